@@ -1,0 +1,30 @@
+"""specengine: a speculative-decoding engine and laboratory.
+
+Importing the package is free of heavy imports: the public names load on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specengine.core.config import SpecConfig
+    from specengine.core.sampling import SamplingParams
+    from specengine.engine.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "SpecConfig", "__version__"]
+
+_HOMES = {
+    "LLM": "specengine.engine.llm",
+    "SamplingParams": "specengine.core.sampling",
+    "SpecConfig": "specengine.core.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

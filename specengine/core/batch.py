@@ -1,0 +1,231 @@
+"""The three forms of a batch: ScheduleBatch -> ModelWorkerBatch -> ForwardBatch.
+
+Shape legend, used in tensor names and docstrings throughout:
+B requests, N draft nodes a request (root included), T = sum of new tokens over the batch, R rows
+that logits are computed for, V vocabulary, H hidden size, L layers, S KV slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specengine.core.errors import PlanMismatchError
+from specengine.core.forward_mode import ForwardMode
+
+if TYPE_CHECKING:
+    from specengine.core.interfaces import AttentionBackend, KVPool, ReqToTokenTable
+    from specengine.core.request import Req
+    from specengine.core.sampling_batch import SamplingBatch
+
+__all__ = ["AttnPlan", "ForwardBatch", "ForwardMode", "ModelWorkerBatch", "ScheduleBatch", "Tree"]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Shape of a ragged batch of draft trees; absent for chains, which need no mask.
+
+    depths_T: depth of each node below its root (root 0), flat over the batch.
+    mask_BNN: bool, True where node i (row) sees node j (column): its ancestors and itself. Rows
+    and columns past a request's node count are False.
+    """
+
+    depths_T: Tensor
+    mask_BNN: Tensor
+
+
+@dataclass
+class ScheduleBatch:
+    """The scheduler's view of one forward: requests and policy, nothing on the device."""
+
+    reqs: list[Req]
+    forward_mode: ForwardMode
+    input_ids: list[int]  # flat new tokens; for DECODE the last token of each request (its root)
+    prefix_lens: list[int]  # tokens whose KV is written already
+    extend_lens: list[int]  # new tokens of each request
+    samples: list[bool]  # False where no token follows: an unfinished chunk, a retracted request
+    sampling: SamplingBatch  # row i belongs to reqs[i]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
+    def get_model_worker_batch(self) -> ModelWorkerBatch:
+        return ModelWorkerBatch(
+            forward_mode=self.forward_mode,
+            input_ids=torch.tensor(self.input_ids, dtype=torch.int64),
+            req_pool_indices=[_slot(req) for req in self.reqs],
+            prefix_lens=list(self.prefix_lens),
+            extend_lens=list(self.extend_lens),
+            logits_rows=self._logits_rows(),
+            sampling=self.sampling,
+        )
+
+    def _logits_rows(self) -> list[int] | None:
+        """Flat rows that somebody reads logits of: the last one of each request that samples, and
+        every row of a request that wants prompt logprobs."""
+        if not self.forward_mode.is_prefill():
+            return None
+        rows: list[int] = []
+        ends = accumulate(self.extend_lens)
+        for req, count, end, samples in zip(
+            self.reqs, self.extend_lens, ends, self.samples, strict=True
+        ):
+            if req.sampling.prompt_logprobs is not None and not req.output_ids:
+                rows.extend(range(end - count, end))
+            elif samples:
+                rows.append(end - 1)
+        return rows
+
+
+def _slot(req: Req) -> int:
+    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
+    return req.req_pool_idx
+
+
+@dataclass(frozen=True)
+class ModelWorkerBatch:
+    """A frozen snapshot of what a forward needs. No Req: it may outlive the scheduler's state."""
+
+    forward_mode: ForwardMode
+    input_ids: Tensor  # int64 [T], any device
+    req_pool_indices: list[int]  # [B]
+    prefix_lens: list[int]  # [B]
+    extend_lens: list[int]  # [B], sums up to T
+    logits_rows: list[int] | None  # flat rows to run the head on; None is every row
+    sampling: SamplingBatch | None
+    tree: Tree | None = None  # TARGET_VERIFY with branches only
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.req_pool_indices)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.extend_lens)
+
+
+@dataclass(frozen=True)
+class AttnPlan:
+    """What `init_forward_metadata` returns. A forward runs on the plan its batch carries."""
+
+    backend: str
+    mode: ForwardMode
+    batch_size: int
+    num_tokens: int
+    metadata: Any = None  # the backend's own
+    stream: torch.cuda.Stream | None = None  # where it was prepared, when not the current one
+    event: torch.cuda.Event | None = None  # recorded when it was ready
+
+    def check(self, batch: ForwardBatch) -> None:
+        """Raise PlanMismatchError unless this plan was made for a batch of this form."""
+        have = (self.backend, self.mode, self.batch_size, self.num_tokens)
+        want = (
+            batch.attn_backend.name,
+            batch.forward_mode,
+            batch.batch_size,
+            batch.num_tokens,
+        )
+        if have != want:
+            raise PlanMismatchError(
+                f"attention plan {have} does not fit the batch {want} "
+                "(backend, mode, requests, tokens); call init_forward_metadata first"
+            )
+
+
+@dataclass
+class ForwardBatch:
+    """Tensors on the device, plus references to the attention backend and the pools.
+
+    `seq_lens` counts the tokens of each request including those that this forward writes:
+    seq_lens = prefix_lens + extend_lens, in every mode. New token j of request i is written to
+    slot req_to_token[req_pool_indices[i], prefix_lens[i] + j]; its rotary position is the same
+    number, except under a tree, where it is prefix_lens[i] + depth.
+    """
+
+    forward_mode: ForwardMode
+    batch_size: int
+    num_tokens: int
+    input_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    out_cache_loc: Tensor  # int64 [T], KV slots written by this forward
+    req_pool_indices: Tensor  # int64 [B]
+    prefix_lens: Tensor  # int64 [B]
+    extend_lens: Tensor  # int64 [B]
+    seq_lens: Tensor  # int64 [B]
+    qo_indptr: Tensor  # int64 [B + 1], where each request's rows start
+    prefix_lens_cpu: list[int]
+    extend_lens_cpu: list[int]
+    logits_rows: Tensor | None  # int64 [R]
+    req_to_token_pool: ReqToTokenTable
+    token_to_kv_pool: KVPool
+    attn_backend: AttentionBackend
+    tree: Tree | None = None
+    attn_plan: AttnPlan | None = None  # set by init_forward_metadata
+
+    # SPLIT_PREFILL: carried from call to call
+    split_index: int = 0  # layers done
+    hidden_states: Tensor | None = field(default=None, repr=False)  # [T, H]
+    residual: Tensor | None = field(default=None, repr=False)  # [T, H]
+
+    @property
+    def max_extend_len(self) -> int:
+        return max(self.extend_lens_cpu, default=0)
+
+    @property
+    def max_seq_len(self) -> int:
+        pairs = zip(self.prefix_lens_cpu, self.extend_lens_cpu, strict=True)
+        return max((p + e for p, e in pairs), default=0)
+
+    @classmethod
+    def init_new(
+        cls,
+        batch: ModelWorkerBatch,
+        device: torch.device,
+        req_to_token_pool: ReqToTokenTable,
+        token_to_kv_pool: KVPool,
+        attn_backend: AttentionBackend,
+    ) -> ForwardBatch:
+        """The one place where batch metadata crosses to the device, in one copy."""
+        B, T = batch.batch_size, batch.num_tokens
+        indptr = [0, *accumulate(batch.extend_lens)]
+        rows = batch.logits_rows or []
+        packed = torch.tensor(
+            [*batch.req_pool_indices, *batch.prefix_lens, *batch.extend_lens, *indptr, *rows],
+            dtype=torch.int64,
+        )
+        if device.type == "cuda":
+            packed = packed.pin_memory().to(device, non_blocking=True)
+        slots, prefix, extend, qo_indptr, logits_rows = packed.split([B, B, B, B + 1, len(rows)])
+        request_T = torch.repeat_interleave(
+            torch.arange(B, device=device), extend, output_size=T
+        )
+        place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
+        out_cache_loc = req_to_token_pool.req_to_token[slots[request_T], place_T]
+        positions = place_T
+        if batch.tree is not None:
+            positions = prefix[request_T] + batch.tree.depths_T.to(device, non_blocking=True)
+        return cls(
+            forward_mode=batch.forward_mode,
+            batch_size=B,
+            num_tokens=T,
+            input_ids=batch.input_ids.to(device, non_blocking=True),
+            positions=positions,
+            out_cache_loc=out_cache_loc.to(torch.int64),
+            req_pool_indices=slots,
+            prefix_lens=prefix,
+            extend_lens=extend,
+            seq_lens=prefix + extend,
+            qo_indptr=qo_indptr,
+            prefix_lens_cpu=list(batch.prefix_lens),
+            extend_lens_cpu=list(batch.extend_lens),
+            logits_rows=logits_rows if batch.logits_rows is not None else None,
+            req_to_token_pool=req_to_token_pool,
+            token_to_kv_pool=token_to_kv_pool,
+            attn_backend=attn_backend,
+            tree=batch.tree,
+        )

@@ -1,0 +1,109 @@
+"""Protocols between rooms that may not import each other (design: one-way imports)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from specengine.core.batch import AttnPlan, ForwardBatch
+
+
+class ReqToTokenTable(Protocol):
+    """memory.ReqToTokenPool: the page table, one row a request."""
+
+    req_to_token: Tensor  # int32 [rows, max_context_len] on the device: position -> KV slot
+
+
+class KVPool(Protocol):
+    """memory.MHATokenToKVPool: one K and one V tensor a layer."""
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer, each [S, num_kv_heads, head_dim]. Slot 0 belongs to nobody."""
+        ...
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy the KV of slots `src` to slots `dst` in every layer (int64 [M] each). The sets may
+        overlap: all reads happen before any write."""
+        ...
+
+
+class AttentionLayer(Protocol):
+    """layers.Attention, as a backend sees it."""
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None
+
+
+class AttentionBackend(Protocol):
+    """One attention implementation. K and V of the new tokens are in the pool when it is called.
+
+    `init_forward_metadata` plans a forward and puts the plan on the batch; the capture and replay
+    forms do the same on the fixed buffers of a graph.
+    """
+
+    name: str
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan: ...
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None: ...
+
+    def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan: ...
+
+    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None: ...
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """seq_len of padding rows, such that they read only slot 0 and divide by nothing."""
+        ...
+
+    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        """q [B, num_heads, head_dim], one row a request -> the same shape."""
+        ...
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        """q [T, num_heads, head_dim], ragged by qo_indptr; causal after the prefix, or under
+        batch.tree -> the same shape."""
+        ...
+
+
+@dataclass
+class LogitsOutput:
+    """What a target forward gives back."""
+
+    logits: Tensor  # [R, V] in float32; R = len(logits_rows), or T
+    argmax: Tensor | None = None  # int64 [R], where the graph already took it
+
+
+class DecoderModel(Protocol):
+    """A decoder that ModelRunner can run (an nn.Module in target/models)."""
+
+    config: Any
+    num_layers: int
+    vocab_size: int
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
+        ...
+
+    def forward_split_prefill(
+        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
+    ) -> Tensor | None:
+        """Run layers batch.split_index .. end_layer - 1, carrying state on the batch. Returns the
+        final hidden states once the last layer is done, None before."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, V]."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Consume (checkpoint name, tensor) pairs. Raises ModelLoadError naming any tensor that is
+        missing, unexpected or of the wrong shape."""
+        ...

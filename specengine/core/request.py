@@ -1,0 +1,126 @@
+"""One generation request, as the scheduler keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from time import monotonic
+from typing import Any
+
+from specengine.core.sampling import SamplingParams
+
+
+class ReqState(Enum):
+    WAITING = auto()
+    PREFILLING = auto()  # some prompt KV is written, some is not (chunked prefill)
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReason:
+    """kind: "stop" (EOS, stop token or stop string), "length", "abort" or "error"."""
+
+    kind: str
+    matched: int | str | None = None  # the token id or string that stopped it
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """Raw-distribution logprob of one token, and the best alternatives, best first."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Counters of one request's rounds. Accepted tokens exclude the bonus token."""
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    histogram: list[int] = field(default_factory=list)  # rounds by number of accepted tokens
+
+    def record(self, drafted: int, accepted: int) -> None:
+        self.num_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted += accepted
+        while len(self.histogram) <= accepted:
+            self.histogram.append(0)
+        self.histogram[accepted] += 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Accepted length tau: 1 + accepted / rounds, the bonus token included."""
+        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """A request and its place in the KV memory.
+
+    While it runs, `kv_len == len(token_ids) - 1`: the last token (the root of the next round) has
+    been chosen, but its KV is not written yet.
+    """
+
+    rid: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    eos_ids: frozenset[int] = frozenset()
+    seed: int = 0  # sampling.seed, or one drawn on arrival
+    output_ids: list[int] = field(default_factory=list)
+    state: ReqState = ReqState.WAITING
+    finish_reason: FinishReason | None = None
+
+    # KV memory: set by the scheduler
+    req_pool_idx: int | None = None
+    kv_len: int = 0  # tokens whose KV is committed
+    reserved_len: int = 0  # token slots in this request's row of the page table
+    cached_len: int = 0  # leading slots that the radix cache owns
+    last_node: Any = None  # radix node locked by this request
+    prefix_hit_len: int = 0  # prompt tokens found in the cache when first admitted
+
+    # results, filled as tokens are committed
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    spec: SpecStats = field(default_factory=SpecStats)
+    num_retractions: int = 0
+    stop_checker: Any = None  # scheduler.finish.StopStrings when stop strings were asked for
+
+    # times, seconds of time.monotonic()
+    arrival_time: float = field(default_factory=monotonic)
+    first_token_time: float | None = None
+    finish_time: float | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.prompt_ids + self.output_ids
+
+    @property
+    def seq_len(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def last_token(self) -> int:
+        return self.output_ids[-1] if self.output_ids else self.prompt_ids[-1]
+
+    @property
+    def prefill_len(self) -> int:
+        """Tokens whose KV must be written before a round can run.
+
+        A fresh request prefills its whole prompt and samples its first token from the last row. A
+        retracted one already knows its last token: it prefills everything before it and samples
+        nothing, so that the random stream continues where it stopped.
+        """
+        return self.seq_len - 1 if self.output_ids else len(self.prompt_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is ReqState.FINISHED

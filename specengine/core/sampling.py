@@ -1,0 +1,119 @@
+"""How a request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from specengine.core.errors import RequestError
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request; every one is honoured, with or without speculation.
+
+    temperature: 0 is greedy. top_k: 0 or -1 keeps every token. min_p: relative to the best token.
+    frequency_penalty, presence_penalty: subtracted per generated token (OpenAI's definition).
+    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or
+    output (CTRL, Keskar et al. 2019, section 4.1). logit_bias: added to the raw logits.
+    max_tokens: None means up to the context length. logprobs: None off, 0 the chosen token only,
+    k the k best as well; of the model's raw distribution, before any of the above.
+    """
+
+    max_tokens: int | None = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        self._check_ranges()
+        self._check_lists()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+    def _check_ranges(self) -> None:
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _integer("top_k", self.top_k, -1)
+        _integer("min_tokens", self.min_tokens, 0)
+        _integer("n", self.n, 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    f"min_tokens ({self.min_tokens}) is greater than max_tokens "
+                    f"({self.max_tokens}); lower one or raise the other",
+                    "min_tokens",
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+
+    def _check_lists(self) -> None:
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise RequestError("stop must be non-empty strings", "stop")
+        if any(not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
+            raise RequestError("stop_token_ids must be token ids, 0 or greater", "stop_token_ids")
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or token < 0:
+                raise RequestError(f"logit_bias: {token!r} is not a token id", "logit_bias")
+            _number("logit_bias", bias, -100.0, 100.0)
+
+
+def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and low <= value <= high and (
+        value > low or not open_low
+    ):
+        return
+    left = "(" if open_low else "["
+    right = ")" if math.isinf(high) else "]"
+    raise RequestError(f"{name} must be in {left}{low:g}, {high:g}{right}, got {value!r}", name)
+
+
+def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= low:
+        if high is None or value <= high:
+            return
+    limit = f"at least {low}" if high is None else f"between {low} and {high}"
+    raise RequestError(f"{name} must be a whole number, {limit}, got {value!r}", name)

@@ -1,0 +1,96 @@
+"""Speculation's own interfaces: every algorithm is a Drafter and a Verifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
+    from specengine.core.interfaces import LogitsOutput
+    from specengine.core.request import Req, TokenLogprob
+
+
+@dataclass
+class DraftProposal:
+    """A tree of candidate tokens a request. Node 0 is the root: the last chosen token, whose KV is
+    not written yet. Nodes are in topological order (a parent stands before its children), and the
+    children of a node in order of preference.
+
+    An empty proposal has the root alone; decoding without speculation is exactly that.
+    """
+
+    tokens: Tensor  # int64 [B, N]; entries past num_nodes are undefined
+    parents: Tensor  # int64 [B, N]; the root's is -1
+    num_nodes: list[int]  # [B], 1 .. N, root included
+    is_chain: bool  # parents[i] == i - 1 throughout: no tree mask, no KV to move
+    draft_probs: Tensor | None = None  # [B, N, V], None for deterministic drafts
+    confidence: Tensor | None = None  # [B, N] in 0..1
+
+    @property
+    def num_drafted(self) -> list[int]:
+        return [n - 1 for n in self.num_nodes]
+
+
+@dataclass
+class VerifyResult:
+    """What one round decided, on the host."""
+
+    tokens: list[list[int]]  # emitted tokens of each request: accepted drafts, then the bonus
+    num_accepted: list[int]  # [B], without the bonus token
+    num_drafted: list[int]  # [B]
+    kv_keep: list[list[int]] | None  # node indices on the accepted path, root first; None: a chain
+    logprobs: list[list[TokenLogprob]] | None = None  # beside tokens, where any request asks
+
+
+class Drafter(Protocol):
+    """Proposes tokens. The engine calls seed once a request has its first token, then draft and
+    observe each round, and release when a request leaves (finished, aborted or retracted)."""
+
+    needs_hidden: bool
+    writes_kv: bool
+    proposes_tree: bool
+    emits_probs: bool
+    max_nodes: int  # the most nodes a proposal can have, root included
+
+    def seed(self, batch: ScheduleBatch) -> None: ...
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal: ...
+
+    def observe(self, batch: ScheduleBatch, result: VerifyResult) -> None: ...
+
+    def release(self, req: Req) -> None: ...
+
+
+class Verifier(Protocol):
+    """Decides which drafted tokens stand, so that the output keeps the target's distribution."""
+
+    def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch: ...
+
+    def accept(
+        self, output: LogitsOutput, batch: ScheduleBatch, proposal: DraftProposal
+    ) -> VerifyResult: ...
+
+
+@dataclass
+class SpecTotals:
+    """Engine-wide counters behind /metrics: what ran, not what was configured."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Count one request's round. A round that drafted nothing is not a draft."""
+        if drafted == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        missing = accepted - len(self.accepted_per_pos)
+        self.accepted_per_pos.extend([0] * missing)
+        for position in range(accepted):
+            self.accepted_per_pos[position] += 1
