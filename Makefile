@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh Linux machine with Python 3.11 or newer:
+#   make demo   a real model answering with and without speculation
+#   make test   the test suite
+# Variables: PYTHON (interpreter), TORCH (requirement), TORCH_INDEX (a wheel index for PyTorch alone).
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+HAS_GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+ifeq ($(HAS_GPU),yes)
+TORCH  ?= torch>=2.11
+EXTRAS := cuda,bench,dev
+else
+TORCH  ?= torch==2.13.0
+EXTRAS := bench,dev
+endif
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: install demo test lint format clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	$(PIP) install --quiet --editable ".[$(EXTRAS)]"
+	touch $@
+
+demo: install
+	$(BIN)/specengine demo
+
+# One thread a test process: the suite measures nothing, and oversubscription only slows it.
+test: install
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p specengine
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,88 @@
+"""The one-way import rule of CONTRIBUTING.md, checked on the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {
+    "cli": 7,
+    "server": 7,
+    "engine": 6,
+    "scheduler": 5,
+    "draft": 5,
+    "target": 5,
+    "runner": 4,
+    "layers": 3,
+    "memory": 3,
+    "core": 2,
+    "kernels": 1,
+}
+
+
+def room_of(parts: tuple[str, ...]) -> str | None:
+    if parts[0] == "specengine":
+        return parts[1] if len(parts) > 1 and parts[1] in ROOMS else None
+    return parts[0] if parts[0] in ROOMS else None
+
+
+def imports(tree: ast.AST) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            found.append((node.lineno, node.module or ""))
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+    return found
+
+
+def breaches(importer: str, source: str) -> list[str]:
+    bad = []
+    for line, module in imports(ast.parse(source)):
+        parts = tuple(module.split("."))
+        if parts[0] in {"draft", "target", "kernels"}:
+            bad.append(f"line {line}: import {module} as specengine.{module}")
+        imported = room_of(parts) if parts[0] == "specengine" else None
+        if imported is None or imported == importer:
+            continue
+        if ROOMS[imported] >= ROOMS[importer]:
+            bad.append(f"line {line}: {importer} may not import {imported}")
+    return bad
+
+
+def sources() -> list[Path]:
+    tops = [ROOT / name for name in ("specengine", "draft", "target", "kernels")]
+    return [path for top in tops for path in sorted(top.rglob("*.py")) if _is_real(path)]
+
+
+def _is_real(path: Path) -> bool:
+    between = path.relative_to(ROOT).parents
+    return not any((ROOT / parent).is_symlink() for parent in between)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_one_way(path: Path) -> None:
+    parts = path.relative_to(ROOT).parts
+    room = room_of(parts)
+    bad = breaches(room, path.read_text()) if room else []
+    assert not bad, f"{path.relative_to(ROOT)}: " + "; ".join(bad)
+
+
+@pytest.mark.parametrize("folder", ["draft", "target", "kernels"])
+def test_top_folders_are_namespaces(folder: str) -> None:
+    """A top-level kernels/__init__.py would shadow the package that transformers imports."""
+    assert not (ROOT / folder / "__init__.py").exists()
+    assert (ROOT / "specengine" / folder).resolve() == (ROOT / folder).resolve()
+
+
+def test_the_rule_sees_breaches() -> None:
+    assert breaches("core", "from specengine.memory.radix import X")
+    assert breaches("draft", "import specengine.target.registry")
+    assert breaches("kernels", "from specengine.core import batch")
+    assert breaches("engine", "from kernels.norm import rms_norm")
+    assert not breaches("engine", "from specengine.core.batch import ForwardBatch")
