@@ -94,3 +94,12 @@ class SpecTotals:
         self.accepted_per_pos.extend([0] * missing)
         for position in range(accepted):
             self.accepted_per_pos[position] += 1
+
+
+@dataclass
+class PrefillResult:
+    """What a prefill forward decided, on the host. Entries are None where nothing was asked."""
+
+    tokens: list[int | None]  # [B], the first token of each request that samples
+    logprobs: list[TokenLogprob | None]  # [B], of those tokens
+    prompt_logprobs: list[list[TokenLogprob | None]]  # [B], of the prompt tokens of this chunk

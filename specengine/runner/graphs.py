@@ -1,0 +1,162 @@
+"""CUDA graphs of the decode forward: fixed buffers, one memory pool, captured large to small."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.interfaces import LogitsOutput
+
+if TYPE_CHECKING:
+    from specengine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CapturedDecode:
+    """One captured batch size. `batch` views the fixed buffers, which must stay where they are."""
+
+    graph: torch.cuda.CUDAGraph
+    batch: ForwardBatch
+    logits: Tensor  # [bs, V] float32
+    argmax: Tensor  # int64 [bs]
+
+
+class DecodeGraphRunner:
+    """Replays decode steps.
+
+    Inputs of a step cross to the device in one copy of 3 x bs integers (token, request row,
+    length); positions and KV slots are derived inside the graph. Padding rows use request row 0
+    and so write to slot 0, which no request owns.
+    """
+
+    def __init__(self, runner: ModelRunner, batch_sizes: list[int], padding: bool) -> None:
+        self.runner = runner
+        self.padding = padding
+        self.batch_sizes = sorted(set(batch_sizes))
+        self.captured: dict[int, CapturedDecode] = {}
+        self.counters: Counter[str] = Counter()  # captures, replays, fallbacks by reason
+        largest = self.batch_sizes[-1]
+        self.fill = runner.attn_backend.get_cuda_graph_seq_len_fill_value()
+        self.inputs = torch.zeros(3 * largest, dtype=torch.int64, device=runner.device)
+        self.staging = torch.zeros(3 * largest, dtype=torch.int64).pin_memory()
+        self.copied = torch.cuda.Event()
+
+    def capture(self) -> None:
+        start = perf_counter()
+        free_before, _ = torch.cuda.mem_get_info()
+        backend = self.runner.attn_backend
+        backend.init_cuda_graph_state(self.batch_sizes[-1], self.batch_sizes[-1])
+        pool = torch.cuda.graph_pool_handle()
+        for bs in reversed(self.batch_sizes):
+            self.captured[bs] = self._capture_one(bs, pool)
+            self.counters["captures"] += 1
+        free_after, _ = torch.cuda.mem_get_info()
+        logger.info(
+            "captured %d decode graphs (batch sizes %s) in %.1f s, %.2f GiB",
+            len(self.batch_sizes),
+            self.batch_sizes,
+            perf_counter() - start,
+            (free_before - free_after) / (1 << 30),
+        )
+
+    def _capture_one(self, bs: int, pool: tuple[int, int]) -> CapturedDecode:
+        batch = self._fixed_batch(bs)
+        self.runner.attn_backend.init_forward_metadata_capture(batch)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for _ in range(2):  # compiles kernels and creates library handles outside the capture
+                self._run(batch)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+            logits, argmax = self._run(batch)
+        return CapturedDecode(graph, batch, logits, argmax)
+
+    def _run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        table = batch.req_to_token_pool.req_to_token
+        torch.sub(batch.seq_lens, 1, out=batch.positions)
+        batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
+        hidden = self.runner.forward_decode(batch)
+        logits = self.runner.model.compute_logits(hidden)
+        return logits, logits.argmax(dim=-1)
+
+    def _fixed_batch(self, bs: int) -> ForwardBatch:
+        tokens, slots, seq_lens = self.inputs[: 3 * bs].view(3, bs)
+        seq_lens.fill_(self.fill)
+        device = self.runner.device
+        ones = torch.ones(bs, dtype=torch.int64, device=device)
+        return ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=bs,
+            num_tokens=bs,
+            input_ids=tokens,
+            positions=torch.zeros(bs, dtype=torch.int64, device=device),
+            out_cache_loc=torch.zeros(bs, dtype=torch.int64, device=device),
+            req_pool_indices=slots,
+            prefix_lens=torch.zeros(bs, dtype=torch.int64, device=device),
+            extend_lens=ones,
+            seq_lens=seq_lens,
+            qo_indptr=torch.arange(bs + 1, dtype=torch.int64, device=device),
+            prefix_lens_cpu=[0] * bs,
+            extend_lens_cpu=[1] * bs,
+            logits_rows=None,
+            req_to_token_pool=self.runner.pools.req_to_token_pool,
+            token_to_kv_pool=self.runner.pools.token_to_kv_pool,
+            attn_backend=self.runner.attn_backend,
+        )
+
+    def can_run(self, batch: ModelWorkerBatch) -> bool:
+        """Whether a captured graph serves this batch; counts the reason where none does."""
+        if not batch.forward_mode.is_decode():
+            reason = f"mode {batch.forward_mode.name}"
+        elif batch.batch_size > self.batch_sizes[-1]:
+            reason = "batch larger than any captured"
+        elif not self.padding and batch.batch_size not in self.captured:
+            reason = "batch size not captured, padding off"
+        else:
+            return True
+        self.counters[f"fallback: {reason}"] += 1
+        return False
+
+    def replay_prepare(self, batch: ModelWorkerBatch) -> CapturedDecode:
+        """Put a batch into the fixed buffers of the smallest captured size that holds it."""
+        bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
+        captured = self.captured[bs]
+        pad = bs - batch.batch_size
+        values = [
+            *batch.input_ids.tolist(),
+            *[0] * pad,
+            *batch.req_pool_indices,
+            *[0] * pad,
+            *[prefix + 1 for prefix in batch.prefix_lens],
+            *[self.fill] * pad,
+        ]
+        # The copy of the step before may still read the pinned buffer.
+        self.copied.synchronize()
+        self.staging[: 3 * bs] = torch.tensor(values, dtype=torch.int64)
+        self.inputs[: 3 * bs].copy_(self.staging[: 3 * bs], non_blocking=True)
+        self.copied.record()
+        assert captured.batch.attn_plan is not None
+        self.runner.attn_backend.init_forward_metadata_replay(
+            captured.batch, captured.batch.attn_plan
+        )
+        return captured
+
+    def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
+        """Run one step. The output views the graph's buffers: read it before the next replay."""
+        captured = self.replay_prepare(batch)
+        captured.graph.replay()
+        self.counters["replays"] += 1
+        count = batch.batch_size
+        return LogitsOutput(captured.logits[:count], captured.argmax[:count])

@@ -1,0 +1,143 @@
+"""Runs one model: chooses a graph or an eager forward, and the forward by mode."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.errors import PlanMismatchError
+from specengine.core.interfaces import (
+    AttentionBackend,
+    DecoderModel,
+    KVPool,
+    LogitsOutput,
+    ReqToTokenTable,
+)
+from specengine.runner.graphs import DecodeGraphRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MemoryPools:
+    """The page table and the KV that it points into."""
+
+    req_to_token_pool: ReqToTokenTable
+    token_to_kv_pool: KVPool
+
+
+class ModelRunner:
+    """Owns a model, its attention backend and its graphs.
+
+    `forward` is the one door: a captured graph where one fits, otherwise
+    forward_decode / forward_extend / forward_split_prefill / forward_idle by the batch's mode.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        device: torch.device,
+        pools: MemoryPools,
+        attn_backend: AttentionBackend,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.pools = pools
+        self.attn_backend = attn_backend
+        self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
+
+    def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
+        """Capture decode graphs, large to small. Does nothing where graphs do not exist (CPU)."""
+        if self.device.type != "cuda" or not batch_sizes:
+            return
+        self.graph = DecodeGraphRunner(self, batch_sizes, padding)
+        self.graph.capture()
+
+    def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
+        return ForwardBatch.init_new(
+            batch,
+            self.device,
+            self.pools.req_to_token_pool,
+            self.pools.token_to_kv_pool,
+            self.attn_backend,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: ModelWorkerBatch | ForwardBatch, skip_attn_backend_init: bool = False
+    ) -> LogitsOutput:
+        """Run the model and the head on the rows that the batch asks for.
+
+        A ModelWorkerBatch may be served by a graph, which copies it straight into its fixed
+        buffers. A ForwardBatch runs eagerly; with skip_attn_backend_init it runs on the AttnPlan
+        that it carries, and PlanMismatchError is raised if that does not fit.
+        """
+        if isinstance(batch, ModelWorkerBatch):
+            if self.graph is not None and self.graph.can_run(batch):
+                return self.graph.replay(batch)
+            batch = self.new_forward_batch(batch)
+        return self.forward_eager(batch, skip_attn_backend_init)
+
+    def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
+        if batch.forward_mode.is_idle() or batch.num_tokens == 0:
+            return self._logits(self.forward_idle(batch), batch)
+        if not skip_attn_backend_init:
+            self.attn_backend.init_forward_metadata(batch)
+        self.check_plan(batch)
+        if batch.forward_mode.is_split_prefill():
+            hidden = self.forward_split_prefill(batch, self.model.num_layers)
+            assert hidden is not None
+        elif batch.forward_mode.is_decode():
+            hidden = self.forward_decode(batch)
+        else:
+            hidden = self.forward_extend(batch)
+        return self._logits(hidden, batch)
+
+    def check_plan(self, batch: ForwardBatch) -> None:
+        if batch.attn_plan is None:
+            raise PlanMismatchError("the batch carries no attention plan; plan it first")
+        batch.attn_plan.check(batch)
+        if batch.attn_plan.event is not None:
+            torch.cuda.current_stream().wait_event(batch.attn_plan.event)
+
+    def forward_decode(self, batch: ForwardBatch) -> Tensor:
+        """One token a request -> hidden states [B, H]."""
+        return self.model.forward(batch.input_ids, batch.positions, batch)
+
+    def forward_extend(self, batch: ForwardBatch) -> Tensor:
+        """Several tokens a request (EXTEND, MIXED, TARGET_VERIFY, DRAFT_EXTEND) -> [T, H]."""
+        return self.model.forward(batch.input_ids, batch.positions, batch)
+
+    def forward_idle(self, batch: ForwardBatch) -> Tensor:
+        """The model on zero tokens, without attention metadata -> [0, H]."""
+        return self.model.forward(batch.input_ids, batch.positions, batch)
+
+    def forward_split_prefill(self, batch: ForwardBatch, num_layers: int) -> Tensor | None:
+        """Run the next `num_layers` layers of an extend -> [T, H] after the last one, else None.
+
+        State between the calls (hidden_states, residual, split_index) stays on the batch.
+        """
+        end = min(batch.split_index + num_layers, self.model.num_layers)
+        return self.model.forward_split_prefill(batch.input_ids, batch.positions, batch, end)
+
+    @torch.inference_mode()
+    def split_prefill(
+        self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
+    ) -> LogitsOutput | None:
+        """One call of a split prefill: plans on the first, gives logits on the last."""
+        if batch.forward_mode is not ForwardMode.SPLIT_PREFILL:
+            raise ValueError(f"split_prefill needs a SPLIT_PREFILL batch, not {batch.forward_mode}")
+        if batch.split_index == 0 and not skip_attn_backend_init:
+            self.attn_backend.init_forward_metadata(batch)
+        self.check_plan(batch)
+        hidden = self.forward_split_prefill(batch, num_layers)
+        return None if hidden is None else self._logits(hidden, batch)
+
+    def _logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
+        if batch.logits_rows is not None:
+            hidden = hidden[batch.logits_rows]
+        return LogitsOutput(self.model.compute_logits(hidden))

@@ -1,0 +1,24 @@
+"""The base of every worker that runs a model."""
+
+from __future__ import annotations
+
+from specengine.core.batch import ModelWorkerBatch
+from specengine.core.interfaces import LogitsOutput
+from specengine.runner.model_runner import MemoryPools, ModelRunner
+
+
+class TpModelWorker:
+    """Owns one ModelRunner. The target's worker is one; draft workers subclass it."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+
+    def forward_batch_generation(
+        self, batch: ModelWorkerBatch, skip_attn_backend_init: bool = False
+    ) -> LogitsOutput:
+        """Run the model on a batch. Logits are float32 [R, V], for the rows it asks for."""
+        return self.runner.forward(batch, skip_attn_backend_init)
+
+    def get_memory_pool(self) -> MemoryPools:
+        """The page table and KV pool, which draft workers share."""
+        return self.runner.pools
