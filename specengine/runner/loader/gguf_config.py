@@ -1,0 +1,138 @@
+"""A Hugging Face configuration from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.gguf_file import GgufFile
+
+# GGUF architecture -> (transformers model_type, model class). Mistral files say "llama".
+_ARCHITECTURES = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "mistral": ("mistral", "MistralForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+}
+
+
+def gguf_hf_config(file: GgufFile) -> Any:
+    """The transformers configuration that describes the model in `file`."""
+    from transformers import AutoConfig
+
+    fields = gguf_config_dict(file)
+    try:
+        return AutoConfig.for_model(**fields)
+    except Exception as error:
+        raise ModelLoadError(f"{file.path}: its metadata make no valid model: {error}") from error
+
+
+def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
+    """The same as the contents of a config.json."""
+    model_type, architecture = _model_type(file)
+    hidden = file.require("{arch}.embedding_length")
+    heads = file.require("{arch}.attention.head_count")
+    names = file.tensor_names
+    if "token_embd.weight" not in names:
+        raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing")
+    fields = {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "vocab_size": file.shape("token_embd.weight")[0],
+        "hidden_size": hidden,
+        "intermediate_size": file.require("{arch}.feed_forward_length"),
+        "num_hidden_layers": file.require("{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.get("{arch}.attention.head_count_kv", heads),
+        "head_dim": file.get("{arch}.attention.key_length", hidden // heads),
+        "max_position_embeddings": file.require("{arch}.context_length"),
+        "rms_norm_eps": _shortest(file.require("{arch}.attention.layer_norm_rms_epsilon")),
+        "rope_parameters": _rope_parameters(file),
+        "tie_word_embeddings": "output.weight" not in names,
+        "hidden_act": "silu",
+        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
+        "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
+        "dtype": "bfloat16",
+    }
+    if model_type == "llama":
+        fields["attention_bias"] = "blk.0.attn_q.bias" in names
+        fields["mlp_bias"] = "blk.0.ffn_gate.bias" in names
+    if model_type == "mistral":
+        fields["sliding_window"] = file.get("{arch}.attention.sliding_window")
+    return fields
+
+
+def eos_token_ids(file: GgufFile) -> list[int]:
+    """Every token that ends a turn: end of text, end of turn."""
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    ids = {file.get(key) for key in keys}
+    return sorted(token for token in ids if token is not None)
+
+
+def _model_type(file: GgufFile) -> tuple[str, str]:
+    if file.architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise ModelLoadError(
+            f"{file.path}: architecture {file.architecture!r} is not supported; known: {known}"
+        )
+    if file.architecture == "llama" and file.get("{arch}.attention.sliding_window"):
+        return _ARCHITECTURES["mistral"]
+    return _ARCHITECTURES[file.architecture]
+
+
+def _rope_parameters(file: GgufFile) -> dict[str, Any]:
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": _shortest(file.get("{arch}.rope.freq_base", 10000.0)),
+    }
+    kind = file.get("{arch}.rope.scaling.type", "none")
+    if "rope_freqs.weight" in file.tensor_names:
+        rope |= _frequency_factors(file)
+    elif kind == "linear":
+        rope |= {"rope_type": "linear", "factor": file.require("{arch}.rope.scaling.factor")}
+    elif kind == "yarn":
+        rope |= _yarn(file)
+    elif kind != "none":
+        raise ModelLoadError(f"{file.path}: rope scaling {kind!r} is not supported")
+    return rope
+
+
+def _frequency_factors(file: GgufFile) -> dict[str, Any]:
+    """A file keeps llama3's scaling as one divisor a frequency, without the parameters behind it;
+    "longrope" with equal short and long factors is the rope type that says exactly that."""
+    factors = file.dequantized("rope_freqs.weight").flatten().tolist()
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": file.require("{arch}.context_length"),
+    }
+
+
+def _yarn(file: GgufFile) -> dict[str, Any]:
+    factor = file.require("{arch}.rope.scaling.factor")
+    yarn = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": file.require(
+            "{arch}.rope.scaling.original_context_length"
+        ),
+    }
+    for name in ("beta_fast", "beta_slow"):
+        value = file.get(f"{{arch}}.rope.scaling.yarn_{name}")
+        if value is not None:
+            yarn[name] = _shortest(value)
+    # The file's factor multiplies the paper's 0.1 ln(s) + 1; the configuration's replaces it.
+    multiplier = file.get("{arch}.rope.scaling.attn_factor")
+    if multiplier is not None:
+        yarn["attention_factor"] = multiplier * (0.1 * math.log(factor) + 1.0)
+    return yarn
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    return float(f"{value:.7g}")

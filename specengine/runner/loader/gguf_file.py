@@ -1,0 +1,84 @@
+"""A GGUF file: its metadata and its tensors, dequantised one at a time."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from torch import Tensor
+
+from specengine.core.errors import ModelLoadError
+
+
+class _BoundedReader(GGUFReader):  # type: ignore[misc]
+    """Refuses to read past the end: a corrupt array length would otherwise loop for hours."""
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        end = int(offset) + int(count) * np.dtype(dtype).itemsize
+        if offset < 0 or end > len(self.data):
+            raise ValueError(f"bytes {offset} to {end} lie outside its {len(self.data)} bytes")
+        return super()._get(offset, dtype, count, override_order)
+
+
+class GgufFile:
+    """Metadata of a GGUF file by key, and its tensors by name. Nothing is read before it is asked
+    for; a file that is not valid GGUF raises ModelLoadError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                self._reader = _BoundedReader(path)
+            self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        except (ValueError, KeyError, IndexError, TypeError, OSError, OverflowError) as error:
+            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+        except RuntimeWarning as error:
+            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}") from error
+
+    @property
+    def architecture(self) -> str:
+        return str(self.require("general.architecture"))
+
+    @property
+    def tensor_names(self) -> list[str]:
+        return list(self._tensors)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A metadata value. `{arch}` in the key stands for the file's architecture."""
+        if "{arch}" in key:
+            key = key.format(arch=self.architecture)
+        field = self._reader.fields.get(key)
+        if field is None:
+            return default
+        try:
+            return field.contents()
+        except (ValueError, IndexError) as error:
+            raise ModelLoadError(f"{self.path}: metadata {key!r} is corrupt: {error}") from error
+
+    def require(self, key: str) -> Any:
+        value = self.get(key)
+        if value is None:
+            raise ModelLoadError(f"{self.path} has no metadata {key!r}; is it a language model?")
+        return value
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Rows first, as in PyTorch (the file stores the fastest dimension first)."""
+        return tuple(int(n) for n in reversed(self._tensors[name].shape))
+
+    def dequantized(self, name: str) -> Tensor:
+        """A tensor in float32, whatever type the file keeps it in."""
+        tensor = self._tensors[name]
+        try:
+            values = dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise ModelLoadError(
+                f"{self.path}: tensor {name} has type {tensor.tensor_type.name}, which cannot be "
+                "dequantised here; use a file in Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F16 or BF16"
+            ) from error
+        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shape(name))

@@ -1,0 +1,169 @@
+"""A tokenizer from the vocabulary inside a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers as pre
+from tokenizers.processors import TemplateProcessing
+
+from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.gguf_file import GgufFile
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBERS| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CAPITALS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALLS = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALLS}+|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALLS}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+# tokenizer.ggml.pre -> the regular expressions that cut text into words, applied in turn.
+_PRE_TOKENIZERS = {
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "llama-bpe": (_WORDS.replace("NUMBERS", r"\p{N}{1,3}"),),
+    "qwen2": (_WORDS.replace("NUMBERS", r"\p{N}"),),
+    "tekken": (_TEKKEN,),
+}
+_SAME_AS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+# These look a whole word up before they merge, and start every text with BOS by default.
+_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "tekken"})
+
+
+def build_tokenizer(file: GgufFile) -> Tokenizer:
+    """The tokenizer of `file`: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
+
+    Raises ModelLoadError for other models, and for an unknown pre-tokenizer: guessing one would
+    tokenise slightly wrong without any sign of it.
+    """
+    kind = file.require("tokenizer.ggml.model")
+    if kind not in _BUILDERS:
+        raise ModelLoadError(
+            f"{file.path}: tokenizer model {kind!r} is not supported; known: {', '.join(_BUILDERS)}"
+        )
+    tokenizer = _BUILDERS[kind](file)
+    _add_marked_tokens(tokenizer, file)
+    if adds_bos(file):
+        _start_with_bos(tokenizer, file)
+    return tokenizer
+
+
+def adds_bos(file: GgufFile) -> bool:
+    sentencepiece = file.get("tokenizer.ggml.model") == "llama"
+    default = sentencepiece or _pre_name(file) in _WHOLE_WORDS_FIRST
+    return bool(file.get("tokenizer.ggml.add_bos_token", default))
+
+
+def token_text(file: GgufFile, key: str) -> str | None:
+    """The token that `tokenizer.ggml.<key>_token_id` points at."""
+    index = file.get(f"tokenizer.ggml.{key}_token_id")
+    tokens = file.require("tokenizer.ggml.tokens")
+    return tokens[index] if index is not None and index < len(tokens) else None
+
+
+def _byte_level_bpe(file: GgufFile) -> Tokenizer:
+    name = _pre_name(file)
+    if name not in _PRE_TOKENIZERS:
+        known = ", ".join(sorted([*_PRE_TOKENIZERS, *_SAME_AS]))
+        raise ModelLoadError(
+            f"{file.path}: pre-tokenizer {name!r} is not supported; known: {known}. Use the "
+            "model's safetensors directory instead"
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
+    tokenizer = _bpe(file, merges, ignore_merges=name in _WHOLE_WORDS_FIRST)
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    splits = [pre.Split(Regex(regex), "isolated") for regex in _PRE_TOKENIZERS[name]]
+    byte_level = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre.Sequence([*splits, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece_bpe(file: GgufFile) -> Tokenizer:
+    tokens = file.require("tokenizer.ggml.tokens")
+    scores = file.require("tokenizer.ggml.scores")
+    tokenizer = _bpe(
+        file,
+        _merges_by_score(tokens, scores),
+        unk_token=token_text(file, "unknown"),
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    spaces: list[Any] = [normalizers.Replace(" ", "▁")]
+    strip: list[Any] = []
+    if file.get("tokenizer.ggml.add_space_prefix", True):
+        spaces.insert(0, normalizers.Prepend("▁"))
+        strip = [decoders.Strip(" ", 1, 0)]
+    tokenizer.normalizer = normalizers.Sequence(spaces)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    tokenizer.decoder = decoders.Sequence(parts)
+    return tokenizer
+
+
+_BUILDERS: dict[str, Callable[[GgufFile], Tokenizer]] = {
+    "gpt2": _byte_level_bpe,
+    "llama": _sentencepiece_bpe,
+}
+
+
+def _bpe(file: GgufFile, merges: list[Any], **options: Any) -> Tokenizer:
+    tokens = file.require("tokenizer.ggml.tokens")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    try:
+        return Tokenizer(models.BPE(vocab=vocabulary, merges=merges, **options))
+    except Exception as error:
+        raise ModelLoadError(f"{file.path}: its tokenizer is broken: {error}") from error
+
+
+def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose joined token scores best: as BPE merges, every way
+    to split a token in two known parts, best tokens first."""
+    index = {token: i for i, token in enumerate(tokens)}
+    found: list[tuple[float, int, int]] = []
+    for token, score in zip(tokens, scores, strict=True):
+        for cut in range(1, len(token)):
+            left, right = index.get(token[:cut]), index.get(token[cut:])
+            if left is not None and right is not None:
+                found.append((-score, left, right))
+    return [(tokens[left], tokens[right]) for _, left, right in sorted(found)]
+
+
+def _pre_name(file: GgufFile) -> str:
+    name = str(file.get("tokenizer.ggml.pre", "default"))
+    return _SAME_AS.get(name, name)
+
+
+def _add_marked_tokens(tokenizer: Tokenizer, file: GgufFile) -> None:
+    """Control and user-defined tokens are found in text before it is cut into words."""
+    kinds = file.get("tokenizer.ggml.token_type", [])
+    named = zip(file.require("tokenizer.ggml.tokens"), kinds, strict=False)
+    marked = {_UNKNOWN: True, _CONTROL: True, _USER_DEFINED: False}
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=marked[kind], normalized=False)
+            for token, kind in named
+            if kind in marked
+        ]
+    )
+
+
+def _start_with_bos(tokenizer: Tokenizer, file: GgufFile) -> None:
+    bos = token_text(file, "bos")
+    if bos is None:
+        return
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos} $B",
+        special_tokens=[(bos, tokenizer.token_to_id(bos))],
+    )

@@ -1,0 +1,77 @@
+"""GGUF tensor names and layouts, turned into those of Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.gguf_file import GgufFile
+
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# Files of these architectures keep q and k rows in pairs (2i, 2i + 1) rather than in halves.
+_PERMUTED = frozenset({"llama", "mistral"})
+# Rotary factors: part of the configuration (gguf_config), not of the weights.
+_NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
+
+
+def checkpoint_name(name: str) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None where there is no such thing."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{suffix}"
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if block is None or block[2] not in _BLOCK:
+        return None
+    return f"model.layers.{block[1]}.{_BLOCK[block[2]]}.{suffix}"
+
+
+def unpermute(rows: Tensor, num_heads: int) -> Tensor:
+    """Undo the row order that pairs neighbouring rotary dimensions: within each head, rows
+    (0, 1), (2, 3), ... become 0, 2, 4, ... followed by 1, 3, 5, ..."""
+    pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+
+
+def iterate_gguf_weights(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, float32 tensor) of every weight in the file."""
+    heads = {"attn_q": _heads(file, "head_count")}
+    heads["attn_k"] = _heads(file, "head_count_kv", heads["attn_q"])
+    permuted = file.architecture in _PERMUTED
+    for name in file.tensor_names:
+        if name in _NOT_WEIGHTS:
+            continue
+        target = checkpoint_name(name)
+        if target is None:
+            raise ModelLoadError(
+                f"{file.path}: unexpected tensor {name} for architecture {file.architecture!r}"
+            )
+        tensor = file.dequantized(name)
+        kind = name.split(".")[-2]
+        yield target, unpermute(tensor, heads[kind]) if permuted and kind in heads else tensor
+
+
+def _heads(file: GgufFile, key: str, default: int | None = None) -> int:
+    value = file.get(f"{{arch}}.attention.{key}", default)
+    if not isinstance(value, int) or value < 1:
+        raise ModelLoadError(f"{file.path}: {key} must be one number above 0, got {value!r}")
+    return value
