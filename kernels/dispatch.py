@@ -1,0 +1,24 @@
+"""Which implementation of an operation runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal
+
+from torch import Tensor
+
+Backend = Literal["auto", "torch", "triton"]
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def use_triton(backend: Backend, x: Tensor) -> bool:
+    """ "auto" is Triton for CUDA tensors where it is installed, else PyTorch. "triton" on a CPU
+    tensor works only in Triton's interpreter (TRITON_INTERPRET=1)."""
+    if backend == "auto":
+        return x.is_cuda and has_triton()
+    return backend == "triton"

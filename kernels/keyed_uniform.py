@@ -1,0 +1,27 @@
+"""Uniform random numbers from a counter: the same key gives the same number, on every device.
+
+The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, section 4), applied once for the
+stream and seed and once for the position; a counter-based generator in the sense of Salmon et al.
+2011.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specengine.kernels import keyed_uniform_ref
+from specengine.kernels.dispatch import Backend, use_triton
+
+
+def keyed_uniform(
+    seeds: Tensor, positions: Tensor, stream: int, *, backend: Backend = "auto"
+) -> Tensor:
+    """For each row: ``u = (mix(mix(seed + GOLDEN * (stream + 1)) + GOLDEN * position) >> 11) / 2^53``.
+
+    seeds, positions: int64 [R]; stream: a small number of 0 or more. -> float64 [R] in [0, 1).
+    """
+    if use_triton(backend, seeds):
+        from specengine.kernels import keyed_uniform_triton
+
+        return keyed_uniform_triton.keyed_uniform(seeds, positions, stream)
+    return keyed_uniform_ref.keyed_uniform(seeds, positions, stream)

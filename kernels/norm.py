@@ -1,0 +1,39 @@
+"""Root-mean-square norm (Zhang and Sennrich 2019), alone and with the residual addition."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specengine.kernels import norm_ref
+from specengine.kernels.dispatch import Backend, use_triton
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto") -> Tensor:
+    """For each row x of the last dimension::
+
+        normed = x / sqrt(mean(x * x) + eps)          # in float32
+        out = round_to_dtype(normed) * weight         # in x's dtype, as transformers does
+
+    x: [..., H], the last dimension contiguous, at most three dimensions; weight: [H] of x's dtype.
+    Returns a contiguous tensor of x's shape. Any device; Triton on CUDA.
+    """
+    if use_triton(backend, x):
+        from specengine.kernels import norm_triton
+
+        return norm_triton.rms_norm(x, weight, eps)
+    return norm_ref.rms_norm(x, weight, eps)
+
+
+def fused_add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """``total = x + residual`` (rounded to the dtype), then ``(rms_norm(total), total)``.
+
+    x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
+    CUDA, where both results take one kernel.
+    """
+    if use_triton(backend, x):
+        from specengine.kernels import norm_triton
+
+        return norm_triton.fused_add_rms_norm(x, residual, weight, eps)
+    return norm_ref.fused_add_rms_norm(x, residual, weight, eps)

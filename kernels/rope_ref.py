@@ -1,0 +1,43 @@
+"""Rotary embedding and KV write in plain PyTorch, with as few operator calls as possible: a small
+model's decode on CPU pays several microseconds for each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotate(x: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> Tensor:
+    """Rotate the first rotary_dim values of every head of x [T, heads, D]."""
+    tokens, heads, head_dim = x.shape
+    rotary_dim = cos_sin_cache.shape[1]
+    if rotary_dim < head_dim:
+        rotated = rotate(x[..., :rotary_dim], positions, cos_sin_cache)
+        return torch.cat((rotated, x[..., rotary_dim:]), -1)
+    half = rotary_dim // 2
+    cos, sin = cos_sin_cache.index_select(0, positions).unsqueeze(1).chunk(2, -1)
+    out = x.reshape(tokens, heads, 2, half) * cos.unsqueeze(2)
+    first, second = x.chunk(2, -1)
+    out_first, out_second = out.unbind(2)
+    out_first.addcmul_(second, sin, value=-1)
+    out_second.addcmul_(first, sin)
+    return out.view(tokens, heads, head_dim).to(x.dtype)
+
+
+def rope_store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    loc: Tensor,
+) -> Tensor:
+    if cos_sin_cache is not None:
+        both = rotate(torch.cat((q, k), 1), positions, cos_sin_cache)
+        num_q_heads = q.shape[1]
+        q, k = both[:, :num_q_heads], both[:, num_q_heads:]
+    k_cache.index_copy_(0, loc, k)
+    v_cache.index_copy_(0, loc, v)
+    return q

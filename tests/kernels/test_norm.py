@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.norm import fused_add_rms_norm, rms_norm
+
+EPS = 1e-5
+
+
+def transformers_norm(x: Tensor, weight: Tensor) -> Tensor:
+    x32 = x.float()
+    normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS)
+    return weight * normed.to(x.dtype)
+
+
+def weight_of(hidden: int, dtype: torch.dtype) -> Tensor:
+    return (1 + 0.2 * torch.randn(hidden)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_reference_equals_transformers_bit_by_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, residual = (3 * torch.randn(2, 5, 96)).to(dtype)
+    weight = weight_of(96, dtype)
+    assert torch.equal(rms_norm(x, weight, EPS), transformers_norm(x, weight))
+    normed, total = fused_add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(normed, transformers_norm(x + residual, weight))
+
+
+def test_large_half_precision_values_do_not_overflow() -> None:
+    x = torch.full((1, 8), 6e4, dtype=torch.float16)
+    out = rms_norm(x, torch.ones(8, dtype=torch.float16), EPS)
+    assert torch.allclose(out.float(), torch.ones(1, 8), atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_triton_equals_reference(device: torch.device, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    x, residual = (3 * torch.randn(2, 4, 80)).to(dtype).to(device)
+    weight = weight_of(80, dtype).to(device)
+    tolerance = 1e-6 if dtype is torch.float32 else 4e-3
+    torch.testing.assert_close(
+        rms_norm(x, weight, EPS, backend="triton"),
+        rms_norm(x, weight, EPS, backend="torch"),
+        rtol=tolerance,
+        atol=tolerance,
+    )
+    normed, total = fused_add_rms_norm(x, residual, weight, EPS, backend="triton")
+    assert torch.equal(total, x + residual)
+    torch.testing.assert_close(
+        normed, rms_norm(total, weight, EPS, backend="torch"), rtol=tolerance, atol=tolerance
+    )
+
+
+def test_triton_takes_strided_heads(device: torch.device) -> None:
+    """q and k of Qwen3 are slices of one qkv tensor, and normed head by head."""
+    torch.manual_seed(2)
+    qkv = torch.randn(3, 6 * 16, device=device)
+    k = qkv[:, 2 * 16 : 4 * 16].view(3, 2, 16)
+    weight = weight_of(16, torch.float32).to(device)
+    out = rms_norm(k, weight, EPS, backend="triton")
+    torch.testing.assert_close(out, rms_norm(k, weight, EPS, backend="torch"))
+
+
+def test_zero_rows(device: torch.device) -> None:
+    empty = torch.empty(0, 16, device=device)
+    weight = torch.ones(16, device=device)
+    assert rms_norm(empty, weight, EPS, backend="triton").shape == (0, 16)
+    normed, total = fused_add_rms_norm(empty, empty, weight, EPS, backend="triton")
+    assert normed.shape == total.shape == (0, 16)
