@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +19,12 @@ class SamplingParams:
 
     temperature: 0 is greedy. top_k: 0 or -1 keeps every token. min_p: relative to the best token.
     frequency_penalty, presence_penalty: subtracted per generated token (OpenAI's definition).
-    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or
-    output (CTRL, Keskar et al. 2019, section 4.1). logit_bias: added to the raw logits.
+    repetition_penalty: 0.01 to 100, divides positive and multiplies negative logits of tokens seen
+    in prompt or output (CTRL, Keskar et al. 2019, section 4.1). logit_bias: added to raw logits.
     max_tokens: None means up to the context length. logprobs: None off, 0 the chosen token only,
-    k the k best as well; of the model's raw distribution, before any of the above.
+    k the k best as well; of the model's raw distribution, before any of the above. They act in this
+    order: logit_bias, penalties (repetition first), min_tokens, temperature, top_k, top_p, min_p.
+    Tokens tied with the last one that top_k or top_p keeps are kept with it.
     """
 
     max_tokens: int | None = 128
@@ -44,11 +48,10 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
+        stop: Any = self.stop
+        self._normalise("stop", tuple, (stop,) if isinstance(stop, str) else stop)
+        self._normalise("stop_token_ids", tuple, self.stop_token_ids)
+        self._normalise("logit_bias", dict, self.logit_bias)
         self._check_ranges()
         self._check_lists()
 
@@ -64,13 +67,36 @@ class SamplingParams:
             or self.repetition_penalty != 1.0
         )
 
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id that the model does not have, and for a min_tokens
+        that could leave no token to choose."""
+        for name in ("stop_token_ids", "logit_bias"):
+            for token in getattr(self, name):
+                if token >= vocab_size:
+                    raise RequestError(
+                        f"{name}: token {token} is outside the vocabulary (0..{vocab_size - 1})",
+                        name,
+                    )
+        if self.min_tokens and len(set(self.stop_token_ids)) + 1 >= vocab_size:
+            raise RequestError(
+                "min_tokens forbids stop_token_ids until it is reached, and they leave no token "
+                "to choose; shorten the list",
+                "stop_token_ids",
+            )
+
+    def _normalise(self, name: str, kind: Callable[[Any], Any], value: Any) -> None:
+        try:
+            object.__setattr__(self, name, kind(value or ()))
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"{name} has the wrong form: {value!r}", name) from error
+
     def _check_ranges(self) -> None:
         _number("temperature", self.temperature, 0.0, math.inf)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _integer("top_k", self.top_k, -1)
         _integer("min_tokens", self.min_tokens, 0)
         _integer("n", self.n, 1)
@@ -92,19 +118,22 @@ class SamplingParams:
     def _check_lists(self) -> None:
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("stop must be non-empty strings", "stop")
-        if any(not isinstance(t, int) or t < 0 for t in self.stop_token_ids):
+        if not all(_is_token(t) for t in self.stop_token_ids):
             raise RequestError("stop_token_ids must be token ids, 0 or greater", "stop_token_ids")
         for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or token < 0:
+            if not _is_token(token):
                 raise RequestError(f"logit_bias: {token!r} is not a token id", "logit_bias")
             _number("logit_bias", bias, -100.0, 100.0)
 
 
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _number(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and low <= value <= high and (
-        value > low or not open_low
-    ):
+    highest = min(high, sys.float_info.max)
+    if is_number and low <= value <= highest and not (open_low and value == low):
         return
     left = "(" if open_low else "["
     right = ")" if math.isinf(high) else "]"
@@ -112,8 +141,8 @@ def _number(name: str, value: Any, low: float, high: float, open_low: bool = Fal
 
 
 def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= low:
-        if high is None or value <= high:
-            return
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if is_integer and value >= low and (high is None or value <= high):
+        return
     limit = f"at least {low}" if high is None else f"between {low} and {high}"
     raise RequestError(f"{name} must be a whole number, {limit}, got {value!r}", name)
