@@ -6,6 +6,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 Backend = Literal["auto", "torch", "triton"]
@@ -22,3 +23,14 @@ def use_triton(backend: Backend, x: Tensor) -> bool:
     if backend == "auto":
         return x.is_cuda and has_triton()
     return backend == "triton"
+
+
+@cache
+def _is_hopper(device_index: int) -> bool:
+    return torch.cuda.get_device_capability(device_index) >= (9, 0)
+
+
+def has_dependent_launch(x: Tensor) -> bool:
+    """Whether a kernel on x's device may start before the one ahead of it has ended, and wait for
+    it inside (programmatic dependent launch)."""
+    return x.is_cuda and _is_hopper(x.device.index or 0)

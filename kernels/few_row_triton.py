@@ -1,7 +1,8 @@
 """Few-row linear layers in Triton: one program a block of output features, all rows at once.
 
-A program keeps a few whole weight rows in flight, so that the time is one trip to memory. With one
-row it multiplies and reduces; with more it uses the matrix units on rows padded to 16.
+Both kernels start with programmatic dependent launch where the GPU has it: a program fetches its
+weights, which nothing before it writes, and only then waits for the kernel before (Hopper and
+newer; CUDA programming guide, "Programmatic Dependent Launch").
 """
 
 # A jit body only looks like typed Python.
@@ -15,11 +16,87 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
+
+# The one-row kernel holds a whole weight row in a tile.
+MAX_TILE = 4096
+
+
+@triton.jit
+def _finish(
+    product, x_ptr, bias_ptr, residual_ptr, place, outs, mask, out_mask,
+    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Bias and residual, each added to the product rounded to x's dtype, as unfused code does."""
+    if HAS_BIAS:
+        product += tl.load(bias_ptr + outs, mask=out_mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        rounded = product.to(x_ptr.dtype.element_ty).to(tl.float32)
+        product = rounded + tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
+    return product
+
+
+@triton.jit
+def _gated(gate, up, x_ptr):
+    """silu(gate) * up with the roundings of the unfused operations."""
+    gate = gate.to(x_ptr.dtype.element_ty).to(tl.float32)
+    gate = (gate / (1.0 + tl.exp(-gate))).to(x_ptr.dtype.element_ty).to(tl.float32)
+    return gate * up.to(x_ptr.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _one_row_kernel(
+    x_ptr,
+    norm_ptr,
+    weight_ptr,
+    bias_ptr,
+    residual_ptr,
+    out_ptr,
+    num_outs,
+    hidden,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    cols = tl.arange(0, BLOCK_K)
+    is_out, is_col = outs < num_outs, cols < hidden
+    place = weight_ptr + outs[:, None].to(tl.int64) * hidden + cols[None, :]
+    mask = is_out[:, None] & is_col[None, :]
+    if DEPENDENT:
+        gdc_launch_dependents()
+    w = tl.load(place, mask=mask, other=0.0)
+    if GATED:
+        w_up = tl.load(place + num_outs.to(tl.int64) * hidden, mask=mask, other=0.0)
+    if HAS_NORM:
+        gain = tl.load(norm_ptr + cols, mask=is_col, other=0.0)
+    if DEPENDENT:
+        gdc_wait()
+    x = tl.load(x_ptr + cols, mask=is_col, other=0.0)
+    if HAS_NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden + eps)
+        x = (wide * scale).to(x_ptr.dtype.element_ty) * gain
+    x = x.to(tl.float32)[None, :]
+    product = tl.sum(x * w.to(tl.float32), axis=1)
+    if GATED:
+        product = _gated(product, tl.sum(x * w_up.to(tl.float32), axis=1), x_ptr)
+    product = _finish(
+        product, x_ptr, bias_ptr, residual_ptr, outs, outs, is_out, is_out, HAS_BIAS, HAS_RESIDUAL
+    )
+    tl.store(out_ptr + outs, product, mask=is_out)
 
 
 @triton.jit
 def _inverse_rms(x_ptr, rows, num_rows, stride_x, hidden, eps, BLOCK_K: tl.constexpr):
-    """1 / rms of each row, [ROWS] float32; rows past num_rows give 0."""
+    """1 / rms of each row, float32 [ROWS]."""
     total = tl.zeros([rows.shape[0]], dtype=tl.float32)
     for start in range(0, hidden, BLOCK_K):
         cols = start + tl.arange(0, BLOCK_K)
@@ -31,45 +108,7 @@ def _inverse_rms(x_ptr, rows, num_rows, stride_x, hidden, eps, BLOCK_K: tl.const
 
 
 @triton.jit
-def _products(
-    x_ptr,
-    norm_ptr,
-    weight_ptr,
-    outs,
-    num_outs,
-    rows,
-    num_rows,
-    stride_x,
-    hidden,
-    scale,
-    HAS_NORM: tl.constexpr,
-    USE_DOT: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """x @ weight[outs].T in float32, [ROWS, OUTS]."""
-    total = tl.zeros([rows.shape[0], outs.shape[0]], dtype=tl.float32)
-    for start in range(0, hidden, BLOCK_K):
-        cols = start + tl.arange(0, BLOCK_K)
-        is_col = cols < hidden
-        w_mask = (outs[:, None] < num_outs) & is_col[None, :]
-        w = tl.load(
-            weight_ptr + outs[:, None].to(tl.int64) * hidden + cols[None, :], mask=w_mask, other=0.0
-        )
-        x_mask = (rows[:, None] < num_rows) & is_col[None, :]
-        x = tl.load(x_ptr + rows[:, None] * stride_x + cols[None, :], mask=x_mask, other=0.0)
-        if HAS_NORM:
-            gain = tl.load(norm_ptr + cols, mask=is_col, other=0.0)
-            x = (x.to(tl.float32) * scale[:, None]).to(w.dtype) * gain[None, :]
-        if USE_DOT:
-            total += tl.dot(x, tl.trans(w), input_precision="ieee")
-        else:
-            wide = x.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
-            total += tl.sum(wide, axis=2)
-    return total
-
-
-@triton.jit
-def _few_row_kernel(
+def _rows_kernel(
     x_ptr,
     norm_ptr,
     weight_ptr,
@@ -86,35 +125,44 @@ def _few_row_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    USE_DOT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     rows = tl.arange(0, ROWS)
     outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
-    scale = tl.zeros([ROWS], dtype=tl.float32)
+    is_row, is_out = rows < num_rows, outs < num_outs
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     if HAS_NORM:
         scale = _inverse_rms(x_ptr, rows, num_rows, stride_x, hidden, eps, BLOCK_K)
-    product = _products(
-        x_ptr, norm_ptr, weight_ptr, outs, num_outs, rows, num_rows, stride_x, hidden, scale,
-        HAS_NORM, USE_DOT, BLOCK_K,
-    )  # fmt: skip
-    mask = (rows[:, None] < num_rows) & (outs[None, :] < num_outs)
-    if HAS_BIAS:
-        product += tl.load(bias_ptr + outs, mask=outs < num_outs, other=0.0).to(tl.float32)[None, :]
+    product = tl.zeros([ROWS, OUTS], dtype=tl.float32)
+    product_up = tl.zeros([ROWS, OUTS], dtype=tl.float32)
+    w_place = weight_ptr + outs[:, None].to(tl.int64) * hidden
+    for start in range(0, hidden, BLOCK_K):
+        cols = start + tl.arange(0, BLOCK_K)
+        is_col = cols < hidden
+        w_mask = is_out[:, None] & is_col[None, :]
+        w = tl.load(w_place + cols[None, :], mask=w_mask, other=0.0)
+        x_mask = is_row[:, None] & is_col[None, :]
+        x = tl.load(x_ptr + rows[:, None] * stride_x + cols[None, :], mask=x_mask, other=0.0)
+        if HAS_NORM:
+            gain = tl.load(norm_ptr + cols, mask=is_col, other=0.0)
+            x = (x.to(tl.float32) * scale[:, None]).to(w.dtype) * gain[None, :]
+        product += tl.dot(x, tl.trans(w), input_precision="ieee")
+        if GATED:
+            place = w_place + num_outs.to(tl.int64) * hidden + cols[None, :]
+            w_up = tl.load(place, mask=w_mask, other=0.0)
+            product_up += tl.dot(x, tl.trans(w_up), input_precision="ieee")
     if GATED:
-        up = _products(
-            x_ptr, norm_ptr, weight_ptr + num_outs.to(tl.int64) * hidden, outs, num_outs, rows,
-            num_rows, stride_x, hidden, scale, HAS_NORM, USE_DOT, BLOCK_K,
-        )  # fmt: skip
-        gate = product.to(x_ptr.dtype.element_ty).to(tl.float32)
-        gate = (gate / (1.0 + tl.exp(-gate))).to(x_ptr.dtype.element_ty).to(tl.float32)
-        product = gate * up.to(x_ptr.dtype.element_ty).to(tl.float32)
-    if HAS_RESIDUAL:
-        place = residual_ptr + rows[:, None] * stride_residual + outs[None, :]
-        rounded = product.to(x_ptr.dtype.element_ty).to(tl.float32)
-        product = rounded + tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        product = _gated(product, product_up, x_ptr)
+    mask = is_row[:, None] & is_out[None, :]
+    product = _finish(
+        product, x_ptr, bias_ptr, residual_ptr, rows[:, None] * stride_residual + outs[None, :],
+        outs[None, :], mask, is_out[None, :], HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
     tl.store(out_ptr + rows[:, None] * num_outs + outs[None, :], product, mask=mask)
 
 
@@ -128,13 +176,13 @@ class Tile:
 
 
 def tile_for(rows: int, outs: int, hidden: int, gated: bool) -> Tile:
-    """Enough programs to fill the chip, each with its whole weight tile in flight."""
-    block_k = min(triton.next_power_of_2(hidden), 2048 if rows == 1 else 1024)
-    if rows > 1:
-        return Tile(64 if outs > 8192 else 16, min(block_k, 128 if outs > 8192 else 512), 4)
+    """Measured on an H200 (benchmarks/results, few-row-linear)."""
+    block_k = triton.next_power_of_2(hidden)
+    if rows == 1 and block_k <= MAX_TILE:
+        return Tile(16 if outs > 8192 else 4 if outs < 1024 or gated else 8, block_k, 4)
     if outs > 8192:
-        return Tile(16, block_k, 4)
-    return Tile(4 if gated or outs < 1024 else 8, block_k, 4)
+        return Tile(64, min(block_k, 128), 4)
+    return Tile(16, min(block_k, 512 if hidden > 1024 else 256), 4)
 
 
 def _launch(
@@ -150,28 +198,42 @@ def _launch(
     num_rows, hidden = x.shape
     num_outs = out.shape[1]
     tile = tile_for(num_rows, num_outs, hidden, gated)
-    _few_row_kernel[(triton.cdiv(num_outs, tile.outs),)](
+    dependent = has_dependent_launch(x)
+    tensors = (
         x,
         norm_weight if norm_weight is not None else x,
         weight,
         bias if bias is not None else x,
         residual if residual is not None else x,
         out,
+    )
+    options = {
+        "HAS_NORM": norm_weight is not None,
+        "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
+        "GATED": gated,
+        "DEPENDENT": dependent,
+        "OUTS": tile.outs,
+        "BLOCK_K": tile.block_k,
+        "num_warps": tile.warps,
+        **({"launch_pdl": True} if dependent else {}),
+    }
+    grid = (triton.cdiv(num_outs, tile.outs),)
+    if num_rows == 1 and tile.block_k >= hidden:
+        _one_row_kernel[grid](*tensors, num_outs, hidden, eps, **options)
+        return out
+    stride_residual = residual.stride(0) if residual is not None else 0
+    rows = max(16, triton.next_power_of_2(num_rows))
+    _rows_kernel[grid](
+        *tensors,
         num_rows,
         num_outs,
         hidden,
         x.stride(0),
-        residual.stride(0) if residual is not None else 0,
+        stride_residual,
         eps,
-        HAS_NORM=norm_weight is not None,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        GATED=gated,
-        USE_DOT=num_rows > 1,
-        ROWS=1 if num_rows == 1 else max(16, triton.next_power_of_2(num_rows)),
-        OUTS=tile.outs,
-        BLOCK_K=tile.block_k,
-        num_warps=tile.warps,
+        ROWS=rows,
+        **options,
     )
     return out
 

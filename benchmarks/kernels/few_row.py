@@ -155,7 +155,8 @@ def main() -> None:
                 "fused TB/s": bytes_moved / fused / 1e6,
             }
             if args.sweep:
-                row["best us"], row["best tile"] = best_tile(case, copies)
+                best, tile = best_tile(case, copies)
+                row |= {"best us": best, "best tile": str(tile)}
             rows.append(row)
             print(row, flush=True)
     print(report.write("few-row-linear", "Few-row linear kernels", rows))
