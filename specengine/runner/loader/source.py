@@ -1,35 +1,87 @@
-"""Where a model comes from, once its name is resolved."""
+"""From what the user calls a model to where it is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.runner.loader.builtin import BUILTIN_MODELS, BuiltinModel
+from specengine.runner.loader.gguf_config import eos_token_ids, gguf_hf_config
+from specengine.runner.loader.gguf_file import GgufFile
+from specengine.runner.loader.hf_directory import read_config, read_eos_token_ids
+from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
+from specengine.runner.loader.model_source import ModelSource
+
+__all__ = ["CACHE_VARIABLE", "ModelSource", "cache_directory", "resolve_model"]
+
+CACHE_VARIABLE = "SPECENGINE_CACHE_DIR"
 
 
-@dataclass(frozen=True)
-class ModelSource:
-    """A model that is there to load: exactly one of `directory`, `gguf_file` and `is_shape`.
+def resolve_model(config: ModelConfig) -> ModelSource:
+    """Find a model by built-in name, directory, GGUF file or hub id, in this order.
 
-    With `is_dummy` its weights are random, and only configuration and tokenizer are read.
+    Fetches and converts what is not here yet. Raises ModelLoadError, or ConfigError where
+    --load-format does not fit what was found.
     """
+    source = replace(_find(config), is_dummy=config.load_format == "dummy")
+    _check_load_format(source, config.load_format)
+    return source
 
-    name: str
-    hf_config: Any
-    directory: Path | None = None
-    gguf_file: Path | None = None
-    is_dummy: bool = False
-    eos_token_ids: frozenset[int] = frozenset()
 
-    @property
-    def is_shape(self) -> bool:
-        """A built-in shape: a configuration without files."""
-        return self.directory is None and self.gguf_file is None
+def cache_directory(config: ModelConfig) -> Path:
+    """Where converted models are kept."""
+    given = config.cache_dir or os.environ.get(CACHE_VARIABLE)
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "specengine"
 
-    @property
-    def architectures(self) -> list[str]:
-        return list(getattr(self.hf_config, "architectures", None) or [])
 
-    @property
-    def context_length(self) -> int:
-        return int(self.hf_config.max_position_embeddings)
+def _find(config: ModelConfig) -> ModelSource:
+    name = config.model
+    path = Path(name).expanduser()
+    if name in BUILTIN_MODELS:
+        return _builtin(BUILTIN_MODELS[name], cache_directory(config))
+    if path.is_dir():
+        return _directory(path, path.resolve().name)
+    if path.is_file():
+        return _file(path)
+    if is_hub_id(name) and path.suffix != ".gguf":
+        with_weights = config.load_format != "dummy"
+        return _directory(fetch_from_hub(name, with_weights), name)
+    raise ModelLoadError(
+        f"there is no model {name!r}: neither a file or directory, nor a hub id (owner/name), nor "
+        f"one of the built-in names {', '.join(BUILTIN_MODELS)}"
+    )
+
+
+def _builtin(model: BuiltinModel, cache: Path) -> ModelSource:
+    if model.obtain is not None:
+        return _directory(model.obtain(cache), model.name)
+    from transformers import AutoConfig
+
+    return ModelSource(model.name, AutoConfig.for_model(**model.config))
+
+
+def _directory(directory: Path, name: str) -> ModelSource:
+    gguf_files = sorted(directory.glob("*.gguf"))
+    if len(gguf_files) == 1 and not (directory / "config.json").is_file():
+        return _file(gguf_files[0])
+    hf_config = read_config(directory)
+    eos = read_eos_token_ids(directory, hf_config)
+    return ModelSource(name, hf_config, directory=directory, eos_token_ids=eos)
+
+
+def _file(path: Path) -> ModelSource:
+    file = GgufFile(path)
+    eos = frozenset(eos_token_ids(file))
+    return ModelSource(path.stem, gguf_hf_config(file), gguf_file=path, eos_token_ids=eos)
+
+
+def _check_load_format(source: ModelSource, load_format: str) -> None:
+    if source.is_shape and not source.is_dummy:
+        raise ConfigError(f"{source.name} is a shape without weights: add --load-format dummy")
+    if load_format == "safetensors" and source.gguf_file is not None:
+        raise ConfigError(f"--load-format safetensors, but {source.gguf_file} is a GGUF file")
+    if load_format == "gguf" and source.gguf_file is None:
+        raise ConfigError(f"--load-format gguf, but {source.name} is not a GGUF file")

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_tokenizer import build_tokenizer, token_text
-from specengine.runner.loader.source import ModelSource
+from specengine.runner.loader.model_source import ModelSource
 
 
 def load_tokenizer(source: ModelSource, chat_template: str | None = None) -> Any:

@@ -1,0 +1,156 @@
+"""Weights of linear layers in the forms that CPUs multiply fastest.
+
+The choice is measured (benchmarks/results, cpu-linear): for float32 MKL's packed format, which four
+rows cost about what one does; for bfloat16 oneDNN's; int8 and int4 by PyTorch's weight-only
+kernels, whose activations are bfloat16. On the CPUs measured, every one of them gives a row the
+same bits whatever rows stand beside it, which F.linear in float32 does not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.layers.linear import Linear, LinearKernel, LMHead
+
+INT4_GROUP_SIZE = 32
+
+# MKL lays a packed matrix out for a number of rows, and multiplies any other number with it too:
+# 512 is as fast as any for few rows, and the fastest for many.
+_MKL_ROWS = 512
+
+
+class MklLinear:
+    """float32, packed by MKL. Results do not depend on the number of rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _MKL_ROWS)
+        self.bias = bias
+        # The operator reads the plain weight's shape only, as long as it is told that the packed
+        # one was made for the rows at hand; so one shared element stands in for the weight.
+        self.shape_only = torch.empty(1).expand(weight.shape)
+        self.multiply = torch.ops.mkl._mkl_linear.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.multiply(x, self.packed, self.shape_only, self.bias, x.shape[0])
+        return out
+
+
+class OneDnnLinear:
+    """bfloat16, in oneDNN's blocked layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        self.bias = bias
+        self.multiply = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.multiply(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+class Int8Linear:
+    """Weights rounded to 8 bits, one scale an output row; bfloat16 in and out."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        scale_N = (weight.float().abs().amax(dim=1) / 127).clamp_min(1e-12).to(torch.bfloat16)
+        codes = (weight.float() / scale_N.float()[:, None]).round().clamp(-127, 127)
+        self.codes_NK = codes.to(torch.int8)
+        self.scale_N = scale_N
+        self.bias = bias
+        self.multiply = torch.ops.aten._weight_int8pack_mm.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.multiply(x.contiguous(), self.codes_NK, self.scale_N)
+        return out if self.bias is None else out + self.bias
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """The operator reads out of bounds when in_features is no multiple of 16."""
+        return weight.shape[1] % 16 == 0
+
+
+class Int4Linear:
+    """Weights rounded to 4 bits, w = (code - 8) * scale + middle with one pair for `group_size`
+    neighbours in a row; bfloat16 in and out."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, group_size: int) -> None:
+        codes, scale_middle = quantize_int4(weight, group_size)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        self.scale_middle = scale_middle
+        self.group_size = group_size
+        self.bias = bias
+        self.multiply = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.contiguous()
+        out: Tensor = self.multiply(rows, self.packed, self.group_size, self.scale_middle)
+        return out if self.bias is None else out + self.bias
+
+    @staticmethod
+    def fits(weight: Tensor, group_size: int) -> bool:
+        return weight.shape[0] % 16 == 0 and weight.shape[1] % group_size == 0
+
+
+def quantize_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Codes 0 .. 15, int32 [N, K], and (scale, middle), bfloat16 [K / group_size, N, 2].
+
+    The grid spans a group's least to greatest weight, so that a matrix that was quantised in this
+    way before (GGUF's Q4_1, groups of 32) keeps its values.
+    """
+    groups = weight.float().view(weight.shape[0], -1, group_size)
+    low, high = groups.aminmax(dim=-1, keepdim=True)
+    scale = ((high - low) / 15).clamp_min(1e-12).to(torch.bfloat16)
+    middle = (low + 8 * scale.float()).to(torch.bfloat16)
+    codes = ((groups - middle.float()) / scale.float()).round() + 8
+    scale_middle = torch.cat([scale, middle], dim=-1).transpose(0, 1).contiguous()
+    return codes.clamp(0, 15).to(torch.int32).flatten(1), scale_middle
+
+
+def pack_linears(
+    model: nn.Module, quantization: str | None, group_size: int = INT4_GROUP_SIZE
+) -> None:
+    """Pack every linear layer of a model on CPU, one after the other, dropping the plain weights.
+
+    quantization: None, "int8" or "int4" (the head, and layers that int4 does not fit, in int8).
+    Raises ConfigError where the quantization is not available, ModelLoadError for a layer that it
+    does not fit. A model elsewhere than on CPU stays as it is.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, Linear) and module.weight is not None:
+            kernel = _choose_kernel(name, module, module.weight, quantization, group_size)
+            if kernel is not None:
+                module.use_kernel(kernel)
+
+
+def _choose_kernel(
+    name: str, module: Linear, weight: Tensor, quantization: str | None, group_size: int
+) -> LinearKernel | None:
+    weight, bias = weight.detach(), module.bias
+    if quantization is None:
+        return _unquantized_kernel(weight, bias)
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        raise ConfigError(
+            f"quantization {quantization} needs --device cpu and --dtype bfloat16, not "
+            f"{weight.device.type} and {str(weight.dtype).removeprefix('torch.')}"
+        )
+    wants_int4 = quantization == "int4" and not isinstance(module, LMHead)
+    if wants_int4 and Int4Linear.fits(weight, group_size):
+        return Int4Linear(weight, bias, group_size)
+    if not Int8Linear.fits(weight):
+        raise ModelLoadError(
+            f"{name} has {weight.shape[1]} inputs; {quantization} needs a multiple of 16. Leave "
+            "out --quantization for this model"
+        )
+    return Int8Linear(weight, bias)
+
+
+def _unquantized_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel | None:
+    if weight.device.type != "cpu":
+        return None
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
+        return MklLinear(weight, bias)
+    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return OneDnnLinear(weight, bias)
+    return None

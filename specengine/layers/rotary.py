@@ -1,0 +1,142 @@
+"""Rotary position embeddings: the table of cosines and sines, for every scaling that is known.
+
+RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); YaRN (Peng et al. 2023,
+sections 3.2 to 3.4); llama3 as in Llama 3.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specengine.core.errors import ModelLoadError
+
+RopeParameters = dict[str, Any]
+
+
+class RotaryEmbedding(nn.Module):
+    """`cos_sin_cache`: float32 [max_positions, rotary_dim], cosines then sines, each half for the
+    pair (i, i + rotary_dim / 2). YaRN's attention factor is already in it."""
+
+    cos_sin_cache: Tensor
+
+    def __init__(self, rotary_dim: int, max_positions: int, parameters: RopeParameters) -> None:
+        super().__init__()
+        inv_freq, attention_factor = rope_frequencies(rotary_dim, max_positions, parameters)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), inv_freq)
+        table = torch.cat([angles.cos(), angles.sin()], dim=-1) * attention_factor
+        self.register_buffer("cos_sin_cache", table, persistent=False)
+
+    @classmethod
+    def from_config(cls, config: Any) -> RotaryEmbedding:
+        """For a Hugging Face configuration, in today's form or the older one."""
+        return cls(config_head_dim(config), config.max_position_embeddings, rope_parameters(config))
+
+
+def config_head_dim(config: Any) -> int:
+    head_dim = getattr(config, "head_dim", None)
+    return int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def rope_parameters(config: Any) -> RopeParameters:
+    """`rope_parameters` of a configuration; or, older, `rope_scaling` beside `rope_theta`."""
+    found = getattr(config, "rope_parameters", None)
+    if found is None:
+        found = getattr(config, "rope_scaling", None) or {}
+    parameters = {"rope_theta": getattr(config, "rope_theta", 10000.0)} | dict(found)
+    parameters["rope_type"] = parameters.get("rope_type", parameters.get("type", "default"))
+    return parameters
+
+
+def rope_frequencies(
+    rotary_dim: int, max_positions: int, parameters: RopeParameters
+) -> tuple[Tensor, float]:
+    """Angle a position of each pair, float32 [rotary_dim / 2], and the factor on cos and sin.
+
+    Raises ModelLoadError for a scaling that is not known or lacks a parameter.
+    """
+    kind = parameters["rope_type"]
+    if kind not in _SCALINGS:
+        raise ModelLoadError(f"rope_type {kind!r} is not supported; known: {', '.join(_SCALINGS)}")
+    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
+        raise ModelLoadError("partial_rotary_factor: rotating part of a head is not supported")
+    try:
+        return _SCALINGS[kind](rotary_dim, {"max_positions": max_positions} | parameters)
+    except KeyError as error:
+        raise ModelLoadError(f"rope_parameters of type {kind!r} lack {error}") from error
+
+
+def _base_frequencies(dim: int, p: RopeParameters) -> Tensor:
+    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    return 1.0 / torch.pow(float(p["rope_theta"]), exponents)
+
+
+def _default(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    return _base_frequencies(dim, p), 1.0
+
+
+def _linear(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    return _base_frequencies(dim, p) / p["factor"], 1.0
+
+
+def _llama3(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    """Long waves are slowed by the factor, short ones kept, those between blended."""
+    inv_freq = _base_frequencies(dim, p)
+    turns = p["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    low, high = p["low_freq_factor"], p["high_freq_factor"]
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return inv_freq * keep + inv_freq / p["factor"] * (1 - keep), 1.0
+
+
+def _yarn(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    original = p["original_max_position_embeddings"]
+    factor = p["factor"] or p["max_positions"] / original
+
+    def dimension(turns: float) -> float:
+        """The pair that makes this many turns over the original context."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
+
+    first = dimension(p.get("beta_fast") or 32)
+    last = dimension(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    span = last - first or 0.001
+    slow = ((torch.arange(dim // 2, dtype=torch.float32) - first) / span).clamp(0.0, 1.0)
+    inv_freq = _base_frequencies(dim, p)
+    return inv_freq / factor * slow + inv_freq * (1 - slow), _yarn_attention_factor(factor, p)
+
+
+def _yarn_attention_factor(factor: float, p: RopeParameters) -> float:
+    if p.get("attention_factor") is not None:
+        return float(p["attention_factor"])
+
+    def magnitude(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if p.get("mscale") and p.get("mscale_all_dim"):
+        return magnitude(p["mscale"]) / magnitude(p["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+def _divided(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    """Longrope with one set of divisors, which is how GGUF files keep llama3's scaling."""
+    if p["short_factor"] != p["long_factor"]:
+        raise ModelLoadError("longrope with different short_factor and long_factor: not supported")
+    divisors = torch.tensor(p["long_factor"], dtype=torch.float32)
+    if divisors.numel() != dim // 2:
+        raise ModelLoadError(f"long_factor has {divisors.numel()} values, needs {dim // 2}")
+    return _base_frequencies(dim, p) / divisors, float(p.get("attention_factor") or 1.0)
+
+
+_SCALINGS: dict[str, Callable[[int, RopeParameters], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _divided,
+}

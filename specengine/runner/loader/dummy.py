@@ -1,0 +1,20 @@
+"""Random weights: any architecture's speed without its checkpoint."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def fill_with_random(model: nn.Module, seed: int, std: float = 0.02) -> None:
+    """Norm weights 1, biases 0, everything else normal with deviation `std`, where it is."""
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.data.zero_()
+        elif parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+        else:
+            if parameter.device not in generators:
+                generators[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
+            parameter.data.normal_(0.0, std, generator=generators[parameter.device])

@@ -1,0 +1,103 @@
+"""A model directory as Hugging Face lays it out: config.json and safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specengine.core.errors import ModelLoadError
+
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def read_config(directory: Path) -> Any:
+    """The transformers configuration of a local directory; never runs code that comes with it."""
+    from transformers import AutoConfig
+
+    if not (directory / "config.json").is_file():
+        raise ModelLoadError(f"{directory} has no config.json; it is not a model directory")
+    try:
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise ModelLoadError(f"{directory / 'config.json'} cannot be used: {error}") from error
+    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
+    if method is not None:
+        raise ModelLoadError(
+            f"{directory} holds weights quantised by {method}, which is not supported; use the "
+            "unquantised model, with --quantization int8 or int4 on CPU"
+        )
+    return config
+
+
+def read_eos_token_ids(directory: Path, config: Any) -> frozenset[int]:
+    """Tokens that end a text: of generation_config.json, or else of config.json."""
+    path = directory / "generation_config.json"
+    generation = _read_json(path) if path.is_file() else {}
+    found = generation.get("eos_token_id")
+    if found is None:
+        found = getattr(config, "eos_token_id", None)
+    if found is None:
+        return frozenset()
+    return frozenset([found] if isinstance(found, int) else found)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model: those its index names, or else every one there is."""
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return _indexed_files(index)
+    whole = directory / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ModelLoadError(_no_weights_message(directory))
+    return files
+
+
+def iterate_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every weight, one at a time. A file that cannot be read raises
+    ModelLoadError naming it."""
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index} has no weight_map")
+    files = [index.parent / Path(str(name)).name for name in sorted(set(weight_map.values()))]
+    for path in files:
+        if not path.is_file():
+            raise ModelLoadError(f"{path} is missing; {index.name} names it")
+    return files
+
+
+def _no_weights_message(directory: Path) -> str:
+    pickled = [path.name for pattern in _PICKLED for path in directory.glob(pattern)]
+    if pickled:
+        return (
+            f"{directory} has pickled weights only ({pickled[0]}); unpickling can run any code, so "
+            "they are refused. Convert them to safetensors"
+        )
+    return f"{directory} has no *.safetensors file"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{path} is not a JSON object")
+    return found

@@ -1,0 +1,35 @@
+"""Where a model comes from, once its name is resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is there to load: exactly one of `directory`, `gguf_file` and `is_shape`.
+
+    With `is_dummy` its weights are random, and only configuration and tokenizer are read.
+    """
+
+    name: str
+    hf_config: Any
+    directory: Path | None = None
+    gguf_file: Path | None = None
+    is_dummy: bool = False
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def is_shape(self) -> bool:
+        """A built-in shape: a configuration without files."""
+        return self.directory is None and self.gguf_file is None
+
+    @property
+    def architectures(self) -> list[str]:
+        return list(getattr(self.hf_config, "architectures", None) or [])
+
+    @property
+    def context_length(self) -> int:
+        return int(self.hf_config.max_position_embeddings)
