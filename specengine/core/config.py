@@ -1,26 +1,52 @@
 """One frozen, composed configuration. Flags, environment keys and YAML keys come from its fields.
 
-A field `memory.page_size` is the flag `--page-size`, the variable SPECENGINE_PAGE_SIZE and the YAML
-key `page_size`; fields of SpecConfig carry the prefix `speculative`. "auto" values are resolved once
-(engine/build.py), before the configuration is frozen; nothing rewrites it at run time.
+A field `memory.page_size` is the flag `--page-size`, the variable SPECENGINE_PAGE_SIZE and the
+YAML key `page_size`; fields of SpecConfig carry the prefix `speculative`. "auto" values are
+resolved once (engine/build.py), before the configuration is frozen; nothing rewrites it at run
+time.
+
+Every section checks the type and range of its fields when it is made, and raises ConfigError.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
+
+from specengine.core.errors import ConfigError
+from specengine.core.options import Option, option, options_of
 
 
-def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
-    """A configuration field with its help text, and the values it may take."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+class Section:
+    """A part of the configuration whose fields are options."""
+
+    flag_prefix: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, one in self.options().items():
+            object.__setattr__(self, name, one.check(getattr(self, name)))
+        self._check_ranges()
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        return options_of(cls, cls.flag_prefix)
+
+    def _check_ranges(self) -> None:
+        """Raise ConfigError where a value of the right type makes no sense."""
+
+    def _at_least(self, low: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._require(value is None or value >= low, name, f"must be at least {low}")
+
+    def _require(self, holds: bool, name: str, rule: str) -> None:
+        if not holds:
+            raise ConfigError(f"{self.options()[name].flag} {getattr(self, name)!r}: {rule}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    model: str = option(
-        "smollm2", "built-in name, directory of safetensors, GGUF file, or hub id"
-    )
+class ModelConfig(Section):
+    model: str = option("smollm2", "built-in name, directory of safetensors, GGUF file, or hub id")
     served_model_name: str | None = option(None, "name in the API; default: the model's own")
     load_format: str = option(
         "auto", "where weights come from", ("auto", "safetensors", "gguf", "dummy")
@@ -28,7 +54,9 @@ class ModelConfig:
     dtype: str = option(
         "auto", "weights and activations", ("auto", "float32", "bfloat16", "float16")
     )
-    quantization: str | None = option(None, "weight-only quantization on CPU", (None, "int8", "int4"))
+    quantization: str | None = option(
+        None, "weight-only quantization on CPU", (None, "int8", "int4")
+    )
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
     attention_backend: str = option("auto", "attention kernels", ("auto", "torch", "triton"))
@@ -36,38 +64,78 @@ class ModelConfig:
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")
 
+    def _check_ranges(self) -> None:
+        self._require(bool(self.model.strip()), "model", "name a model; see `specengine models`")
+        self._require(self.served_model_name != "", "served_model_name", "must not be empty")
+        self._at_least(1, "context_length")
+        self._at_least(0, "random_seed")
+
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryConfig:
+class MemoryConfig(Section):
     mem_fraction_static: float | None = option(
-        None, "share of memory for weights and KV; default 0.88 on a GPU, 0.5 on CPU"
+        None, "share of memory for weights and KV; default 0.88 on a GPU, 0.25 on CPU"
     )
     max_total_tokens: int | None = option(None, "KV slots; default: what the memory allows")
     page_size: int = option(1, "KV slots a page")
     disable_radix_cache: bool = option(False, "keep no KV of finished requests")
 
+    def _check_ranges(self) -> None:
+        fraction, size = self.mem_fraction_static, self.page_size
+        self._require(
+            fraction is None or 0.0 < fraction <= 1.0,
+            "mem_fraction_static",
+            "must lie above 0 and be at most 1, such as 0.8",
+        )
+        self._require(
+            size >= 1 and size & (size - 1) == 0, "page_size", "must be a power of two, such as 16"
+        )
+        self._at_least(1, "max_total_tokens")
+
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig:
-    max_running_requests: int | None = option(None, "requests decoded together; default 256, CPU 32")
+class ScheduleConfig(Section):
+    max_running_requests: int | None = option(
+        None, "requests decoded together; default 256, CPU 32"
+    )
     chunked_prefill_size: int | None = option(
         None, "prompt tokens a forward; default 8192 on a GPU, 512 on CPU; -1 never splits"
     )
     enable_mixed_chunk: bool = option(False, "let decoding requests ride along in prefill batches")
     max_queued_requests: int = option(4096, "waiting requests before new ones are refused (503)")
 
+    def _check_ranges(self) -> None:
+        size = self.chunked_prefill_size
+        self._require(
+            size is None or size == -1 or size >= 1,
+            "chunked_prefill_size",
+            "must be at least 1, or -1 to never split a prompt",
+        )
+        self._at_least(1, "max_running_requests", "max_queued_requests")
+
 
 @dataclass(frozen=True, kw_only=True)
-class GraphConfig:
+class GraphConfig(Section):
     disable_cuda_graph: bool = option(False, "run every forward eagerly")
     cuda_graph_bs: tuple[int, ...] | None = option(None, "batch sizes to capture")
     cuda_graph_max_bs: int | None = option(None, "largest batch size to capture; default 256")
     disable_cuda_graph_padding: bool = option(False, "replay only at exactly captured sizes")
 
+    def _check_ranges(self) -> None:
+        sizes = self.cuda_graph_bs
+        self._require(
+            sizes is None or (len(sizes) > 0 and min(sizes) >= 1),
+            "cuda_graph_bs",
+            "give batch sizes of at least 1, such as 1,2,4,8; --disable-cuda-graph captures none",
+        )
+        self._at_least(1, "cuda_graph_max_bs")
+
 
 @dataclass(frozen=True, kw_only=True)
-class SpecConfig:
-    algorithm: str | None = option(None, "how to draft; default: no speculation")
+class SpecConfig(Section):
+    flag_prefix: ClassVar[str] = "speculative_"
+
+    algorithm: str | None = option(None, "how to draft: NGRAM; default: no speculation")
     num_draft_tokens: int = option(8, "nodes sent to verification, the root included")
     ngram_branches: int = option(1, "continuations tried a match; 1 drafts a chain, more a tree")
     ngram_min_match: int = option(2, "shortest suffix that counts as a match, in tokens")
@@ -77,13 +145,34 @@ class SpecConfig:
     )
     ngram_corpus_tokens: int = option(1_000_000, "capacity of the shared corpus, in tokens")
 
+    def _check_ranges(self) -> None:
+        self._require(
+            self.num_draft_tokens >= 2,
+            "num_draft_tokens",
+            "must be at least 2, the root and one draft; leave --speculative-algorithm out for "
+            "plain decoding",
+        )
+        self._at_least(1, "ngram_branches", "ngram_min_match", "ngram_corpus_tokens")
+        self._require(
+            self.ngram_max_match >= self.ngram_min_match,
+            "ngram_max_match",
+            f"must be at least --speculative-ngram-min-match ({self.ngram_min_match})",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on")
+    port: int = option(8000, "port to listen on; 0 takes any free one")
     api_key: str | None = option(None, "bearer token that requests must carry")
     log_level: str = option("info", "how much is logged", ("debug", "info", "warning", "error"))
+
+    def _check_ranges(self) -> None:
+        self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")
+        self._require(0 <= self.port <= 65535, "port", "must be between 0 and 65535")
+        self._require(
+            self.api_key != "", "api_key", "must not be empty; leave it out to ask for none"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
