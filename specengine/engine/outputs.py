@@ -1,0 +1,67 @@
+"""What the engine hands out: the outputs of a request, and its own counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specengine.core.request import FinishReason, SpecStats, TokenLogprob
+from specengine.core.spec import SpecTotals
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds of time.monotonic()."""
+
+    arrival: float
+    first_token: float | None = None
+    finish: float | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """What one choice of a request gained since its last output, and all it has so far.
+
+    `new_token_ids` and `logprobs` belong together; `text_delta` may lag behind them, for text that
+    could yet become part of a character or of a stop string is held back. The last output has a
+    finish_reason and holds nothing back.
+    """
+
+    rid: str
+    index: int  # the choice, 0 .. n - 1
+    new_token_ids: list[int]
+    token_ids: list[int]
+    text_delta: str
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: list[TokenLogprob]
+    all_logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob | None]
+    num_prompt_tokens: int
+    num_cached_tokens: int  # prompt tokens whose KV was found in the prefix cache
+    spec: SpecStats
+    times: RequestTimes
+
+
+@dataclass
+class EngineStats:
+    """Gauges of this moment, and counters since start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_slots: int = 0  # KV slots
+    num_free_slots: int = 0  # held by no request; those that the prefix cache would give up count
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt tokens, those found in the prefix cache
+    num_generated_tokens: int = 0
+    num_retractions: int = 0
+    num_graph_forwards: int = 0
+    num_eager_forwards: int = 0
+    spec: SpecTotals = field(default_factory=SpecTotals)
+
+    @property
+    def kv_usage(self) -> float:
+        return 1.0 - self.num_free_slots / self.num_slots if self.num_slots else 0.0
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0

@@ -1,0 +1,77 @@
+"""Text into token ids, and single token ids into the bytes they stand for."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def encode_text(tokenizer: Any, text: str, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of `text`, never truncated; safe to call from any thread.
+
+    tokenizer: transformers' fast tokenizer.
+    """
+    # tokenizer(text) would set truncation on the Rust object, which every thread shares.
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
+
+
+@lru_cache(maxsize=8)
+def vocabulary_of(tokenizer: Any) -> Vocabulary:
+    return Vocabulary(tokenizer.backend_tokenizer)
+
+
+class Vocabulary:
+    """What each token is. A token may be half a character: it stands for bytes, not for text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self.special_ids = frozenset(token for token, one in added.items() if one.special)
+        decoder = str(tokenizer.decoder)
+        self._is_byte_level = "ByteLevel" in decoder
+        self._is_sentencepiece = "Metaspace" in decoder or "ByteFallback" in decoder
+        self._known: dict[int, bytes] = {}
+
+    def bytes_of(self, token: int) -> bytes:
+        """Empty for ids without a piece (padding of the embedding table)."""
+        if token not in self._known:
+            self._known[token] = self._find(token)
+        return self._known[token]
+
+    def text_of(self, token: int) -> str:
+        """U+FFFD stands where the token has no whole character."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def _find(self, token: int) -> bytes:
+        piece: str | None = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._is_byte_level and all(symbol in _BYTE_OF for symbol in piece):
+            return b"".join(_BYTE_OF[symbol] for symbol in piece)
+        if token in self._added or self._is_byte_level:
+            return piece.encode()
+        if not self._is_sentencepiece:
+            text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+            return text.encode()
+        if match := _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        return piece.replace("▁", " ").encode()
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The symbols that byte-level BPE (Radford et al. 2019) writes bytes as: printable Latin-1
+    stands for itself, the others are counted up from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    symbols = {chr(byte): byte for byte in printable}
+    symbols |= {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {symbol: bytes([byte]) for symbol, byte in symbols.items()}
+
+
+_BYTE_OF = _byte_alphabet()
