@@ -1,0 +1,72 @@
+"""Attention of a decoder layer, over paged KV."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from specengine.core.batch import ForwardBatch
+from specengine.core.errors import PlanMismatchError
+from specengine.kernels.rope import rope_store_kv
+
+
+class Rotary(Protocol):
+    @property
+    def cos_sin_cache(self) -> Tensor:
+        """float32 [P, rotary_dim], cos half then sin half."""
+        ...
+
+
+class Attention(nn.Module):
+    """Rotates q and k, writes k and v to the batch's slots, attends through the batch's backend.
+
+    Holds no weights. `sliding_window`: a query at position p sees positions above p - window.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_dim: int,
+        scale: float,
+        num_kv_heads: int,
+        layer_id: int,
+        rotary: Rotary | None,
+        sliding_window: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.scale = scale
+        self.num_kv_heads = num_kv_heads
+        self.layer_id = layer_id
+        self.rotary = rotary
+        self.sliding_window = sliding_window
+
+    def forward(
+        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        """positions int64 [T]; q [T, num_heads * head_dim]; k, v [T, num_kv_heads * head_dim] ->
+        [T, num_heads * head_dim]. Zero tokens need no plan. Raises PlanMismatchError where the
+        batch's attention plan is missing or was made for another batch."""
+        if q.shape[0] == 0:
+            return q.new_empty(q.shape)
+        if batch.attn_plan is None:
+            raise PlanMismatchError("the batch carries no attention plan; plan it first")
+        batch.attn_plan.check(batch)
+        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(self.layer_id)
+        rotated = rope_store_kv(
+            q.view(-1, self.num_heads, self.head_dim),
+            k.view(-1, self.num_kv_heads, self.head_dim),
+            v.view(-1, self.num_kv_heads, self.head_dim),
+            positions,
+            None if self.rotary is None else self.rotary.cos_sin_cache,
+            k_cache,
+            v_cache,
+            batch.out_cache_loc,
+        )
+        if batch.forward_mode.is_decode():
+            out = batch.attn_backend.forward_decode(rotated, self, batch)
+        else:
+            out = batch.attn_backend.forward_extend(rotated, self, batch)
+        return out.reshape(q.shape)

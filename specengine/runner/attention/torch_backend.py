@@ -1,0 +1,61 @@
+"""Attention in plain PyTorch on any device: the reference, and what CPU runs on."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.errors import ConfigError
+from specengine.core.interfaces import AttentionLayer
+from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
+from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
+
+# Measured on two AVX-512 cores: a request of its own costs a call as much as 100 padded columns.
+_CALL_IN_COLUMNS = 100
+_MAX_PADDED_QUERIES = 64
+
+
+class TorchAttentionBackend:
+    """Plans on the host, so that it cannot be captured in a CUDA graph."""
+
+    name = "torch"
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
+        plan = plan_padded(batch) if _padding_pays(batch) else plan_spans(batch)
+        return attach_plan(self.name, batch, plan)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        raise ConfigError(
+            "the attention backend 'torch' cannot run in a CUDA graph; use --attention-backend "
+            "triton or --disable-cuda-graph"
+        )
+
+    def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
+        return self.init_forward_metadata(batch)
+
+    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
+        self.init_forward_metadata(batch)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        return self.forward_extend(q, layer, batch)
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        assert batch.attn_plan is not None, "init_forward_metadata comes first"
+        attention: PaddedAttention | SpanAttention = batch.attn_plan.metadata
+        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        return attention.forward(q, layer, k_cache, v_cache)
+
+
+def _padding_pays(batch: ForwardBatch) -> bool:
+    """Whether one padded call costs less than a call a request."""
+    if batch.batch_size == 1 or batch.max_extend_len > _MAX_PADDED_QUERIES:
+        return False
+    if 0 in batch.extend_lens_cpu:
+        return False
+    columns = sum(batch.prefix_lens_cpu) + sum(batch.extend_lens_cpu)
+    padding = batch.batch_size * batch.max_seq_len - columns
+    return padding <= _CALL_IN_COLUMNS * batch.batch_size

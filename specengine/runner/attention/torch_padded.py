@@ -1,0 +1,83 @@
+"""Attention of a whole batch in one call, every request padded to the longest: for batches of few
+new tokens each (decode, verification)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.runner.attention.torch_masks import additive, visible_BQK
+
+
+@dataclass
+class PaddedAttention:
+    slots: Tensor  # int64 [B * K]; padding repeats the request's first slot
+    prefix_B: Tensor  # int64
+    depths_BQ: Tensor  # int64
+    tree_mask_BQN: Tensor | None
+    rows_BQ: Tensor | None = None  # row of q of each padded query; None where nothing is ragged
+    real: Tensor | None = None  # int64 [T], the padded queries that are rows of q
+    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def gather(self, cache: Tensor) -> Tensor:
+        """[B, num_kv_heads, K, head_dim]"""
+        rows = cache.index_select(0, self.slots)
+        return rows.view(len(self.prefix_B), -1, *cache.shape[1:]).transpose(1, 2)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[B, 1, Q, K], the same for every layer of this window and dtype."""
+        if (window, dtype) not in self.masks:
+            num_keys = len(self.slots) // len(self.prefix_B)
+            visible = visible_BQK(
+                self.prefix_B,
+                torch.arange(num_keys, device=self.slots.device),
+                self.depths_BQ,
+                self.tree_mask_BQN,
+                window,
+            )
+            self.masks[window, dtype] = additive(visible, dtype).unsqueeze(1)
+        return self.masks[window, dtype]
+
+    def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        k, v = self.gather(k_cache), self.gather(v_cache)
+        mask = self.mask(layer.sliding_window, q.dtype)
+        batch_size, num_queries = self.depths_BQ.shape
+        if num_queries == 1:
+            grouped = q.reshape(batch_size, layer.num_kv_heads, -1, layer.head_dim)
+            out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=layer.scale)
+            return out.reshape(q.shape)
+        padded = q if self.rows_BQ is None else q[self.rows_BQ]
+        padded = padded.reshape(batch_size, num_queries, *q.shape[1:]).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            padded, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=True
+        )
+        flat = out.transpose(1, 2).reshape(-1, *q.shape[1:])
+        return flat if self.real is None else flat.index_select(0, self.real)
+
+
+def plan_padded(batch: ForwardBatch) -> PaddedAttention:
+    device = batch.req_pool_indices.device
+    num_queries, num_keys = batch.max_extend_len, batch.max_seq_len
+    table = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, :num_keys]
+    is_real = torch.arange(num_keys, device=device) < batch.seq_lens[:, None]
+    slots = torch.where(is_real, table, table[:, :1])
+    order = torch.arange(num_queries, device=device)
+    rows_BQ = batch.qo_indptr[:-1, None] + torch.minimum(order, batch.extend_lens[:, None] - 1)
+    tree_mask = None
+    if batch.tree is not None:
+        tree_mask = batch.tree.mask_BNN[:, :num_queries].to(device)
+    attention = PaddedAttention(
+        slots=slots.reshape(-1).to(torch.int64),
+        prefix_B=batch.prefix_lens,
+        depths_BQ=batch.positions[rows_BQ] - batch.prefix_lens[:, None],
+        tree_mask_BQN=tree_mask,
+    )
+    if min(batch.extend_lens_cpu) != num_queries:
+        attention.rows_BQ = rows_BQ
+        attention.real = (order < batch.extend_lens[:, None]).view(-1).nonzero().view(-1)
+    return attention

@@ -1,0 +1,131 @@
+"""Attention request by request: for long or very uneven batches, and for a single request, whose
+slots often lie side by side so that K and V need no gather."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.runner.attention.torch_masks import additive, visible_BQK
+
+
+@dataclass
+class Span:
+    """One request: its rows of q, the slots of its whole sequence, and what each row sees."""
+
+    begin: int  # rows of q: begin .. begin + num_queries - 1
+    num_queries: int
+    prefix_len: int
+    slots: Tensor  # int64 [prefix_len + num_queries]
+    first_slot: int | None  # where the slots are first_slot, first_slot + 1, ...
+    depths_Q: Tensor  # int64
+    tree_mask_QN: Tensor | None
+    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def keys(self, window: int | None) -> slice:
+        """The columns that any row of this request can see."""
+        begin = 0 if window is None else max(0, self.prefix_len - window + 1)
+        return slice(begin, self.prefix_len + self.num_queries)
+
+    def gather(self, cache: Tensor, keys: slice) -> Tensor:
+        """[1, num_kv_heads, K, head_dim]; a view where the slots lie side by side."""
+        if self.first_slot is not None:
+            rows = cache[self.first_slot + keys.start : self.first_slot + keys.stop]
+        else:
+            rows = cache.index_select(0, self.slots[keys])
+        return rows.transpose(0, 1).unsqueeze(0)
+
+    def mask(self, window: int | None, keys: slice, dtype: torch.dtype) -> Tensor:
+        """[1, Q, K], the same for every layer of this window and dtype."""
+        if (window, dtype) not in self.masks:
+            device = self.slots.device
+            visible = visible_BQK(
+                torch.tensor([self.prefix_len], device=device),
+                torch.arange(keys.start, keys.stop, device=device),
+                self.depths_Q[None],
+                None if self.tree_mask_QN is None else self.tree_mask_QN[None],
+                window,
+            )
+            self.masks[window, dtype] = additive(visible, dtype)
+        return self.masks[window, dtype]
+
+    def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, layer: AttentionLayer) -> Tensor:
+        """q [Q, num_heads, head_dim], this request's rows -> the same shape."""
+        keys = self.keys(layer.sliding_window)
+        k, v = self.gather(k_cache, keys), self.gather(v_cache, keys)
+        if self.num_queries == 1:
+            return _attend_one(q, k, v, layer)
+        is_causal = self.prefix_len == 0 and self.tree_mask_QN is None
+        is_causal &= layer.sliding_window is None or layer.sliding_window >= self.num_queries
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0),
+            k,
+            v,
+            attn_mask=None if is_causal else self.mask(layer.sliding_window, keys, q.dtype),
+            is_causal=is_causal,
+            scale=layer.scale,
+            enable_gqa=True,
+        )
+        return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+    """One query that sees all of K: the query heads of a group are the rows of one product."""
+    grouped = q.reshape(1, layer.num_kv_heads, -1, layer.head_dim)
+    return F.scaled_dot_product_attention(grouped, k, v, scale=layer.scale).reshape(q.shape)
+
+
+@dataclass
+class SpanAttention:
+    spans: list[Span]
+
+    def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        if len(self.spans) == 1:
+            return self.spans[0].forward(q, k_cache, v_cache, layer)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for span in self.spans:
+            rows = slice(span.begin, span.begin + span.num_queries)
+            out[rows] = span.forward(q[rows], k_cache, v_cache, layer)
+        return out
+
+
+def plan_spans(batch: ForwardBatch) -> SpanAttention:
+    table = batch.req_to_token_pool.req_to_token
+    spans, begin = [], 0
+    lens = zip(batch.prefix_lens_cpu, batch.extend_lens_cpu, strict=True)
+    for request, (prefix, extend) in enumerate(lens):
+        if extend:
+            row = table[batch.req_pool_indices[request], : prefix + extend].to(torch.int64)
+            spans.append(_span(batch, request, begin, row))
+        begin += extend
+    return SpanAttention(spans)
+
+
+def _span(batch: ForwardBatch, request: int, begin: int, slots: Tensor) -> Span:
+    extend = batch.extend_lens_cpu[request]
+    prefix = batch.prefix_lens_cpu[request]
+    tree_mask = None
+    if batch.tree is not None:
+        tree_mask = batch.tree.mask_BNN[request, :extend].to(slots.device)
+    return Span(
+        begin=begin,
+        num_queries=extend,
+        prefix_len=prefix,
+        slots=slots,
+        first_slot=_first_of_run(slots),
+        depths_Q=batch.positions[begin : begin + extend] - prefix,
+        tree_mask_QN=tree_mask,
+    )
+
+
+def _first_of_run(slots: Tensor) -> int | None:
+    """The first slot where all lie side by side in order. Not asked of a GPU: it would wait."""
+    if slots.is_cuda:
+        return None
+    steps = slots[1:] - slots[:-1]
+    return int(slots[0]) if bool((steps == 1).all()) else None
