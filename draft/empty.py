@@ -1,0 +1,33 @@
+"""The drafter behind decoding without speculation."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal, VerifyResult
+
+
+class EmptyDrafter:
+    """Proposes the root alone, so that a round is a plain decode."""
+
+    needs_hidden = False
+    writes_kv = False
+    proposes_tree = False
+    emits_probs = False
+    max_nodes = 1
+
+    def seed(self, batch: ScheduleBatch) -> None:
+        """There is no state to set up."""
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        tokens = torch.tensor([[req.last_token] for req in batch.reqs], dtype=torch.int64)
+        parents = torch.full_like(tokens, -1)
+        return DraftProposal(tokens, parents, [1] * batch.batch_size, is_chain=True)
+
+    def observe(self, batch: ScheduleBatch, result: VerifyResult) -> None:
+        """There is nothing to learn."""
+
+    def release(self, req: Req) -> None:
+        """There is nothing to forget."""

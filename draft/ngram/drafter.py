@@ -1,0 +1,108 @@
+"""NGRAM: draft what followed the same words before (prompt lookup decoding, Saxena 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.config import SpecConfig
+from specengine.core.errors import ConfigError
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.draft.ngram.corpus import SharedCorpus
+from specengine.draft.ngram.text import RequestText
+from specengine.draft.ngram.tree import Draft, distinct, merge
+
+
+class NgramDrafter:
+    """Matches the end of each request's text with its own earlier text and, where configured, with
+    outputs of other requests; proposes what followed there. Runs on the host, in time that depends
+    on neither the length of the text nor the model.
+
+    node_limit(req): the most nodes, root included, that a request can use in this round; a round
+    emits at most one token a node.
+    """
+
+    needs_hidden = False
+    writes_kv = False
+    emits_probs = False
+
+    def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
+        _check(spec)
+        self.max_nodes = spec.num_draft_tokens
+        self.branches = spec.ngram_branches
+        self.proposes_tree = spec.ngram_branches > 1
+        self._node_limit = node_limit
+        self._matches = (spec.ngram_min_match, spec.ngram_max_match)
+        self._texts: dict[Req, RequestText] = {}
+        self._corpus: SharedCorpus | None = None
+        if spec.ngram_shared_corpus:
+            self._corpus = SharedCorpus(spec.ngram_corpus_tokens, *self._matches)
+
+    def seed(self, batch: ScheduleBatch) -> None:
+        """Index prompts here, so that the first round need not."""
+        for req in batch.reqs:
+            if req.output_ids and not req.is_finished:
+                self._text_of(req)
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        """tokens and parents are int64 on the CPU, padded with 0."""
+        drafts = [self._draft(req) for req in batch.reqs]
+        num_nodes = [len(draft.tokens) for draft in drafts]
+        width = max(num_nodes)
+        padding = [[0] * (width - count) for count in num_nodes]
+        tokens = [draft.tokens + pad for draft, pad in zip(drafts, padding, strict=True)]
+        parents = [draft.parents + pad for draft, pad in zip(drafts, padding, strict=True)]
+        return DraftProposal(
+            tokens=torch.tensor(tokens, dtype=torch.int64),
+            parents=torch.tensor(parents, dtype=torch.int64),
+            num_nodes=num_nodes,
+            is_chain=all(draft.is_chain for draft in drafts),
+        )
+
+    def observe(self, batch: ScheduleBatch, result: VerifyResult) -> None:
+        """Committed tokens are read from the requests when they next draft."""
+
+    def release(self, req: Req) -> None:
+        """Forget a request; one that finished leaves its output to the shared corpus."""
+        self._texts.pop(req, None)
+        if self._corpus is not None and req.is_finished:
+            self._corpus.add(req.output_ids)
+
+    def _draft(self, req: Req) -> Draft:
+        max_nodes = min(self.max_nodes, self._node_limit(req))
+        text = self._text_of(req)
+        if max_nodes <= 1:
+            return Draft([req.last_token], [-1])
+        length = max_nodes - 1
+        continuations = text.continuations(length)
+        if self._corpus is not None:
+            shared = self._corpus.continuations(text.tail, length)
+            continuations = chain(continuations, shared)
+        return merge(req.last_token, distinct(continuations, self.branches), max_nodes)
+
+    def _text_of(self, req: Req) -> RequestText:
+        text = self._texts.get(req)
+        if text is None:
+            text = self._texts[req] = RequestText(req, *self._matches)
+        else:
+            text.update()
+        return text
+
+
+def _check(spec: SpecConfig) -> None:
+    least = {
+        "num_draft_tokens": 2,
+        "ngram_branches": 1,
+        "ngram_min_match": 1,
+        "ngram_max_match": spec.ngram_min_match,
+        "ngram_corpus_tokens": 4,
+    }
+    for name, low in least.items():
+        value = getattr(spec, name)
+        if value < low:
+            flag = "--speculative-" + name.replace("_", "-")
+            raise ConfigError(f"{flag} must be at least {low} for NGRAM, got {value}")

@@ -1,0 +1,39 @@
+"""A request's own text as a source of drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specengine.core.request import Req
+from specengine.draft.ngram.index import NgramIndex
+
+
+class RequestText:
+    """Prompt and output of one request, indexed as they grow."""
+
+    def __init__(self, req: Req, min_match: int, max_match: int) -> None:
+        self._req = req
+        self._index = NgramIndex(min_match, max_match)
+        self._index.extend(req.prompt_ids)
+        self.update()
+
+    def update(self) -> None:
+        """Take in the output tokens committed since."""
+        known = len(self._index.tokens) - len(self._req.prompt_ids)
+        self._index.extend(self._req.output_ids[known:])
+
+    @property
+    def tail(self) -> list[int]:
+        return self._index.tokens[-self._index.max_match :]
+
+    def continuations(self, length: int) -> Iterator[list[int]]:
+        """What followed each earlier occurrence of the end of the text, best match first."""
+        for end in self._index.lookup(self.tail):
+            yield self._after(end, length)
+
+    def _after(self, end: int, length: int) -> list[int]:
+        """A continuation that runs into the end of the text reads on in what it has drafted: the
+        text since the occurrence repeats."""
+        period = self._index.tokens[end + 1 : end + 1 + length]
+        repeats = -(-length // len(period))
+        return (period * repeats)[:length]

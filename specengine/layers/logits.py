@@ -1,0 +1,139 @@
+"""From the model's logits to the distribution that a request asked for.
+
+One pipeline serves plain decoding and every verified position, in this order: logit_bias,
+penalties (repetition first), min_tokens, temperature, top-k, top-p, min-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specengine.core.sampling_batch import Penalties, RandomParams, SamplingBatch
+
+_MAX_ELEMENTS = 2**24  # of [R, V] handled at once, so that temporaries stay near 0.5 GB
+_FIRST_CANDIDATES = 256  # most nuclei fit; more are looked at where one does not
+
+
+@dataclass(frozen=True)
+class PathTokens:
+    """Tokens of this round that stand above each row: drafted, and accepted if the row counts."""
+
+    tokens_RN: Tensor  # int64, a valid token id in every place
+    mask_RN: Tensor  # bool, which of them are on the row's path
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """What each row of logits decides. By default row i decides the next token of request i."""
+
+    request_R: Tensor | None = None  # int64, index into the batch
+    depth_R: Tensor | None = None  # int64, tokens of this round above the decided one
+    path: PathTokens | None = None  # read by penalties only
+
+    def per_row(self, x_B: Tensor) -> Tensor:
+        return x_B if self.request_R is None else x_B[self.request_R]
+
+    def output_pos(self, sampling: SamplingBatch) -> Tensor:
+        """int64 [R], index of the output token that each row decides."""
+        assert sampling.output_pos is not None
+        pos = self.per_row(sampling.output_pos)
+        return pos if self.depth_R is None else pos + self.depth_R
+
+    def part(self, rows: slice, num_rows: int, device: torch.device) -> RowMap:
+        request = self.request_R
+        if request is None:
+            request = torch.arange(num_rows, device=device)
+        path = self.path and PathTokens(self.path.tokens_RN[rows], self.path.mask_RN[rows])
+        depth = self.depth_R[rows] if self.depth_R is not None else None
+        return RowMap(request[rows], depth, path)
+
+
+def row_chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
+    """Slices of rows whose [R, V] temporaries fit a fixed budget."""
+    step = max(1, _MAX_ELEMENTS // vocab_size)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def edit_logits(logits_RV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:
+    """logit_bias, penalties and min_tokens. Never in place: the raw logits are read again."""
+    edits = sampling.edits
+    if edits is None:
+        return logits_RV
+    slots = rows.per_row(edits.slots)
+    if edits.bias is not None:
+        logits_RV = logits_RV + edits.bias[slots]
+    if edits.penalties is not None:
+        logits_RV = _penalise(logits_RV, edits.penalties, slots, rows)
+    if edits.min_tokens is not None:
+        short = rows.output_pos(sampling) < rows.per_row(edits.min_tokens.min_tokens)
+        forbidden = edits.min_tokens.forbidden[slots] & short[:, None]
+        logits_RV = logits_RV.masked_fill(forbidden, float("-inf"))
+    return logits_RV
+
+
+def _penalise(logits: Tensor, penalties: Penalties, slots: Tensor, rows: RowMap) -> Tensor:
+    counts = penalties.counts[slots]
+    if rows.path is not None:
+        counts.scatter_add_(1, rows.path.tokens_RN, rows.path.mask_RN.to(counts.dtype))
+    generated = counts > 0
+    seen = generated | penalties.prompt_seen[slots]
+    repetition = rows.per_row(penalties.repetition)[:, None]
+    scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, scaled, logits)
+    frequency = rows.per_row(penalties.frequency)[:, None]
+    presence = rows.per_row(penalties.presence)[:, None]
+    return logits - frequency * counts - presence * generated
+
+
+def target_weights(logits_RV: Tensor, random: RandomParams, rows: RowMap) -> Tensor:
+    """Edited logits -> float32 [R, V], the probabilities at the request's temperature, with 0 where
+    top-k, top-p or min-p cut; not renormalised. Rows of greedy requests are meaningless."""
+    probs = (logits_RV / rows.per_row(random.temperature)[:, None]).softmax(-1)
+    floor = None
+    if random.max_top_k or random.any_top_p:
+        floor = _top_floor(probs, random, rows)
+    if random.any_min_p:
+        min_p = rows.per_row(random.min_p)[:, None] * probs.amax(-1, keepdim=True)
+        floor = min_p if floor is None else torch.maximum(floor, min_p)
+    return probs if floor is None else probs.masked_fill(probs < floor, 0.0)
+
+
+def _top_floor(probs: Tensor, random: RandomParams, rows: RowMap) -> Tensor:
+    """float32 [R, 1], the least probability that top-k and then top-p keep.
+
+    Top-k keeps the k best; top-p then keeps the shortest run of the best whose mass reaches top_p
+    of what is left.
+    """
+    vocab = probs.shape[-1]
+    top_k = rows.per_row(random.top_k)[:, None]
+    top_p = rows.per_row(random.top_p)[:, None]
+    unbounded = top_k == vocab
+    best, mass = _candidates(probs, random, unbounded, top_p)
+    kept_mass = torch.where(unbounded, 1.0, mass.gather(1, top_k.clamp(max=best.shape[-1]) - 1))
+    in_nucleus = (mass - best < top_p * kept_mass).sum(-1, keepdim=True)
+    last = torch.minimum(in_nucleus, top_k).clamp(min=1) - 1
+    floor = best.gather(1, last).float()
+    return floor.masked_fill(unbounded & (top_p >= 1.0), 0.0)
+
+
+def _candidates(
+    probs: Tensor, random: RandomParams, unbounded: Tensor, top_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The best probabilities of each row, float64 [R, C], descending, and their running sums; C
+    large enough to hold every row's top-k or nucleus. A full sort would cost ten times as much."""
+    vocab = probs.shape[-1]
+    size = min(vocab, max(_FIRST_CANDIDATES, random.max_top_k))
+    while True:
+        best = probs.topk(size).values.double()
+        mass = best.cumsum(-1)
+        if size == vocab or not random.any_open_top_p:
+            return best, mass
+        overflows = unbounded & (top_p < 1.0) & (mass[:, -1:] < top_p)
+        if not overflows.any():
+            return best, mass
+        size = min(vocab, 16 * size)

@@ -1,0 +1,48 @@
+"""Batches of bare requests for drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.config import SpecConfig
+from specengine.core.forward_mode import ForwardMode
+from specengine.core.request import FinishReason, Req, ReqState
+from specengine.core.sampling import SamplingParams
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.core.spec import DraftProposal
+from specengine.draft.ngram.drafter import NgramDrafter
+
+
+def request(prompt: list[int], output: list[int]) -> Req:
+    return Req("r", prompt, SamplingParams(temperature=0.0), output_ids=list(output))
+
+
+def finish(req: Req) -> None:
+    req.state, req.finish_reason = ReqState.FINISHED, FinishReason("stop")
+
+
+def decode_batch(reqs: list[Req]) -> ScheduleBatch:
+    return ScheduleBatch(
+        reqs=reqs,
+        forward_mode=ForwardMode.DECODE,
+        input_ids=[req.last_token for req in reqs],
+        prefix_lens=[req.seq_len - 1 for req in reqs],
+        extend_lens=[1] * len(reqs),
+        samples=[True] * len(reqs),
+        sampling=SamplingBatch.from_reqs(reqs, 100, torch.device("cpu")),
+    )
+
+
+def drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> NgramDrafter:
+    spec = {"num_draft_tokens": 5, "ngram_min_match": 2, "ngram_max_match": 4, **options}
+    return NgramDrafter(SpecConfig(algorithm="NGRAM", **spec), limit)
+
+
+def nodes(proposal: DraftProposal, i: int = 0) -> tuple[list[int], list[int]]:
+    """Tokens and parents of request i, without padding."""
+    count = proposal.num_nodes[i]
+    return proposal.tokens[i, :count].tolist(), proposal.parents[i, :count].tolist()
