@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
+from specengine.kernels import few_row
 from specengine.layers.attention import Attention
 from specengine.layers.linear import Linear, MergedLinear
 from specengine.layers.mlp import GatedMLP
@@ -75,11 +77,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
-        q, k, v = self.qkv_proj(hidden).split(self.sizes, dim=-1)
+        out: Tensor = self.o_proj(self.attend(positions, self.qkv_proj(hidden), batch))
+        return out
+
+    def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
+        q, k, v = torch.split(qkv, self.sizes, dim=-1)
         if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q.unflatten(-1, (-1, self.head_dim))).flatten(-2)
-            k = self.k_norm(k.unflatten(-1, (-1, self.head_dim))).flatten(-2)
-        out: Tensor = self.o_proj(self.attn(positions, q, k, v, batch))
+            q = self.q_norm(q.reshape(-1, self.head_dim)).view(q.shape)
+            k = self.k_norm(k.reshape(-1, self.head_dim)).view(k.shape)
+        out: Tensor = self.attn(positions, q, k, v, batch)
         return out
 
 
@@ -99,12 +106,28 @@ class DecoderLayer(nn.Module):
         self.self_attn = SelfAttention(shape, layer_id, rotary, sliding_window)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
+        self.can_fuse = not shape.o_bias and not shape.mlp_bias
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
-    ) -> tuple[Tensor, Tensor]:
-        """Output of the layer [T, hidden_size] and the residual stream before it is added."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output of the layer [T, hidden_size] and the residual stream before it is added; None
+        where the output is the whole stream already."""
+        if self.can_fuse and few_row.fits(hidden):
+            stream = hidden if residual is None else hidden + residual
+            return self.forward_few_rows(positions, stream, batch), None
         hidden, residual = self.input_layernorm.add(hidden, residual)
         hidden = self.self_attn(positions, hidden, batch)
         hidden, residual = self.post_attention_layernorm.add(hidden, residual)
         return self.mlp(hidden), residual
+
+    def forward_few_rows(self, positions: Tensor, stream: Tensor, batch: ForwardBatch) -> Tensor:
+        """The same layer in one kernel a weight: residual stream in, residual stream out."""
+        attention, mlp = self.self_attn, self.mlp
+        norm, qkv_proj = self.input_layernorm, attention.qkv_proj
+        qkv = few_row.norm_linear(stream, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias)
+        heads = attention.attend(positions, qkv, batch)
+        stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
+        norm = self.post_attention_layernorm
+        gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, mlp.gate_up_proj.plain)
+        return few_row.linear_add(gated, mlp.down_proj.plain, stream)

@@ -33,8 +33,13 @@ class Linear(nn.Module):
         """[T, in_features] -> [T, out_features]."""
         if self.kernel is not None:
             return self.kernel(x)
-        assert self.weight is not None
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.plain, self.bias)
+
+    @property
+    def plain(self) -> Tensor:
+        """The weight of a layer that has not been packed."""
+        assert self.weight is not None, "the weight was packed for the CPU"
+        return self.weight
 
     def use_kernel(self, kernel: LinearKernel) -> None:
         """Multiply with `kernel` from now on, and let go of the plain weight."""

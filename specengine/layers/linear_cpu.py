@@ -149,7 +149,7 @@ def _choose_kernel(
 def _unquantized_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel | None:
     if weight.device.type != "cpu":
         return None
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():
+    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return MklLinear(weight, bias)
     if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return OneDnnLinear(weight, bias)

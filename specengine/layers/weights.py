@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -19,7 +19,7 @@ def load_weights(
     model: nn.Module,
     weights: Iterable[tuple[str, Tensor]],
     packed_modules_mapping: PackedModules,
-    ignored: frozenset[str] = frozenset(),
+    ignored: Collection[str] = (),
 ) -> None:
     """Copy each (checkpoint name, tensor) to its place; every place must be filled exactly.
 

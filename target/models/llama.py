@@ -97,8 +97,8 @@ class LlamaForCausalLM(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from (checkpoint name, tensor) pairs. Raises ModelLoadError naming
         any tensor that is missing, unexpected or of the wrong shape."""
-        tied = {"lm_head.weight"} if self.config.tie_word_embeddings else set()
-        load_weights(self, weights, self.packed_modules_mapping, frozenset(tied))
+        tied = ["lm_head.weight"] if self.config.tie_word_embeddings else []
+        load_weights(self, weights, self.packed_modules_mapping, tied)
 
 
 class MistralForCausalLM(LlamaForCausalLM):

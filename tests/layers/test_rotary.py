@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specengine.core.errors import ModelLoadError
+from specengine.layers.rotary import RotaryEmbedding, rope_frequencies, rope_parameters
+
+SCALINGS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256},
+    "yarn, all options": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.2,
+    },
+    "yarn, own attention factor": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 256,
+        "attention_factor": 1.5,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 8 for i in range(32)],
+        "long_factor": [1.0 + i / 8 for i in range(32)],
+        "attention_factor": 1.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": 1024,
+    },
+}
+
+
+def _config(parameters: dict[str, Any]) -> Any:
+    return LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        max_position_embeddings=1024,
+        rope_parameters=parameters | {"rope_theta": 50000.0},
+    )
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies_equal_transformers(name: str) -> None:
+    config = _config(SCALINGS[name])
+    found, factor = rope_frequencies(64, 1024, rope_parameters(config))
+    kind = SCALINGS[name]["rope_type"]
+    if kind == "default":
+        expected, expected_factor = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+    else:
+        expected, expected_factor = ROPE_INIT_FUNCTIONS[kind](config)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(expected_factor)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_table_equals_transformers(name: str) -> None:
+    config = _config(SCALINGS[name])
+    table = RotaryEmbedding.from_config(config).cos_sin_cache
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(1024)[None])
+    assert table.shape == (1024, 64)
+    torch.testing.assert_close(table[:, :32], cos[0, :, :32], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(table[:, 32:], sin[0, :, :32], rtol=1e-4, atol=1e-4)
+
+
+def test_older_configurations_keep_scaling_beside_theta() -> None:
+    old = SimpleNamespace(rope_theta=50000.0, rope_scaling={"type": "linear", "factor": 4.0})
+    assert rope_parameters(old) == {
+        "rope_theta": 50000.0,
+        "type": "linear",
+        "rope_type": "linear",
+        "factor": 4.0,
+    }
+
+
+def test_configuration_without_scaling_is_default() -> None:
+    assert rope_parameters(SimpleNamespace(rope_theta=7.0, rope_scaling=None)) == {
+        "rope_theta": 7.0,
+        "rope_type": "default",
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' is not supported; known: default"),
+        ({"rope_type": "linear"}, "lack 'factor'"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (SCALINGS["longrope"] | {"short_factor": [1.0]}, "longrope with different"),
+        (SCALINGS["longrope"] | {"short_factor": [1.0], "long_factor": [1.0]}, "has 1 values"),
+    ],
+)
+def test_what_is_not_supported_is_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        rope_frequencies(64, 1024, {"rope_theta": 1e4} | parameters)

@@ -1,0 +1,83 @@
+"""A runner in miniature: pools, a page table and the reference attention, for models alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.layers.rotary import config_head_dim
+from specengine.runner.attention.torch_backend import TorchAttentionBackend
+
+_ROOM = 160  # tokens a request
+
+
+@dataclass
+class _PageTable:
+    req_to_token: Tensor
+
+
+class _Pool:
+    """Slots of a request are scattered, so that nothing works by accident of order."""
+
+    def __init__(self, config: Any, num_slots: int, dtype: torch.dtype) -> None:
+        shape = (num_slots, config.num_key_value_heads, config_head_dim(config))
+        layers = range(config.num_hidden_layers)
+        self.buffers = [torch.zeros(2, *shape, dtype=dtype).unbind() for _ in layers]
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        k, v = self.buffers[layer_id]
+        return k, v
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        raise AssertionError("models do not move KV")
+
+
+class MiniRunner:
+    """Runs a model on new tokens of several requests, which keep their KV from call to call."""
+
+    def __init__(self, model: Any, num_requests: int = 2) -> None:
+        self.model = model
+        slots = torch.randperm(num_requests * _ROOM, generator=torch.Generator().manual_seed(1)) + 1
+        self.table = _PageTable(slots.view(num_requests, _ROOM).to(torch.int32))
+        dtype = model.model.embed_tokens.weight.dtype
+        self.pool = _Pool(model.config, num_requests * _ROOM + 1, dtype)
+        self.backend = TorchAttentionBackend()
+        self.lens = [0] * num_requests
+
+    def batch(self, mode: ForwardMode, tokens: Sequence[Sequence[int]]) -> ForwardBatch:
+        """tokens: the new ones of each request."""
+        snapshot = ModelWorkerBatch(
+            forward_mode=mode,
+            input_ids=torch.tensor([t for new in tokens for t in new], dtype=torch.int64),
+            req_pool_indices=list(range(len(tokens))),
+            prefix_lens=self.lens[: len(tokens)],
+            extend_lens=[len(new) for new in tokens],
+            logits_rows=None,
+            sampling=None,
+        )
+        cpu = torch.device("cpu")
+        batch = ForwardBatch.init_new(snapshot, cpu, self.table, self.pool, self.backend)
+        if batch.num_tokens:
+            self.backend.init_forward_metadata(batch)
+        for index, new in enumerate(tokens):
+            self.lens[index] += len(new)
+        return batch
+
+    @torch.no_grad()
+    def logits(self, mode: ForwardMode, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """float32 [T, V]."""
+        batch = self.batch(mode, tokens)
+        hidden = self.model(batch.input_ids, batch.positions, batch)
+        found: Tensor = self.model.compute_logits(hidden)
+        return found
+
+
+@pytest.fixture
+def mini_runner() -> type[MiniRunner]:
+    return MiniRunner

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from specengine.core.batch import ForwardMode
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.target.models.llama import LlamaForCausalLM
+from specengine.target.registry import find_model_class
+
+PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
+OTHER = [(5 * i * i + i + 11) % 300 for i in range(33)]
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama3 rope": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "yarn rope": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "linear rope": {
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+    },
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied, wide heads": {"tie_word_embeddings": True, "head_dim": 48},
+}
+
+
+def _load(directory: Path, **options: Any) -> Any:
+    source = resolve_model(ModelConfig(model=str(directory)))
+    cpu = torch.device("cpu")
+    return load_model(source, find_model_class, torch.float32, cpu, **options)
+
+
+def _reference(directory: Path, tokens: list[int]) -> Tensor:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        logits: Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def _assert_near(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == torch.float32
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(
+    family: str, small_models: dict[str, Path], mini_runner: Any
+) -> None:
+    runner = mini_runner(_load(small_models[family]))
+    found = runner.logits(ForwardMode.EXTEND, [PROMPT, OTHER])
+    _assert_near(found[: len(PROMPT)], _reference(small_models[family], PROMPT))
+    _assert_near(found[len(PROMPT) :], _reference(small_models[family], OTHER))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_llama_variants_equal_transformers(name: str, tmp_path: Path, mini_runner: Any) -> None:
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.12,
+        **VARIANTS[name],
+    )
+    reference = transformers.LlamaForCausalLM(config)
+    for parameter in reference.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    reference.save_pretrained(tmp_path)
+    found = mini_runner(_load(tmp_path)).logits(ForwardMode.EXTEND, [PROMPT])
+    _assert_near(found, _reference(tmp_path, PROMPT))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_extend_in_parts_then_decode_equals_one_extend(
+    family: str, small_models: dict[str, Path], mini_runner: Any
+) -> None:
+    model = _load(small_models[family])
+    whole = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    runner = mini_runner(model)
+    parts = [
+        runner.logits(ForwardMode.EXTEND, [PROMPT[:40]]),
+        runner.logits(ForwardMode.EXTEND, [PROMPT[40:66]]),
+        *(runner.logits(ForwardMode.DECODE, [[token]]) for token in PROMPT[66:]),
+    ]
+    _assert_near(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("ends", [[3], [1, 3], [1, 2, 3]])
+def test_split_prefill_equals_extend(
+    ends: list[int], small_models: dict[str, Path], mini_runner: Any
+) -> None:
+    model = _load(small_models["llama"])
+    whole = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT, OTHER])
+    batch = mini_runner(model).batch(ForwardMode.SPLIT_PREFILL, [PROMPT, OTHER])
+    results = []
+    for end in ends:
+        results.append(model.forward_split_prefill(batch.input_ids, batch.positions, batch, end))
+        assert batch.split_index == end
+    assert all(result is None for result in results[:-1])
+    assert torch.equal(model.compute_logits(results[-1]), whole)
+
+
+def test_idle_runs_on_zero_tokens(small_models: dict[str, Path], mini_runner: Any) -> None:
+    logits = mini_runner(_load(small_models["llama"])).logits(ForwardMode.IDLE, [])
+    assert logits.shape == (0, 320)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_layer_equals_the_plain_one(
+    family: str, small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a GPU with few rows, on the reference kernels."""
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    model = _load(small_models[family])
+    tokens = PROMPT[:12]
+    plain = mini_runner(model).logits(ForwardMode.EXTEND, [tokens])
+    monkeypatch.setattr("specengine.kernels.few_row.fits", lambda x: True)
+    _assert_near(mini_runner(model).logits(ForwardMode.EXTEND, [tokens]), plain)
+
+
+@pytest.mark.parametrize(("quantization", "error"), [(None, 0.03), ("int8", 0.05), ("int4", 0.5)])
+def test_bfloat16_and_quantized_models_are_near(
+    quantization: str | None, error: float, small_models: dict[str, Path], mini_runner: Any
+) -> None:
+    source = resolve_model(ModelConfig(model=str(small_models["llama"])))
+    cpu = torch.device("cpu")
+    model: Any = load_model(source, find_model_class, torch.bfloat16, cpu, quantization)
+    assert not any("_proj" in name for name, _ in model.named_parameters())
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    expected = _reference(small_models["llama"], PROMPT)
+    assert 0 < float((found - expected).norm() / expected.norm()) < error
+
+
+def test_registry_names_what_it_knows() -> None:
+    assert find_model_class(["Unknown", "LlamaForCausalLM"]) is LlamaForCausalLM
+    with pytest.raises(ModelLoadError, match=r"OPTForCausalLM is not supported; known: Llama.*Qw"):
+        find_model_class(["OPTForCausalLM"])
+    with pytest.raises(ModelLoadError, match=r"\(none named\)"):
+        find_model_class([])
+
+
+def test_other_activations_are_refused() -> None:
+    config = transformers.LlamaConfig(hidden_act="gelu")
+    with pytest.raises(ModelLoadError, match="'gelu' is not supported"):
+        LlamaForCausalLM(config)
