@@ -1,0 +1,50 @@
+"""The KV memory itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """What one token leaves behind in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V, all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class MHATokenToKVPool:
+    """K and V of multi-head or grouped-query attention: one tensor each a layer, [S, num_kv_heads,
+    head_dim]. Not one stacked tensor: compiled graphs that mutate one run far slower on CPU.
+
+    num_slots: S, the reserved first page included. Starts as zeros: attention may multiply slots
+    that it masks by zero, and a NaN would survive that.
+    """
+
+    def __init__(self, num_slots: int, shape: KVShape, device: torch.device) -> None:
+        self.shape = shape
+        self.num_slots = num_slots
+        size = (num_slots, shape.num_kv_heads, shape.head_dim)
+        layers = range(shape.num_layers)
+        self._k = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in layers]
+        self._v = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in layers]
+
+    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer, each [S, num_kv_heads, head_dim]."""
+        return self._k[layer_id], self._v[layer_id]
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy the KV of slots `src` to slots `dst` in every layer (int64 [M] each). The sets may
+        overlap: all reads happen before any write."""
+        for buffer in (*self._k, *self._v):
+            buffer[dst] = buffer[src]

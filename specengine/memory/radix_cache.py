@@ -1,0 +1,186 @@
+"""The prefix cache: KV of finished and running requests, found again by their tokens."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[Any]
+Tokens = Sequence[int] | IntArray
+
+
+@dataclass(slots=True, eq=False)
+class RadixNode:
+    """An edge of the tree and what hangs below it. Lengths are whole pages.
+
+    lock_ref counts the locks on this node and on its descendants.
+    """
+
+    tokens: IntArray  # int64 [n]
+    slots: IntArray  # int32 [n]
+    parent: RadixNode | None
+    children: dict[bytes, RadixNode] = field(default_factory=dict)  # by their first page of tokens
+    lock_ref: int = 0
+    last_access: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_evictable_leaf(self) -> bool:
+        return not self.children and not self.lock_ref and self.parent is not None
+
+
+class RadixCache:
+    """A radix tree over token ids (Zheng et al. 2024, SGLang, section 3) that owns the KV slots it
+    holds. A lock keeps a path from the root; what no lock holds can be evicted, least recently
+    used leaves first.
+
+    Prefixes are matched in whole pages. With `disable` it remembers nothing.
+    """
+
+    def __init__(self, page_size: int, disable: bool = False) -> None:
+        self.page_size = page_size
+        self.disable = disable
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, locks included. The slots are the caller's to free."""
+        nothing = np.empty(0, dtype=np.int64)
+        self.root = RadixNode(nothing, nothing.astype(np.int32), None)
+        self.evictable_size = 0  # tokens that no lock holds
+        self.protected_size = 0  # tokens that a lock holds
+        self._evictable_leaves: set[RadixNode] = set()
+        self._clock = 0
+
+    def match_prefix(self, token_ids: Tokens) -> tuple[IntArray, RadixNode]:
+        """The slots of the longest known prefix (int32 [n], whole pages) and the node it ends at,
+        which the caller may lock. A match inside a node splits it."""
+        tokens = self._aligned(token_ids)
+        node, found = self.root, [self.root.slots]
+        self._clock += 1
+        while (child := self._child(node, tokens)) is not None:
+            common = self._common_prefix(child.tokens, tokens)
+            node = child if common == len(child) else self._split(child, common)
+            node.last_access = self._clock
+            found.append(node.slots)
+            tokens = tokens[common:]
+            if common < len(child):
+                break
+        return np.concatenate(found), node
+
+    def insert(self, token_ids: Tokens, slots: IntArray) -> int:
+        """Remember the KV of a sequence, up to its last whole page. Returns how many leading tokens
+        were known: their slots in `slots` stay the caller's, all later ones (up to the last whole
+        page) now belong to the cache."""
+        tokens = self._aligned(token_ids)
+        if self.disable or not len(tokens):
+            return 0
+        known, node = self.match_prefix(tokens)
+        present = len(known)
+        if present < len(tokens):
+            own = slots[present : len(tokens)].astype(np.int32)
+            leaf = RadixNode(tokens[present:].copy(), own, node, last_access=self._clock)
+            node.children[self._key(leaf.tokens)] = leaf
+            self.evictable_size += len(leaf)
+            self._evictable_leaves.discard(node)
+            self._evictable_leaves.add(leaf)
+        return present
+
+    def inc_lock_ref(self, node: RadixNode) -> None:
+        """Keep the path from the root to `node`."""
+        for held in self._path(node):
+            if held.lock_ref == 0:
+                self.evictable_size -= len(held)
+                self.protected_size += len(held)
+                self._evictable_leaves.discard(held)
+            held.lock_ref += 1
+
+    def dec_lock_ref(self, node: RadixNode) -> None:
+        """Undo one inc_lock_ref of the same path."""
+        for held in self._path(node):
+            held.lock_ref -= 1
+            if held.lock_ref == 0:
+                self.evictable_size += len(held)
+                self.protected_size -= len(held)
+                if held.is_evictable_leaf:
+                    self._evictable_leaves.add(held)
+
+    def evict(self, num_tokens: int) -> IntArray:
+        """Forget leaves, whole ones, until at least `num_tokens` are gone or nothing is left that
+        may go. Returns their slots (int32), which are now the caller's."""
+        gone = [self.root.slots]
+        count = 0
+        leaves = [(leaf.last_access, id(leaf), leaf) for leaf in self._evictable_leaves]
+        heapq.heapify(leaves)
+        while leaves and count < num_tokens:
+            leaf = heapq.heappop(leaves)[-1]
+            parent = self._remove(leaf)
+            gone.append(leaf.slots)
+            count += len(leaf)
+            if parent.is_evictable_leaf:
+                self._evictable_leaves.add(parent)
+                heapq.heappush(leaves, (parent.last_access, id(parent), parent))
+        return np.concatenate(gone)
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Every node but the root, parents before children."""
+        stack = list(self.root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def _aligned(self, token_ids: Tokens) -> IntArray:
+        tokens = np.asarray(token_ids, dtype=np.int64)
+        return tokens[: len(tokens) // self.page_size * self.page_size]
+
+    def _key(self, tokens: IntArray) -> bytes:
+        return tokens[: self.page_size].tobytes()
+
+    def _child(self, node: RadixNode, tokens: IntArray) -> RadixNode | None:
+        return node.children.get(self._key(tokens)) if len(tokens) else None
+
+    def _common_prefix(self, left: IntArray, right: IntArray) -> int:
+        """Tokens in common, in whole pages."""
+        size = min(len(left), len(right))
+        differ = left[:size] != right[:size]
+        first = int(differ.argmax())
+        common = first if size and differ[first] else size
+        return common // self.page_size * self.page_size
+
+    def _split(self, node: RadixNode, length: int) -> RadixNode:
+        """Cut `node` in two after `length` tokens; gives the upper half, which is new."""
+        parent = node.parent
+        assert parent is not None, "the root is empty and never split"
+        upper = RadixNode(
+            node.tokens[:length].copy(),
+            node.slots[:length].copy(),
+            parent,
+            lock_ref=node.lock_ref,
+            last_access=node.last_access,
+        )
+        parent.children[self._key(upper.tokens)] = upper
+        node.tokens, node.slots = node.tokens[length:].copy(), node.slots[length:].copy()
+        node.parent = upper
+        upper.children[self._key(node.tokens)] = node
+        return upper
+
+    def _remove(self, leaf: RadixNode) -> RadixNode:
+        parent = leaf.parent
+        assert parent is not None, "the root is no leaf to remove"
+        del parent.children[self._key(leaf.tokens)]
+        self._evictable_leaves.discard(leaf)
+        self.evictable_size -= len(leaf)
+        return parent
+
+    def _path(self, node: RadixNode) -> Iterator[RadixNode]:
+        """From `node` up to the child of the root."""
+        while node.parent is not None:
+            yield node
+            node = node.parent

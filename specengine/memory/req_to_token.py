@@ -1,0 +1,68 @@
+"""The page table: which KV slot holds each token of each request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+IntArray = NDArray[Any]
+
+
+class ReqToTokenPool:
+    """One row a request, kept twice: the scheduler reads and writes the host copy, forwards read
+    the device copy. On CPU the two are one.
+
+    Row 0 belongs to nobody and stays all zeros: graph padding points there, and from there to KV
+    slot 0, which belongs to nobody either.
+    """
+
+    def __init__(self, size: int, max_context_len: int, device: torch.device) -> None:
+        self.size = size
+        self.max_context_len = max_context_len
+        host = torch.zeros(size + 1, max_context_len, dtype=torch.int32)
+        self.req_to_token = host if device.type == "cpu" else host.to(device)
+        self._is_mirrored = device.type != "cpu"
+        self._host: IntArray = host.numpy()
+        self._free_rows = list(range(size, 0, -1))
+        self._unsent: list[range] = []  # flat positions that the device has not seen
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free_rows)
+
+    def alloc(self) -> int | None:
+        return self._free_rows.pop() if self._free_rows else None
+
+    def free(self, row: int) -> None:
+        self._free_rows.append(row)
+
+    def slots(self, row: int, start: int, end: int) -> IntArray:
+        """int32 [end - start], a view of the host copy that the next write may change."""
+        return self._host[row, start:end]
+
+    def write(self, row: int, start: int, slots: IntArray) -> None:
+        """Set the slots of tokens start .. start + len(slots) - 1; the device sees it after
+        `flush`."""
+        end = start + len(slots)
+        self._host[row, start:end] = slots
+        if self._is_mirrored:
+            base = row * self.max_context_len
+            self._unsent.append(range(base + start, base + end))
+
+    def flush(self) -> None:
+        """Send everything written since the last flush to the device, in one asynchronous copy on
+        the current stream."""
+        if not self._unsent:
+            return
+        # Values are read from the host copy only now, so that a place written twice is sent twice
+        # with the same value: the scatter below has no order.
+        places = np.concatenate([np.arange(r.start, r.stop) for r in self._unsent])
+        self._unsent.clear()
+        packed = torch.from_numpy(np.stack((places, self._host.reshape(-1)[places])))
+        device = self.req_to_token.device
+        if device.type == "cuda":
+            packed = packed.pin_memory().to(device, non_blocking=True)
+        self.req_to_token.view(-1)[packed[0]] = packed[1].to(torch.int32)

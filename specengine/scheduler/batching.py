@@ -1,0 +1,63 @@
+"""Requests into batches."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.forward_mode import ForwardMode
+from specengine.core.request import Req
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.scheduler.admission import Chunk
+
+
+class BatchBuilder:
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._decoded: list[Req] = []  # requests of the last decode batch
+        self._decode_sampling: SamplingBatch | None = None
+
+    def prefill(self, chunks: list[Chunk], riders: list[Req]) -> ScheduleBatch:
+        """Prompt chunks; `riders` are running requests that decode one token along with them."""
+        reqs = [chunk.req for chunk in chunks]
+        starts = [req.kv_len for req in reqs]
+        ends = [chunk.req.kv_len + chunk.length for chunk in chunks]
+        input_ids: list[int] = []
+        for req, start, end in zip(reqs, starts, ends, strict=True):
+            input_ids += req.token_ids[start:end]
+        samples = [
+            end == req.prefill_len and not req.output_ids
+            for req, end in zip(reqs, ends, strict=True)
+        ]
+        reqs += riders
+        return ScheduleBatch(
+            reqs=reqs,
+            forward_mode=ForwardMode.MIXED if riders else ForwardMode.EXTEND,
+            input_ids=input_ids + [req.last_token for req in riders],
+            prefix_lens=starts + [req.kv_len for req in riders],
+            extend_lens=[chunk.length for chunk in chunks] + [1] * len(riders),
+            samples=samples + [True] * len(riders),
+            sampling=SamplingBatch.from_reqs(reqs, self.vocab_size, self.device),
+        )
+
+    def decode(self, running: list[Req]) -> ScheduleBatch:
+        """One round: the last token of each request is its root."""
+        reqs = list(running)
+        return ScheduleBatch(
+            reqs=reqs,
+            forward_mode=ForwardMode.DECODE,
+            input_ids=[req.last_token for req in reqs],
+            prefix_lens=[req.kv_len for req in reqs],
+            extend_lens=[1] * len(reqs),
+            samples=[True] * len(reqs),
+            sampling=self._sampling_of(reqs),
+        )
+
+    def _sampling_of(self, reqs: list[Req]) -> SamplingBatch:
+        if self._decode_sampling is not None and self._decoded == reqs:
+            self._decode_sampling.refresh(reqs)
+        else:
+            self._decode_sampling = SamplingBatch.from_reqs(reqs, self.vocab_size, self.device)
+            self._decoded = reqs
+        return self._decode_sampling

@@ -1,0 +1,27 @@
+"""Limits that the scheduler works within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specengine.core.request import Req
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePolicy:
+    """context_len: tokens of a request, prompt and output together. max_nodes: the most a round
+    verifies for one request, root included; 1 without speculation. chunked_prefill_size: prompt
+    tokens a forward; -1 never splits."""
+
+    context_len: int
+    max_running_requests: int
+    chunked_prefill_size: int
+    max_nodes: int = 1
+    enable_mixed_chunk: bool = False
+
+    def remaining_tokens(self, req: Req) -> int:
+        """Tokens that the request may still emit."""
+        room = self.context_len - req.seq_len
+        if req.sampling.max_tokens is None:
+            return room
+        return min(room, req.sampling.max_tokens - len(req.output_ids))

@@ -1,0 +1,74 @@
+"""KV memory for the next round of the running requests, at the cost of others if need be."""
+
+from __future__ import annotations
+
+from specengine.core.request import Req, ReqState
+from specengine.scheduler.admission import Demand, out_of_memory
+from specengine.scheduler.exits import Exits
+from specengine.scheduler.ledger import KVLedger
+from specengine.scheduler.policy import SchedulePolicy
+from specengine.scheduler.queues import RequestQueues
+
+# Tokens reserved past a round while memory is plentiful, so that most rounds reserve nothing.
+AHEAD = 64
+
+
+class RoundMemory:
+    """Reserves the bound of a round for every running request.
+
+    Under pressure, in this order: the cache is evicted, slots that were reserved ahead are taken
+    back, and the requests that arrived last are retracted. The oldest request always goes on; one
+    that has the whole memory and still needs more is finished.
+    """
+
+    def __init__(
+        self,
+        policy: SchedulePolicy,
+        queues: RequestQueues,
+        ledger: KVLedger,
+        exits: Exits,
+        demand: Demand,
+    ) -> None:
+        self.policy = policy
+        self.queues = queues
+        self.ledger = ledger
+        self.exits = exits
+        self.demand = demand
+
+    def reserve(self, nodes: int) -> None:
+        """Have slots for `nodes` more tokens of each running request; some may leave."""
+        self.demand.decay()
+        short = [r for r in self.queues.running if r.reserved_len < self._bound(r, nodes)]
+        if not short:
+            return
+        plenty = self.ledger.allocator.available > 2 * len(self.queues.running) * (AHEAD + nodes)
+        ahead = AHEAD if plenty else 0
+        for req in sorted(short, key=lambda r: r.arrival_time):
+            self._secure(req, nodes, ahead)
+
+    def _bound(self, req: Req, nodes: int) -> int:
+        return min(req.kv_len + nodes, self.policy.context_len)
+
+    def _secure(self, req: Req, nodes: int, ahead: int) -> None:
+        wanted = self._bound(req, nodes + min(ahead, self.policy.remaining_tokens(req)))
+        while req.state is ReqState.RUNNING and not self.ledger.reserve(req, wanted):
+            wanted = self._bound(req, nodes)
+            if self.queues.num_live == 1:
+                self._take_the_rest(req, wanted)
+                return
+            if not self._take_back(nodes):
+                self.exits.retract(self.queues.newest())
+                self.demand.grow()
+
+    def _take_the_rest(self, req: Req, wanted: int) -> None:
+        """The last request drafts less when memory runs out, and ends when it cannot go on."""
+        self.ledger.reserve(req, min(wanted, req.reserved_len + self.ledger.obtainable))
+        if req.reserved_len <= req.kv_len:
+            self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
+
+    def _take_back(self, nodes: int) -> bool:
+        """Whether slots reserved ahead of need were found."""
+        before = self.ledger.obtainable
+        for req in self.queues.running:
+            self.ledger.trim(req, self._bound(req, nodes))
+        return self.ledger.obtainable > before

@@ -1,0 +1,221 @@
+"""What runs next, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+import torch
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.errors import InvariantError, RequestError
+from specengine.core.forward_mode import ForwardMode
+from specengine.core.request import FinishReason, Req, ReqState, TokenLogprob
+from specengine.core.sampling import SamplingParams
+from specengine.core.spec import PrefillResult, SpecTotals, VerifyResult
+from specengine.scheduler.admission import Admission
+from specengine.scheduler.batching import BatchBuilder
+from specengine.scheduler.exits import Exits
+from specengine.scheduler.finish import Cut, StopStrings, TextDecoder, find_cut
+from specengine.scheduler.ledger import KVLedger
+from specengine.scheduler.policy import SchedulePolicy
+from specengine.scheduler.queues import RequestQueues
+from specengine.scheduler.retraction import RoundMemory
+
+
+class Scheduler:
+    """Continuous batching: `schedule` gives the next batch, `commit_prefill` or `commit_round`
+    takes its outcome. Prefill forwards and rounds alternate while there is work for both.
+
+    make_decoder: a fresh text decoder of a request, in which its stop strings are looked for.
+    device: where the sampling parameters of a batch are needed.
+
+    Requests may be added or aborted at any time but between `schedule` and the forward.
+    """
+
+    def __init__(
+        self,
+        policy: SchedulePolicy,
+        ledger: KVLedger,
+        vocab_size: int,
+        device: torch.device,
+        make_decoder: Callable[[SamplingParams], TextDecoder],
+    ) -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self.queues = RequestQueues()
+        self.exits = Exits(self.queues, ledger)
+        self.admission = Admission(policy, self.queues, ledger, self.exits)
+        self.rounds = RoundMemory(policy, self.queues, ledger, self.exits, self.admission.demand)
+        self.batches = BatchBuilder(vocab_size, device)
+        self.spec_totals = SpecTotals()
+        self.num_generated_tokens = 0
+        self._make_decoder = make_decoder
+        self._round_is_due = False
+
+    # ---- requests in and out
+
+    def add(self, req: Req) -> None:
+        """Queue a request. Raises RequestError where it can never be served."""
+        if req.rid in self.queues.by_rid:
+            raise RequestError(f"request id {req.rid} is in use; choose another", "request_id")
+        self.admission.check(req)
+        if req.sampling.stop:
+            req.stop_checker = StopStrings(req.sampling.stop, self._make_decoder(req.sampling))
+        self.queues.add(req)
+
+    def abort(self, rid: str) -> None:
+        """End a request, wherever it stands. Unknown and finished ones are ignored."""
+        if (req := self.queues.by_rid.get(rid)) is not None:
+            self.exits.finish(req, FinishReason("abort"))
+
+    def take_changed(self) -> list[Req]:
+        """Requests that gained tokens or finished since the last call."""
+        return self.exits.take_changed()
+
+    def take_released(self) -> list[Req]:
+        """Requests that left the KV memory since the last call: finished, aborted or retracted.
+        A drafter drops what it keeps for them, before it is seeded again."""
+        return self.exits.take_released()
+
+    # ---- forwards
+
+    def schedule(self) -> ScheduleBatch | None:
+        """The next batch, its slots written to the page table. None where nothing can run; look at
+        `has_work`, for requests may have finished instead."""
+        if self._round_is_due:
+            batch = self._decode() or self._prefill()
+        else:
+            batch = self._prefill() or self._decode()
+        self._round_is_due = batch is not None and batch.forward_mode is ForwardMode.EXTEND
+        self.ledger.flush()
+        return batch
+
+    def round_limit(self, req: Req) -> int:
+        """The most nodes the request may verify in the round just scheduled, root included: what
+        it has slots for, and no more tokens than it may still emit."""
+        return min(
+            self.policy.max_nodes,
+            self.policy.remaining_tokens(req),
+            req.reserved_len - req.kv_len,
+        )
+
+    def commit_prefill(self, batch: ScheduleBatch, result: PrefillResult) -> None:
+        """Take the outcome of an EXTEND or MIXED batch. Requests aborted meanwhile are skipped."""
+        for index, req in enumerate(batch.reqs):
+            if req.is_finished:
+                continue
+            token, logprob = result.tokens[index], result.logprobs[index]
+            tokens = [token] if token is not None else []
+            logprobs = [logprob] if logprob is not None else []
+            if req.state is ReqState.RUNNING:
+                self._commit_run(req, tokens, logprobs, drafted=0)
+                continue
+            req.prompt_logprobs += result.prompt_logprobs[index]
+            self._commit_chunk(req, batch.extend_lens[index])
+            if tokens:
+                self._emit(req, tokens, logprobs, self._cut(req, tokens))
+
+    def commit_round(self, batch: ScheduleBatch, result: VerifyResult) -> None:
+        """Take the outcome of a DECODE batch. The KV of accepted nodes lies where a chain would
+        have written it. Requests aborted meanwhile are skipped."""
+        for index, req in enumerate(batch.reqs):
+            if not req.is_finished:
+                logprobs = result.logprobs[index] if result.logprobs is not None else []
+                self._commit_run(req, result.tokens[index], logprobs, result.num_drafted[index])
+
+    # ---- how things stand
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.queues.by_rid)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold KV memory."""
+        return self.queues.num_live
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.queues.waiting)
+
+    @property
+    def num_slots(self) -> int:
+        return self.ledger.capacity
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that no request holds; those that the cache would give up count."""
+        return self.ledger.obtainable
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of requests admitted since start."""
+        return self.admission.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt tokens, those found in the prefix cache."""
+        return self.admission.num_cached_tokens
+
+    @property
+    def num_retractions(self) -> int:
+        return self.exits.num_retractions
+
+    def check_invariant(self) -> None:
+        """Raise InvariantError, with the numbers, unless every slot and row is accounted for."""
+        self.ledger.check(self.queues.live)
+        for req in self.queues.running:
+            if req.kv_len != req.seq_len - 1:
+                raise InvariantError(
+                    f"running request {req.rid} has {req.seq_len} tokens and KV of {req.kv_len}"
+                )
+        if (queued := self.num_waiting + self.num_running) != len(self.queues.by_rid):
+            raise InvariantError(f"{len(self.queues.by_rid)} requests, {queued} of them queued")
+
+    # ---- steps
+
+    def _prefill(self) -> ScheduleBatch | None:
+        if not self.queues.waiting and not self.queues.prefilling:
+            return None
+        mixed = self.policy.enable_mixed_chunk
+        if mixed:
+            self.rounds.reserve(nodes=1)
+        chunks = self.admission.plan()
+        if not chunks:
+            return None
+        return self.batches.prefill(chunks, riders=list(self.queues.running) if mixed else [])
+
+    def _decode(self) -> ScheduleBatch | None:
+        self.rounds.reserve(self.policy.max_nodes)
+        return self.batches.decode(self.queues.running) if self.queues.running else None
+
+    def _commit_chunk(self, req: Req, length: int) -> None:
+        self.ledger.commit(req, length)
+        self.ledger.share(req)
+        if req.kv_len == req.prefill_len:
+            self.queues.start_running(req)
+
+    def _commit_run(
+        self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], drafted: int
+    ) -> None:
+        """The tokens of one round. With each of them that stands, the KV of the token before it
+        stands as well: the root's with the first."""
+        cut = self._cut(req, tokens)
+        self.ledger.commit(req, cut.kept)
+        req.spec.record(drafted, accepted=cut.kept - 1)
+        self.spec_totals.record(drafted, accepted=cut.kept - 1)
+        self._emit(req, tokens, logprobs, cut)
+
+    def _cut(self, req: Req, tokens: list[int]) -> Cut:
+        return find_cut(req, tokens, self.policy.context_len)
+
+    def _emit(self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], cut: Cut) -> None:
+        req.output_ids += tokens[: cut.kept]
+        req.logprobs += logprobs[: cut.kept]
+        self.num_generated_tokens += cut.kept
+        if req.first_token_time is None:
+            req.first_token_time = monotonic()
+        self.exits.note_change(req)
+        if cut.reason is not None:
+            self.exits.finish(req, cut.reason)
