@@ -1,0 +1,162 @@
+"""The logits pipeline against a per-token reading of the parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specengine.core.request import Req
+from specengine.core.sampling import SamplingParams
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.layers import logits as pipeline
+from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
+from tests.layers.sampling_reading import distribution, edited
+
+CPU = torch.device("cpu")
+VOCAB = 12
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.3},
+    {"temperature": 1e-9},
+    {"temperature": 1e12},
+    {"top_k": 3},
+    {"top_k": 500},
+    {"top_p": 0.6},
+    {"top_p": 1e-12},
+    {"min_p": 0.2},
+    {"min_p": 1.0},
+    {"top_k": 5, "top_p": 0.7, "min_p": 0.1, "temperature": 1.7},
+    {"frequency_penalty": 0.7},
+    {"presence_penalty": -1.3},
+    {"repetition_penalty": 1.8},
+    {"repetition_penalty": 0.5, "frequency_penalty": -0.4, "presence_penalty": 0.9},
+    {"logit_bias": {0: 5.0, 7: -100.0}},
+    {"min_tokens": 4, "stop_token_ids": (2, 3)},
+    {"min_tokens": 4, "stop_token_ids": (2, 3), "ignore_eos": True},
+    {"min_tokens": 2, "stop_token_ids": (2, 3)},
+    {"logit_bias": {1: 4.0}, "repetition_penalty": 1.5, "min_tokens": 9, "top_p": 0.8},
+]
+
+
+def make_req(options: dict[str, Any], prompt: list[int], output: list[int]) -> Req:
+    params = SamplingParams(**{"max_tokens": None, **options})
+    return Req("r", prompt, params, eos_ids=frozenset({5, 99}), output_ids=list(output))
+
+
+def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
+    return 2.0 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+
+
+def weights_of(logits: Tensor, reqs: list[Req], rows: RowMap | None = None) -> Tensor:
+    """Normalised, so that they are the probabilities."""
+    rows = rows or RowMap()
+    sampling = SamplingBatch.from_reqs(reqs, logits.shape[1], CPU)
+    assert sampling.random is not None
+    weights = target_weights(edit_logits(logits, sampling, rows), sampling.random, rows)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def close(got: Tensor, expected: list[list[float]]) -> None:
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_each_parameter_alone(options: dict[str, Any]) -> None:
+    req = make_req(options, [1, 4, 4], [6, 6, 7])
+    logits = random_logits(1)
+    close(weights_of(logits, [req]), [distribution(logits[0].tolist(), req)])
+
+
+def test_all_of_them_in_one_batch() -> None:
+    """What one request asks changes nothing for another."""
+    reqs = [make_req(o, [1, 4, i % 3], [6, 6, 7, i % 5][: i % 4]) for i, o in enumerate(OPTIONS)]
+    logits = random_logits(len(reqs))
+    expected = [distribution(row, req) for row, req in zip(logits.tolist(), reqs, strict=True)]
+    close(weights_of(logits, reqs), expected)
+
+
+token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(OPTIONS), token_lists, token_lists, token_lists),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 1000),
+)
+def test_rows_count_the_tokens_above_them(
+    cases: list[tuple[dict[str, Any], list[int], list[int], list[int]]], seed: int
+) -> None:
+    """Row d of a request decides the token after d tokens of its path."""
+    reqs = [make_req(options, [0, *prompt], output) for options, prompt, output, _ in cases]
+    owner = [i for i, case in enumerate(cases) for _ in range(len(case[3]) + 1)]
+    above = [case[3][:depth] for case in cases for depth in range(len(case[3]) + 1)]
+    width = max(map(len, above)) + 1
+    rows = RowMap(
+        torch.tensor(owner),
+        torch.tensor([len(path) for path in above]),
+        PathTokens(
+            torch.tensor([path + [0] * (width - len(path)) for path in above]),
+            torch.arange(width) < torch.tensor([len(path) for path in above])[:, None],
+        ),
+    )
+    logits = random_logits(len(owner), seed)
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    before = logits.clone()
+    got = edit_logits(logits, sampling, rows)
+    assert torch.equal(logits, before), "raw logits are read again for logprobs"
+    expected = [
+        edited(row, reqs[i], path)
+        for row, i, path in zip(logits.tolist(), owner, above, strict=True)
+    ]
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 5000), st.floats(0.05, 0.999), st.sampled_from([0, 0, 300, 700]))
+def test_nuclei_larger_than_the_first_candidates(seed: int, top_p: float, top_k: int) -> None:
+    logits = random_logits(2, seed, vocab=1500) / 4
+    flat = make_req({"top_p": top_p, "top_k": top_k}, [1], [])
+    sharp = make_req({"temperature": 0.05, "top_p": top_p}, [1], [])
+    got = weights_of(logits, [flat, sharp])
+    for row, req, probs in zip(logits.tolist(), (flat, sharp), got, strict=True):
+        expected = torch.tensor(distribution(row, req))
+        # float32 may put a token at the very edge of the nucleus on the other side of it
+        assert int(((probs > 0) != (expected > 0)).sum()) <= 1
+        assert float((probs - expected).abs().sum()) < 0.01
+
+
+def test_ties_at_the_cut_stay() -> None:
+    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
+    for options in ({"top_k": 2}, {"top_p": 0.75}):
+        kept = weights_of(logits, [make_req(options, [0], [])]) > 0
+        assert kept.tolist() == [[True, True, True, True, False]]
+
+
+def test_top_p_keeps_the_shortest_run_that_reaches_it() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    for top_p, count in ((0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (1.0, 4)):
+        kept = weights_of(logits, [make_req({"top_p": top_p}, [0], [])]) > 0
+        assert int(kept.sum()) == count, top_p
+
+
+def test_nobody_edits_nothing_is_copied() -> None:
+    logits = random_logits(2)
+    sampling = SamplingBatch.from_reqs([make_req({}, [1], [])] * 2, VOCAB, CPU)
+    assert edit_logits(logits, sampling, RowMap()) is logits
+
+
+def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_MAX_ELEMENTS", 3 * VOCAB + 1)
+    parts = list(pipeline.row_chunks(8, VOCAB))
+    assert parts == [slice(0, 3), slice(3, 6), slice(6, 8)]
+    assert list(pipeline.row_chunks(2, 10**9)) == [slice(0, 1), slice(1, 2)]
