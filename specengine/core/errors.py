@@ -33,3 +33,7 @@ class PlanMismatchError(SpecEngineError):
 
 class InvariantError(SpecEngineError):
     """KV bookkeeping does not add up. Always a bug in the engine."""
+
+
+class QueueFullError(SpecEngineError):
+    """Too many requests wait already (HTTP 503)."""

@@ -49,6 +49,7 @@ class ModelRunner:
         self.pools = pools
         self.attn_backend = attn_backend
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
+        self.num_eager = 0  # forwards that no graph served
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
         """Capture decode graphs, large to small. Does nothing where graphs do not exist (CPU)."""
@@ -83,6 +84,7 @@ class ModelRunner:
         return self.forward_eager(batch, skip_attn_backend_init)
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
+        self.num_eager += 1
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
             return self._logits(self.forward_idle(batch), batch)
         if not skip_attn_backend_init:

@@ -1,0 +1,141 @@
+"""The engine behind asyncio: one background thread steps, callers iterate over outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from specengine.core.config import EngineConfig
+from specengine.core.errors import SpecEngineError
+from specengine.core.sampling import SamplingParams
+from specengine.engine.loop import Engine
+from specengine.engine.outputs import EngineStats, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Caller:
+    """Where the outputs of one request go. `queue` belongs to the event loop `loop`."""
+
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[RequestOutput | Exception]
+    open_choices: int
+
+
+class AsyncEngine:
+    """Every call into the Engine is made by the engine thread; other threads post commands."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._callers: dict[str, Caller] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Event()
+        self._stopped = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._engine.parts.tokenizer
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._engine.parts.config
+
+    @property
+    def model_name(self) -> str:
+        return self._engine.parts.model_name
+
+    @property
+    def context_length(self) -> int:
+        return self._engine.parts.context_length
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._stopped and self._failure is None and self._thread.is_alive()
+
+    def stats(self) -> EngineStats:
+        """Counters as of the last step; read without a lock, each number by itself is right."""
+        return self._engine.stats()
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, rid: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of every choice as they come. Closing the iterator early aborts the request.
+
+        Raises RequestError or QueueFullError where it cannot be served.
+        """
+        queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
+        self._post(lambda: self._add(rid, prompt_ids, sampling, caller))
+        try:
+            while caller.open_choices:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item.finish_reason is not None:
+                    caller.open_choices -= 1
+                yield item
+        finally:
+            if caller.open_choices and self.is_ready:
+                self._post(lambda: self._abort(rid))
+
+    def shutdown(self) -> None:
+        """Stop the thread; requests in flight end with an error."""
+        self._stopped = True
+        self._wake.set()
+        self._thread.join()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        if not self.is_ready:
+            raise SpecEngineError(f"the engine has stopped: {self._failure or 'shut down'}")
+        self._commands.append(command)
+        self._wake.set()
+
+    def _add(
+        self, rid: str, prompt_ids: list[int], sampling: SamplingParams, caller: Caller
+    ) -> None:
+        try:
+            self._engine.add_request(rid, prompt_ids, sampling)
+            self._callers[rid] = caller
+        except SpecEngineError as error:
+            self._send(caller, error)
+
+    def _abort(self, rid: str) -> None:
+        self._engine.abort(rid)
+        self._callers.pop(rid, None)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._wake.clear()
+                while self._commands:
+                    self._commands.popleft()()
+                if self._engine.has_work:
+                    self._deliver(self._engine.step())
+                else:
+                    self._wake.wait()
+        except Exception as error:
+            logger.exception("the engine thread failed")
+            self._failure = error
+        for caller in self._callers.values():
+            self._send(caller, SpecEngineError(f"the engine stopped: {self._failure or 'abort'}"))
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            caller = self._callers.get(output.rid)
+            if caller is not None:
+                self._send(caller, output)
+
+    def _send(self, caller: Caller, item: RequestOutput | Exception) -> None:
+        try:
+            caller.loop.call_soon_threadsafe(caller.queue.put_nowait, item)
+        except RuntimeError:  # the caller's event loop is closed: nobody is left to read
+            logger.debug("dropped an output: the event loop of its caller is closed")

@@ -1,0 +1,207 @@
+"""Builds an engine from a configuration: the one place that names concrete classes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+
+from specengine.core.config import EngineConfig
+from specengine.core.interfaces import AttentionBackend, DecoderModel
+from specengine.core.sampling import SamplingParams
+from specengine.engine.detokenizer import IncrementalDecoder
+from specengine.engine.loop import Engine, EngineParts
+from specengine.engine.phases import Phases
+from specengine.engine.registry import DraftContext, make_drafter, max_nodes
+from specengine.engine.resolve import resolve, torch_dtype
+from specengine.layers.prefill_sampler import sample_prefill
+from specengine.layers.rotary import config_head_dim
+from specengine.memory.allocator import TokenToKVPoolAllocator
+from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
+from specengine.memory.radix_cache import RadixCache
+from specengine.memory.req_to_token import ReqToTokenPool
+from specengine.runner.attention import make_attention_backend
+from specengine.runner.device_memory import DeviceMemory
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.source import resolve_model
+from specengine.runner.loader.tokenizer import load_tokenizer
+from specengine.runner.memory_plan import MemoryPlan
+from specengine.runner.model_runner import MemoryPools, ModelRunner
+from specengine.runner.profile import peak_of_forward
+from specengine.runner.worker import TpModelWorker
+from specengine.scheduler.ledger import KVLedger
+from specengine.scheduler.policy import SchedulePolicy
+from specengine.scheduler.scheduler import Scheduler
+from specengine.target.registry import find_model_class
+from specengine.target.verify.match import MatchVerifier
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Rows of logits in the forward that memory is measured with.
+MAX_PROFILED_REQUESTS = 64
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model whose weights are in place. Engines of different settings can share one."""
+
+    source: ModelSource
+    config: EngineConfig  # resolved
+    model: DecoderModel
+    tokenizer: Any
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.config.model.device)
+
+
+def load(config: EngineConfig, phases: Phases) -> LoadedModel:
+    """Find, read and pack the model. Raises ConfigError or ModelLoadError."""
+    with phases.phase("find model"):
+        source = resolve_model(config.model)
+        config = resolve(config, source.context_length, _checkpoint_dtype(source))
+    with phases.phase("load tokenizer"):
+        tokenizer = load_tokenizer(source, config.model.chat_template)
+    with phases.phase("load weights"):
+        model = load_model(
+            source,
+            find_model_class,
+            torch_dtype(config.model.dtype),
+            torch.device(config.model.device),
+            config.model.quantization,
+            config.model.random_seed,
+        )
+    return LoadedModel(source, config, cast(DecoderModel, model), tokenizer)
+
+
+def build_engine(config: EngineConfig, loaded: LoadedModel | None = None) -> Engine:
+    """The engine of a configuration. `loaded` lends the weights of an earlier one, whose model
+    section must be the same. Raises ConfigError, ModelLoadError or OutOfMemoryError."""
+    phases = Phases()
+    loaded = loaded or load(config, phases)
+    config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
+    with phases.phase("allocate memory"):
+        backend = make_attention_backend(config.model.attention_backend, loaded.device)
+        memory = _allocate(config, loaded, backend)
+    pools = MemoryPools(memory.rows, memory.kv)
+    runner = ModelRunner(loaded.model, loaded.device, pools, backend)
+    if not config.graph.disable_cuda_graph and config.graph.cuda_graph_bs is not None:
+        with phases.phase("capture graphs"):
+            padding = not config.graph.disable_cuda_graph_padding
+            runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
+    engine = _assemble(config, loaded, TpModelWorker(runner), memory)
+    logger.info("ready after %.1f s", phases.total)
+    return engine
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The KV memory of one engine, and the page table."""
+
+    rows: ReqToTokenPool
+    kv: MHATokenToKVPool
+    num_slots: int
+
+
+def _allocate(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> Memory:
+    plan = _plan_memory(config, loaded, backend)
+    # The first page belongs to nobody: padding rows of graphs write there.
+    num_slots = plan.num_tokens + config.memory.page_size
+    rows = _require(config.schedule.max_running_requests)
+    return Memory(
+        rows=ReqToTokenPool(rows, _require(config.model.context_length), loaded.device),
+        kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
+        num_slots=num_slots,
+    )
+
+
+def _assemble(
+    config: EngineConfig, loaded: LoadedModel, worker: TpModelWorker, memory: Memory
+) -> Engine:
+    context, page_size = _require(config.model.context_length), config.memory.page_size
+    ledger = KVLedger(
+        memory.rows,
+        TokenToKVPoolAllocator(memory.num_slots, page_size),
+        RadixCache(page_size, config.memory.disable_radix_cache),
+    )
+    policy = SchedulePolicy(
+        context_len=context,
+        max_running_requests=_require(config.schedule.max_running_requests),
+        chunked_prefill_size=_require(config.schedule.chunked_prefill_size),
+        max_nodes=max_nodes(config.spec),
+        enable_mixed_chunk=config.schedule.enable_mixed_chunk,
+    )
+    tokenizer, vocab_size = loaded.tokenizer, loaded.model.vocab_size
+
+    def make_decoder(sampling: SamplingParams) -> IncrementalDecoder:
+        return IncrementalDecoder(tokenizer, sampling.skip_special_tokens)
+
+    scheduler = Scheduler(policy, ledger, vocab_size, loaded.device, make_decoder)
+    return Engine(
+        EngineParts(
+            config=config,
+            model_name=config.model.served_model_name or loaded.source.name,
+            tokenizer=tokenizer,
+            eos_ids=loaded.source.eos_token_ids,
+            vocab_size=vocab_size,
+            context_length=context,
+            worker=worker,
+            scheduler=scheduler,
+            drafter=make_drafter(DraftContext(config.spec, scheduler.round_limit)),
+            verifier=MatchVerifier(),
+            sample_prefill=sample_prefill,
+        )
+    )
+
+
+def _checkpoint_dtype(source: ModelSource) -> str | None:
+    dtype = getattr(source.hf_config, "dtype", None)
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _kv_shape(loaded: LoadedModel) -> KVShape:
+    hf_config = loaded.source.hf_config
+    return KVShape(
+        num_layers=loaded.model.num_layers,
+        num_kv_heads=hf_config.num_key_value_heads or hf_config.num_attention_heads,
+        head_dim=config_head_dim(hf_config),
+        dtype=torch_dtype(loaded.config.model.dtype),
+    )
+
+
+def _plan_memory(
+    config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend
+) -> MemoryPlan:
+    memory, schedule = DeviceMemory(loaded.device), config.schedule
+    shape = _kv_shape(loaded)
+    context, rows = _require(config.model.context_length), _require(schedule.max_running_requests)
+    limit = config.memory.max_total_tokens or rows * context
+    current = peak = memory.current()
+    if memory.is_cuda:
+        chunk = _require(schedule.chunked_prefill_size)
+        tokens = chunk if chunk > 0 else context
+        requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
+        peak += peak_of_forward(loaded.model, backend, shape, tokens, requests, loaded.device)
+    plan = MemoryPlan(
+        total=memory.total(),
+        fraction=_require(config.memory.mem_fraction_static),
+        used=memory.used(),
+        peak=peak,
+        current=current,
+        bytes_per_token=shape.bytes_per_token,
+        limit_tokens=limit,
+        page_size=config.memory.page_size,
+    )
+    plan.check(min(context, limit))
+    plan.log()
+    return plan
+
+
+def _require(value: T | None) -> T:
+    """A field that `resolve` has filled."""
+    assert value is not None
+    return value

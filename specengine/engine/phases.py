@@ -1,0 +1,29 @@
+"""Start-up phases, each logged with its time, so that nobody watches a silent terminal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+logger = logging.getLogger("specengine.startup")
+
+
+class Phases:
+    """Times of the phases of one start-up, in seconds, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        logger.info("%s ...", name)
+        start = perf_counter()
+        yield
+        self.seconds[name] = perf_counter() - start
+        logger.info("%s: %.1f s", name, self.seconds[name])
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())

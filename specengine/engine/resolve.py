@@ -1,0 +1,87 @@
+"""Turns every "auto" and None of a configuration into a value, once, before anything is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from specengine.core.config import EngineConfig, GraphConfig
+from specengine.core.errors import ConfigError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_device(name: str) -> torch.device:
+    """Raises ConfigError where CUDA is asked for and absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: PyTorch sees no CUDA device here; use --device cpu")
+    return torch.device(name)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return _DTYPES[name]
+
+
+def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -> EngineConfig:
+    """Fill in the defaults that depend on the machine and the model.
+
+    model_context: positions the model was made for. model_dtype: what its checkpoint says.
+    """
+    device = resolve_device(config.model.device)
+    on_gpu = device.type == "cuda"
+    _check_quantization(config, on_gpu)
+    context = config.model.context_length or model_context
+    if context > model_context:
+        raise ConfigError(
+            f"--context-length {context} exceeds the {model_context} positions of the model; lower "
+            "it, or configure rotary scaling in the model's config.json"
+        )
+    dtype = config.model.dtype
+    if dtype == "auto":
+        dtype = _auto_dtype(on_gpu, config.model.quantization, model_dtype)
+    rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
+    chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
+    sizes = _graph_sizes(config.graph, rows, on_gpu)
+    fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
+    return replace(
+        config,
+        model=replace(config.model, device=device.type, dtype=dtype, context_length=context),
+        memory=replace(config.memory, mem_fraction_static=fraction),
+        schedule=replace(config.schedule, max_running_requests=rows, chunked_prefill_size=chunk),
+        graph=replace(config.graph, disable_cuda_graph=sizes is None, cuda_graph_bs=sizes),
+    )
+
+
+def _check_quantization(config: EngineConfig, on_gpu: bool) -> None:
+    quantization, dtype = config.model.quantization, config.model.dtype
+    if quantization is None:
+        return
+    if on_gpu:
+        raise ConfigError(f"--quantization {quantization} has CPU kernels only; use --device cpu")
+    if dtype not in ("auto", "bfloat16"):
+        raise ConfigError(f"--quantization {quantization} computes in bfloat16, not in {dtype}")
+
+
+def _auto_dtype(on_gpu: bool, quantization: str | None, model_dtype: str | None) -> str:
+    """bfloat16 has no fast arithmetic on most CPUs; int8 and int4 kernels want it all the same."""
+    if not on_gpu:
+        return "bfloat16" if quantization else "float32"
+    return model_dtype if model_dtype in _DTYPES else "bfloat16"
+
+
+def _graph_sizes(graph: GraphConfig, rows: int, on_gpu: bool) -> tuple[int, ...] | None:
+    if graph.disable_cuda_graph or not on_gpu:
+        return None
+    if graph.cuda_graph_bs is not None:
+        return tuple(sorted(set(graph.cuda_graph_bs)))
+    largest = min(graph.cuda_graph_max_bs or 256, rows)
+    sizes = [1, 2, 3, 4, 6, 8, 12, *range(16, 64, 8), *range(64, 257, 32)]
+    sizes += range(288, largest + 1, 64)
+    return (*(size for size in sizes if size < largest), largest)

@@ -1,0 +1,95 @@
+"""Fixtures shared by the whole suite: small random models on disk, and SmolLM2."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+VOCAB = 320
+CONTEXT = 512
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "eos_token_id": 0,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+    "initializer_range": 0.12,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "mistral": ("MistralForCausalLM", {"head_dim": 32, "sliding_window": 48}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32, "tie_word_embeddings": True}),
+}
+
+
+def _config(family: str) -> Any:
+    import transformers
+
+    architecture, extra = FAMILIES[family]
+    config_class = getattr(transformers, architecture).config_class
+    return config_class(architectures=[architecture], **_SMALL, **extra)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    """Byte-level BPE without merges: every byte is a token, ids 2..257; the rest are unused."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<eos>", "<bos>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = specials + alphabet + [f"<unused{i}>" for i in range(VOCAB - 2 - len(alphabet))]
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<bos>", pad_token="<eos>"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A random model of each family, saved as transformers saves them, by family name."""
+    import torch
+    import transformers
+
+    folders = {}
+    for number, family in enumerate(FAMILIES):
+        torch.manual_seed(number)
+        config = _config(family)
+        model = getattr(transformers, FAMILIES[family][0])(config).eval().float()
+        folders[family] = tmp_path_factory.mktemp(family)
+        model.save_pretrained(folders[family])
+        _save_tokenizer(folders[family])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """The built-in SmolLM2-135M-Instruct, converted into the cache at first use."""
+    from specengine.core.config import ModelConfig
+    from specengine.core.errors import ModelLoadError
+    from specengine.runner.loader.source import resolve_model
+
+    try:
+        resolve_model(ModelConfig(model="smollm2"))
+    except ModelLoadError as error:
+        pytest.skip(f"SmolLM2 cannot be had here: {error}")
+    return "smollm2"

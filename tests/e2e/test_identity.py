@@ -1,0 +1,137 @@
+"""Greedy output is token-identical to transformers, however the engine gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+NEW_TOKENS = 40
+PROMPTS = [
+    "abcabcabcabcabc",
+    "The quick brown fox",
+    "x",
+    "to be or not to be, that is the question: to be or not to be, that is " * 2,
+    "0123456789" * 9,
+    "The quick brown fox jumps over the lazy dog, and the quick brown fox",
+]
+CHAIN = SpecConfig(algorithm="NGRAM", num_draft_tokens=6, ngram_min_match=1)
+TREE = SpecConfig(algorithm="NGRAM", num_draft_tokens=10, ngram_branches=3, ngram_min_match=1)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pages of 16": {"page_size": 16},
+    "chunks of 16": {"chunked_prefill_size": 16},
+    "mixed": {"chunked_prefill_size": 16, "enable_mixed_chunk": True},
+    "no radix cache": {"disable_radix_cache": True},
+    "chain": {"spec": CHAIN},
+    "tree": {"spec": TREE},
+    "tree, pages of 16": {"spec": TREE, "page_size": 16},
+    "chain, chunks, shared corpus": {
+        "spec": SpecConfig(algorithm="NGRAM", ngram_shared_corpus=True, ngram_min_match=1),
+        "chunked_prefill_size": 16,
+    },
+}
+
+Reference = Callable[[str], list[list[int]]]
+
+
+def make(folder: Path, **flags: Any) -> LLM:
+    return LLM(str(folder), **{"dtype": "float32", "max_total_tokens": 4096, **flags})
+
+
+def greedy(llm: LLM, prompts: list[str]) -> list[list[int]]:
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    return [one.token_ids for one in llm.generate(prompts, params)]
+
+
+@pytest.fixture(scope="module")
+def reference(small_models: dict[str, Path]) -> Reference:
+    import transformers
+
+    done: dict[str, list[list[int]]] = {}
+
+    def generate(family: str) -> list[list[int]]:
+        if family not in done:
+            folder = small_models[family]
+            model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            done[family] = [_complete(model, tokenizer(p).input_ids) for p in PROMPTS]
+        return done[family]
+
+    return generate
+
+
+def _complete(model: Any, ids: list[int]) -> list[int]:
+    prompt = torch.tensor([ids])
+    out = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batch_equals_transformers(
+    family: str, setting: str, small_models: dict[str, Path], reference: Reference
+) -> None:
+    llm = make(small_models[family], **SETTINGS[setting])
+    assert greedy(llm, PROMPTS) == reference(family)
+    llm.engine.scheduler.check_invariant()
+
+
+@pytest.mark.parametrize("spec", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+def test_alone_and_on_prefix_hits(
+    spec: SpecConfig | None, small_models: dict[str, Path], reference: Reference
+) -> None:
+    llm = make(small_models["llama"], spec=spec)
+    alone = [greedy(llm, [prompt])[0] for prompt in PROMPTS]
+    assert alone == reference("llama")
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    again = llm.generate(PROMPTS, params)
+    assert [one.token_ids for one in again] == alone
+    assert sum(one.num_cached_tokens for one in again) > 100
+
+
+@pytest.mark.parametrize("spec", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_retraction_changes_nothing(
+    page_size: int, spec: SpecConfig | None, small_models: dict[str, Path], reference: Reference
+) -> None:
+    llm = make(small_models["qwen3"], spec=spec, page_size=page_size, max_total_tokens=336)
+    assert greedy(llm, PROMPTS) == reference("qwen3")
+    assert llm.engine.scheduler.num_retractions > 0
+    llm.engine.scheduler.check_invariant()
+
+
+def test_ngram_really_speculates(small_models: dict[str, Path]) -> None:
+    llm = make(small_models["llama"], spec=CHAIN)
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    spec = llm.generate([PROMPTS[0]], params)[0].spec
+    assert spec.num_accepted > 0
+    assert 1 + spec.num_steps + spec.num_accepted == NEW_TOKENS
+    assert sum(count * k for k, count in enumerate(spec.histogram)) == spec.num_accepted
+
+
+@pytest.mark.parametrize("spec", [None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+def test_a_seed_fixes_the_sampled_output(
+    spec: SpecConfig | None, small_models: dict[str, Path]
+) -> None:
+    """Whatever else is in the batch, and with speculation on or off."""
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, ignore_eos=True)
+    other = SamplingParams(max_tokens=24, temperature=1.3, seed=8, ignore_eos=True)
+    plain = make(small_models["qwen2"]).generate([PROMPTS[0]], params)[0].token_ids
+    llm = make(small_models["qwen2"], spec=spec)
+    mixed = llm.generate([PROMPTS[1], PROMPTS[0], PROMPTS[3]], [other, params, other])
+    assert mixed[1].token_ids == plain
