@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from torch import Tensor
+
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ModelLoadError
+from specengine.layers.rotary import rope_frequencies, rope_parameters
+from specengine.runner.loader.gguf_config import gguf_config_dict, gguf_hf_config
+from specengine.runner.loader.gguf_file import GgufFile
+from specengine.runner.loader.gguf_weights import iterate_gguf_weights, unpermute
+from specengine.runner.loader.source import resolve_model
+
+HIDDEN, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 4, 2, 2, 40
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    name = name.replace("model.layers.", "blk.")
+    for theirs, ours in _NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
+
+
+def _permute(rows: Tensor, heads: int) -> Tensor:
+    """What converters do: the two halves of each head, interleaved."""
+    first, second = rows.reshape(heads, 2, -1, *rows.shape[1:]).unbind(1)
+    return torch.stack([first, second], dim=2).reshape(rows.shape)
+
+
+def _small_model(architecture: str, **options: Any) -> Any:
+    torch.manual_seed(5)
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+        architectures=[architecture],
+        **options,
+    )
+    return model_class(config).eval()
+
+
+def _write(path: Path, arch: str, model: Any, extra: dict[str, Any] | None = None) -> None:
+    """The model as converters write it; `extra` are metadata without the architecture's prefix,
+    or tensors."""
+    writer = gguf.GGUFWriter(path, arch)
+    config = model.config
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if getattr(config, "head_dim", None) not in (None, HIDDEN // HEADS):
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    for key, value in (extra or {}).items():
+        _add(writer, arch, key, value)
+    for name, tensor in model.state_dict().items():
+        heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
+        if heads and arch == "llama":
+            tensor = _permute(tensor, heads)
+        writer.add_tensor(_gguf_name(name), tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, arch: str, key: str, value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        writer.add_tensor(key, value)
+    elif isinstance(value, str):
+        writer.add_string(f"{arch}.{key}", value)
+    elif isinstance(value, float):
+        writer.add_float32(f"{arch}.{key}", value)
+    else:
+        writer.add_uint32(f"{arch}.{key}", value)
+
+
+CASES = [
+    ("llama", "LlamaForCausalLM", {}),
+    ("llama", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    ("qwen2", "Qwen2ForCausalLM", {}),
+    ("qwen3", "Qwen3ForCausalLM", {"head_dim": 32}),
+]
+
+
+@pytest.mark.parametrize(("arch", "architecture", "options"), CASES)
+def test_names_layout_and_configuration_come_back(
+    arch: str, architecture: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = _small_model(architecture, **options)
+    _write(tmp_path / "m.gguf", arch, model)
+    file = GgufFile(tmp_path / "m.gguf")
+    found = dict(iterate_gguf_weights(file))
+    expected = model.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    config = gguf_hf_config(file)
+    same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"]
+    same += ["num_key_value_heads", "max_position_embeddings", "rope_parameters", "architectures"]
+    for field in [*same, *options]:
+        assert getattr(config, field) == getattr(model.config, field), field
+
+
+def test_unpermute_undoes_permute() -> None:
+    rows = torch.randn(24, 5)
+    assert torch.equal(unpermute(_permute(rows, 3), 3), rows)
+    assert torch.equal(unpermute(_permute(rows[:, 0], 3), 3), rows[:, 0])
+
+
+def test_a_file_without_head_is_tied(tmp_path: Path) -> None:
+    model = _small_model("LlamaForCausalLM", tie_word_embeddings=True)
+    state = model.state_dict()
+    del state["lm_head.weight"]
+    model.state_dict = lambda: state
+    _write(tmp_path / "m.gguf", "llama", model)
+    assert gguf_config_dict(GgufFile(tmp_path / "m.gguf"))["tie_word_embeddings"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance"),
+    [(Kind.F32, 0), (Kind.F16, 1e-3), (Kind.BF16, 8e-3), (Kind.Q8_0, 0.03), (Kind.Q4_0, 0.6),
+     (Kind.Q4_1, 0.4)],
+)  # fmt: skip
+def test_each_type_comes_back_within_its_precision(
+    kind: Any, tolerance: float, tmp_path: Path
+) -> None:
+    values = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    writer.add_tensor("t", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    _finish(writer)
+    found = GgufFile(tmp_path / "t.gguf").dequantized("t")
+    assert found.dtype == torch.float32
+    assert found.shape == (6, 64)
+    error = float((found - torch.from_numpy(values)).abs().max())
+    assert error <= tolerance
+    assert (error > 0) == (kind != Kind.F32)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+def test_k_quants_are_read_block_by_block(kind: Any, tmp_path: Path) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(0).integers(0, 60, (4, 2 * size), dtype=np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
+    writer.add_tensor("t", data, raw_dtype=kind)
+    _finish(writer)
+    found = GgufFile(tmp_path / "t.gguf").dequantized("t")
+    assert found.shape == (4, 2 * block)
+    expected = gguf.quants.dequantize(data[3, size:], kind)
+    assert torch.equal(found[3, block:], torch.from_numpy(expected))
+
+
+def _finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
+    model = _small_model("LlamaForCausalLM")
+    linear = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    _write(tmp_path / "linear.gguf", "llama", model, linear)
+    found = gguf_config_dict(GgufFile(tmp_path / "linear.gguf"))["rope_parameters"]
+    assert found == {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    yarn = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 32,
+        "rope.scaling.yarn_beta_fast": 16.0,
+        "rope.scaling.attn_factor": 2.0,
+    }
+    _write(tmp_path / "yarn.gguf", "llama", model, yarn)
+    found = gguf_config_dict(GgufFile(tmp_path / "yarn.gguf"))["rope_parameters"]
+    assert found.pop("attention_factor") == pytest.approx(2 * (0.1 * np.log(4.0) + 1))
+    assert found == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 16.0,
+        "rope_theta": 10000.0,
+    }
+
+
+def test_frequency_factors_give_llama3_scaling(tmp_path: Path) -> None:
+    llama3 = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    plain = rope_frequencies(16, 128, {"rope_type": "default", "rope_theta": 10000.0})[0]
+    expected, _ = rope_frequencies(16, 128, llama3)
+    assert not torch.allclose(plain, expected)
+    factors = {"rope_freqs.weight": (plain / expected).numpy()}
+    _write(tmp_path / "m.gguf", "llama", _small_model("LlamaForCausalLM"), factors)
+    file = GgufFile(tmp_path / "m.gguf")
+    found, factor = rope_frequencies(16, 128, rope_parameters(gguf_hf_config(file)))
+    torch.testing.assert_close(found, expected)
+    assert factor == 1.0
+    assert "rope_freqs" not in " ".join(name for name, _ in iterate_gguf_weights(file))
+
+
+def test_a_sliding_window_makes_it_mistral(tmp_path: Path) -> None:
+    window = {"attention.sliding_window": 48}
+    _write(tmp_path / "m.gguf", "llama", _small_model("LlamaForCausalLM"), window)
+    config = gguf_hf_config(GgufFile(tmp_path / "m.gguf"))
+    assert config.architectures == ["MistralForCausalLM"]
+    assert config.sliding_window == 48
+
+
+def test_a_file_or_its_directory_resolves(tmp_path: Path) -> None:
+    _write(tmp_path / "small.gguf", "llama", _small_model("LlamaForCausalLM"))
+    for given in (tmp_path / "small.gguf", tmp_path):
+        source = resolve_model(ModelConfig(model=str(given)))
+        assert (source.name, source.gguf_file) == ("small", tmp_path / "small.gguf")
+        assert source.architectures == ["LlamaForCausalLM"]
+
+
+def test_unknown_architectures_and_scalings_are_refused(tmp_path: Path) -> None:
+    model = _small_model("LlamaForCausalLM")
+    _write(tmp_path / "a.gguf", "mamba", model)
+    with pytest.raises(ModelLoadError, match=r"'mamba' is not supported; known: llama"):
+        resolve_model(ModelConfig(model=str(tmp_path / "a.gguf")))
+    _write(tmp_path / "b.gguf", "llama", model, {"rope.scaling.type": "wavelet"})
+    with pytest.raises(ModelLoadError, match="'wavelet'"):
+        resolve_model(ModelConfig(model=str(tmp_path / "b.gguf")))
+
+
+def test_an_unexpected_tensor_is_named(tmp_path: Path) -> None:
+    extra = {"blk.0.ffn_gate_exps.weight": np.zeros((2, 3), dtype=np.float32)}
+    _write(tmp_path / "m.gguf", "llama", _small_model("LlamaForCausalLM"), extra)
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.ffn_gate_exps\.weight"):
+        list(iterate_gguf_weights(GgufFile(tmp_path / "m.gguf")))
+
+
+def test_missing_metadata_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), dtype=np.float32))
+    _finish(writer)
+    with pytest.raises(ModelLoadError, match=r"no metadata '.*embedding_length"):
+        gguf_config_dict(GgufFile(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize("damage", ["empty", "not gguf", "header", "metadata", "tensors", "length"])
+def test_a_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    _write(path, "llama", _small_model("LlamaForCausalLM"))
+    data = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "not gguf": b"PK" + data[2:],
+        "header": data[:12],
+        "metadata": data[:200],
+        "tensors": data[:-500],
+        "length": data[:16] + b"\xff" * 8 + data[24:],
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.raises(ModelLoadError, match=r"m\.gguf is not a readable GGUF file"):
+        GgufFile(path)
