@@ -14,9 +14,12 @@ def encode_text(tokenizer: Any, text: str, add_special_tokens: bool = True) -> l
 
     tokenizer: transformers' fast tokenizer.
     """
-    # tokenizer(text) would set truncation on the Rust object, which every thread shares.
-    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    ids: list[int] = encoding.ids
+    # Not tokenizer(text): that sets and resets truncation on the Rust object that all threads share.
+    backend = tokenizer.backend_tokenizer
+    if backend.truncation is not None or backend.padding is not None:  # its file may ask for them
+        backend.no_truncation()
+        backend.no_padding()
+    ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
     return ids
 
 

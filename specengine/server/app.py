@@ -1,0 +1,120 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from specengine import __version__
+from specengine.engine.chat_template import render_chat
+from specengine.engine.detokenizer import IncrementalDecoder
+from specengine.engine.tokens import encode_text
+from specengine.server.chat import ChatShape, chat_job
+from specengine.server.completions import CompletionShape, completion_job
+from specengine.server.errors import ApiError, install_error_handlers
+from specengine.server.generation import respond
+from specengine.server.middleware import CatchErrors, CountResponses, RequireKey
+from specengine.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from specengine.server.service import Service
+
+
+def create_app(service: Service, api_key: str | None = None) -> FastAPI:
+    """The ASGI application; it answers 503 until `service` has its engine."""
+    app = FastAPI(title="specengine", version=__version__)
+    _add_probes(app, service)
+    _add_models(app, service)
+    _add_generation(app, service)
+    _add_tokens(app, service)
+    install_error_handlers(app)
+    app.add_middleware(CatchErrors)
+    if api_key is not None:
+        app.add_middleware(RequireKey, api_key=api_key)
+    paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
+    app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
+    return app
+
+
+def _json(payload: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(payload), status, media_type="application/json")
+
+
+def _add_probes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the process is worth keeping: 503 once the engine has failed."""
+        is_alive = service.engine is None or service.engine.is_ready
+        return _json({"status": "ok" if is_alive else "failed"}, 200 if is_alive else 503)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are served: 503 while the model loads."""
+        service.require()
+        return _json({"status": "ready"})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def card() -> dict[str, Any]:
+        engine = service.require()
+        return {
+            "id": engine.model_name,
+            "object": "model",
+            "created": service.started,
+            "owned_by": "specengine",
+            "max_model_len": engine.context_length,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [card()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service.require(name)
+        return _json(card())
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        job = await chat_job(service.require(body.model), body)
+        shape = ChatShape(job.engine.tokenizer, job.sampling)
+        return await respond(service, request, job, shape, bool(body.stream), body.include_usage)
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        job = await completion_job(service.require(body.model), body)
+        shape = CompletionShape(job, body)
+        return await respond(service, request, job, shape, bool(body.stream), body.include_usage)
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    def tokenize(body: TokenizeRequest) -> Response:
+        engine = service.require(body.model)
+        if body.messages is not None:
+            turns = [message.for_template() for message in body.messages]
+            ids = render_chat(engine.tokenizer, turns)
+        else:
+            ids = encode_text(engine.tokenizer, body.prompt or "", body.add_special_tokens)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": engine.context_length})
+
+    @app.post("/detokenize")
+    def detokenize(body: DetokenizeRequest) -> Response:
+        engine = service.require(body.model)
+        size = len(engine.tokenizer)
+        if not all(0 <= token < size for token in body.tokens):
+            raise ApiError(400, f"tokens must lie in 0..{size - 1}", "tokens")
+        decoder = IncrementalDecoder(engine.tokenizer, body.skip_special_tokens)
+        return _json({"prompt": decoder.add(body.tokens, final=True)})

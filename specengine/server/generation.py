@@ -1,0 +1,227 @@
+"""One generation request, whatever its endpoint: run its prompts, answer whole or in events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specengine.core.request import SpecStats
+from specengine.core.sampling import SamplingParams
+from specengine.engine.outputs import RequestOutput
+from specengine.server.errors import ApiError
+from specengine.server.metrics import ServerMetrics
+from specengine.server.service import ServedEngine, Service, system_fingerprint
+from specengine.server.streaming import EventStream, closing, event, merge, until_disconnect
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Prompts to complete, n choices each; choice numbers run over all of them."""
+
+    engine: ServedEngine
+    id: str
+    prompts: list[list[int]]
+    sampling: SamplingParams
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.sampling.n
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(choice, output) as they come. Closing it early aborts every prompt."""
+        sources = [
+            self.engine.generate(prompt, self.sampling, f"{self.id}-{number}")
+            for number, prompt in enumerate(self.prompts)
+        ]
+        if len(sources) == 1:
+            async with closing(sources[0]) as outputs:
+                async for output in outputs:
+                    yield output.index, _checked(output)
+            return
+        async with closing(merge(sources)) as merged:
+            async for number, output in merged:
+                yield number * self.sampling.n + output.index, _checked(output)
+
+
+def _checked(output: RequestOutput) -> RequestOutput:
+    finish = output.finish_reason
+    if finish is not None and finish.kind not in ("stop", "length"):
+        status = 503 if finish.kind == "abort" else 500
+        raise ApiError(status, finish.message or "the engine gave this request up", code="aborted")
+    return output
+
+
+def make_job(engine: ServedEngine, prompts: list[list[int]], sampling: SamplingParams) -> Job:
+    return Job(engine, uuid4().hex, prompts, sampling)
+
+
+def check_context(engine: ServedEngine, prompts: list[list[int]], param: str) -> None:
+    """Refuse a prompt that leaves no room. (max_tokens beyond the context is cut to what fits.)"""
+    longest = max(len(prompt) for prompt in prompts)
+    if longest >= engine.context_length:
+        message = (
+            f"the prompt has {longest} tokens, and the context length of this model is "
+            f"{engine.context_length}: no token can follow; shorten the prompt"
+        )
+        raise ApiError(400, message, param, "context_length_exceeded")
+
+
+class Shape(Protocol):
+    """How one endpoint writes choices down."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def opening(self, choice: int, output: RequestOutput) -> Json | None:
+        """The choice's first chunk, before any generated text."""
+        ...
+
+    def delta(self, choice: int, output: RequestOutput) -> Json:
+        """The chunk for new text or logprobs."""
+        ...
+
+    def closing(self, choice: int, output: RequestOutput) -> Json:
+        """The chunk with the finish reason."""
+        ...
+
+    def whole(self, choice: int, output: RequestOutput) -> Json:
+        """The finished choice, when nothing is streamed."""
+        ...
+
+
+@dataclass
+class Tally:
+    """The finished choices of a job."""
+
+    job: Job
+    finished: dict[int, RequestOutput] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) == self.job.num_choices
+
+    def usage(self) -> Json:
+        """A prompt counts once, whatever its n; hits are those of its first choice."""
+        prompts = sum(len(prompt) for prompt in self.job.prompts)
+        made = sum(len(output.token_ids) for output in self.finished.values())
+        firsts = range(0, self.job.num_choices, self.job.sampling.n)
+        cached = sum(self.finished[choice].num_cached_tokens for choice in firsts)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": made,
+            "total_tokens": prompts + made,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def metrics(self) -> Json:
+        spec = SpecStats()
+        for output in self.finished.values():
+            add_stats(spec, output.spec)
+        return {"speculative_decoding": speculative_metrics(spec)}
+
+
+def add_stats(total: SpecStats, one: SpecStats) -> None:
+    total.num_steps += one.num_steps
+    total.num_draft_tokens += one.num_draft_tokens
+    total.num_accepted += one.num_accepted
+    total.histogram += [0] * (len(one.histogram) - len(total.histogram))
+    for accepted, rounds in enumerate(one.histogram):
+        total.histogram[accepted] += rounds
+
+
+def speculative_metrics(spec: SpecStats) -> Json:
+    """mean_acceptance_length is 1 + accepted / rounds; acceptance_histogram[k] counts the rounds
+    that accepted k drafted tokens."""
+    return {
+        "mean_acceptance_length": round(spec.mean_acceptance_length, 4),
+        "draft_acceptance_rate": round(spec.draft_acceptance_rate, 4),
+        "acceptance_histogram": list(spec.histogram),
+        "num_spec_steps": spec.num_steps,
+        "num_draft_tokens": spec.num_draft_tokens,
+        "num_accepted_draft_tokens": spec.num_accepted,
+    }
+
+
+class Answer:
+    """Writes a job's outputs down in the shape of its endpoint."""
+
+    def __init__(self, job: Job, shape: Shape, metrics: ServerMetrics) -> None:
+        self.job = job
+        self.shape = shape
+        self.metrics = metrics
+        self._head: Json = {
+            "id": shape.id_prefix + job.id,
+            "object": shape.object,
+            "created": int(time.time()),
+            "model": job.engine.model_name,
+            "system_fingerprint": system_fingerprint(job.engine.config),
+        }
+
+    async def whole(self) -> Json:
+        tally = Tally(self.job)
+        async with closing(self.job.outputs()) as outputs:
+            async for choice, output in outputs:
+                self._count(tally, choice, output)
+        ordered = sorted(tally.finished.items())
+        choices = [self.shape.whole(choice, output) for choice, output in ordered]
+        results = {"choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
+        return self._head | results
+
+    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
+        tally = Tally(self.job)
+        opened: set[int] = set()
+        usage: Json = {"usage": None} if include_usage else {}
+        async with closing(self.job.outputs()) as outputs:
+            async for choice, output in outputs:
+                self._count(tally, choice, output)
+                is_last = tally.is_complete and not include_usage
+                last = {"metrics": tally.metrics()} if is_last else {}
+                for chunk in self._chunks(choice, output, choice not in opened):
+                    closes = chunk["finish_reason"] is not None
+                    yield event(self._chunk([chunk]) | usage | (last if closes else {}))
+                opened.add(choice)
+        if include_usage:
+            totals = {"usage": tally.usage(), "metrics": tally.metrics()}
+            yield event(self._chunk([]) | totals)
+
+    def _chunks(self, choice: int, output: RequestOutput, is_first: bool) -> list[Json]:
+        chunks = []
+        opening = self.shape.opening(choice, output) if is_first else None
+        if opening is not None:
+            chunks.append(opening)
+        if output.text_delta or (output.logprobs and self.job.sampling.logprobs is not None):
+            chunks.append(self.shape.delta(choice, output))
+        if output.finish_reason is not None:
+            chunks.append(self.shape.closing(choice, output))
+        return chunks
+
+    def _count(self, tally: Tally, choice: int, output: RequestOutput) -> None:
+        if output.finish_reason is not None:
+            tally.finished[choice] = output
+            self.metrics.observe(output)
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        return self._head | {"object": self.shape.chunk_object, "choices": choices}
+
+
+async def respond(
+    service: Service, request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool
+) -> Response:
+    """The HTTP answer; work stops as soon as the client goes away."""
+    answer = Answer(job, shape, service.metrics)
+    if stream:
+        return EventStream(answer.events(include_usage))
+    body = await until_disconnect(request.receive, answer.whole())
+    if body is None:
+        return Response(status_code=499)  # nobody reads it
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,132 @@
+"""Prometheus metrics, computed from what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from specengine.engine.outputs import EngineStats, RequestOutput
+
+PREFIX = "specengine:"
+_FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_ONE_TOKEN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+
+Stats = Callable[[], EngineStats | None]
+
+
+class ServerMetrics:
+    """Counts finished choices, and reads the engine's own counters when asked."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.http = Counter(
+            PREFIX + "http_requests", "HTTP responses", ["path", "status"], registry=registry
+        )
+        self._finished = Counter(
+            PREFIX + "request_choices",
+            "Finished choices (n of a request)",
+            ["finish_reason"],
+            registry=registry,
+        )
+        self._first_token = Histogram(
+            PREFIX + "time_to_first_token_seconds",
+            "From arrival to the first token",
+            buckets=_FIRST_TOKEN,
+            registry=registry,
+        )
+        self._whole = Histogram(
+            PREFIX + "e2e_request_latency_seconds",
+            "From arrival to the last token",
+            buckets=_WHOLE,
+            registry=registry,
+        )
+        self._one_token = Histogram(
+            PREFIX + "inter_token_latency_seconds",
+            "Seconds a token after the first, mean over a choice",
+            buckets=_ONE_TOKEN,
+            registry=registry,
+        )
+        registry.register(EngineCollector(stats))
+
+    def observe(self, output: RequestOutput) -> None:
+        """Count a choice that has finished."""
+        assert output.finish_reason is not None
+        self._finished.labels(output.finish_reason.kind).inc()
+        times = output.times
+        if times.first_token is None or times.finish is None:
+            return
+        self._first_token.observe(times.first_token - times.arrival)
+        self._whole.observe(times.finish - times.arrival)
+        if len(output.token_ids) > 1:
+            self._one_token.observe(
+                (times.finish - times.first_token) / (len(output.token_ids) - 1)
+            )
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class EngineCollector(Collector):
+    """The engine's counters at the time of the scrape."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        if stats is None:
+            return
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        yield _accepted_per_position(stats)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def _gauges(stats: EngineStats) -> Iterable[Metric]:
+    values: dict[str, tuple[str, float]] = {
+        "num_requests_running": ("Requests being decoded", stats.num_running),
+        "num_requests_waiting": ("Requests in the queue", stats.num_waiting),
+        "kv_slots": ("KV slots", stats.num_slots),
+        "kv_usage_ratio": ("Share of the KV slots that requests hold", stats.kv_usage),
+        "prefix_cache_hit_ratio": ("Prompt tokens found cached", stats.prefix_hit_rate),
+    }
+    for name, (text, value) in values.items():
+        yield GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _counters(stats: EngineStats) -> Iterable[Metric]:
+    spec = stats.spec
+    values: dict[str, tuple[str, float]] = {
+        "prompt_tokens": ("Prompt tokens taken in", stats.num_prompt_tokens),
+        "prefix_cache_hit_tokens": ("Prompt tokens found cached", stats.num_cached_tokens),
+        "generation_tokens": ("Tokens generated", stats.num_generated_tokens),
+        "request_retractions": ("Requests sent back to the queue", stats.num_retractions),
+        "graph_forwards": ("Forwards replayed from a graph", stats.num_graph_forwards),
+        "eager_forwards": ("Forwards run eagerly", stats.num_eager_forwards),
+        "spec_decode_num_drafts": ("Drafts verified", spec.num_drafts),
+        "spec_decode_num_draft_tokens": ("Tokens drafted", spec.num_draft_tokens),
+        "spec_decode_num_accepted_tokens": (
+            "Drafted tokens accepted, without bonus tokens",
+            spec.num_accepted_tokens,
+        ),
+    }
+    for name, (text, value) in values.items():
+        yield CounterMetricFamily(PREFIX + name, text, value=value)
+
+
+def _accepted_per_position(stats: EngineStats) -> Metric:
+    family = CounterMetricFamily(
+        PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+        "Drafted tokens accepted, by their place in the draft (0 is the first)",
+        labels=["position"],
+    )
+    for position, count in enumerate(stats.spec.accepted_per_pos):
+        family.add_metric([str(position)], count)
+    return family

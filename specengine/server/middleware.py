@@ -1,0 +1,75 @@
+"""Errors, authentication and counting around every route, in plain ASGI: bodies pass untouched."""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+
+from prometheus_client import Counter
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specengine.server.errors import ApiError, as_api_error
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+
+
+class CatchErrors:
+    """Answers what no handler foresaw. (Starlette's own way also drops the connection.)"""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started:
+                raise
+            await as_api_error(error).response()(scope, receive, send)
+
+
+class RequireKey:
+    """Every path but the probes wants `Authorization: Bearer KEY`."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._wanted = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = Headers(scope=scope).get("authorization", "")
+            if not compare_digest(given.encode(), self._wanted):
+                message = "a valid API key is needed, as `Authorization: Bearer KEY`"
+                error = ApiError(401, message, code="invalid_api_key")
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class CountResponses:
+    """Counts by route and status; paths without a route are one label, not one each."""
+
+    def __init__(self, app: ASGIApp, counter: Counter, paths: frozenset[str]) -> None:
+        self._app = app
+        self._counter = counter
+        self._paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._counter.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        await self._app(scope, receive, counted)

@@ -1,0 +1,246 @@
+"""Requests of the OpenAI API, as this server takes them.
+
+Every field is honoured or refused by name; null stands for a field's default, as in OpenAI's API.
+Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingParams.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from specengine.core.errors import RequestError
+from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
+
+MAX_CHOICES = 128
+# Fields that SamplingParams takes as they are.
+_SHARED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+    "n",
+)
+
+
+class Strict(BaseModel):
+    """Refuses what it does not know, and what it knows but cannot do.
+
+    `unsupported` holds such fields of OpenAI's API, each with the values that ask for nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, harmless in cls.unsupported.items():
+            if data.get(name) is not None and data[name] not in harmless:
+                raise RequestError(f"{name} is not supported; leave it out", name)
+        return {name: value for name, value in data.items() if name not in cls.unsupported}
+
+
+def _as_strings(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_bias(value: Any) -> Any:
+    """JSON keys are strings; here they are token ids."""
+    if not isinstance(value, dict):
+        return value
+    if not all(str(key).isdecimal() for key in value):
+        raise ValueError("keys must be token ids")
+    return {int(key): bias for key, bias in value.items()}
+
+
+class StreamOptions(Strict):
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
+
+    include_usage: bool | None = None
+
+
+class GenerationRequest(Strict):
+    """What chat and text completions share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_as_bias)] = None
+    seed: int | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(_as_strings)] = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    user: str | None = Field(default=None, description="accepted; nothing depends on it")
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", "stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self, **values: Any) -> SamplingParams:
+        """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
+        given = {name: getattr(self, name) for name in _SHARED}
+        given["logit_bias"] = self.logit_bias
+        return SamplingParams(
+            **{name: value for name, value in given.items() if value is not None}, **values
+        )
+
+
+class Message(Strict):
+    """One turn of a conversation."""
+
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "tool_calls": ([],),
+        "function_call": (),
+        "audio": (),
+        "annotations": ([],),
+        "refusal": (),
+    }
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(lambda value: _as_text(value))]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """Templates know the developer by the older name of that role."""
+        role = "system" if self.role == "developer" else self.role
+        turn = {"role": role, "content": self.content}
+        return turn if self.name is None else turn | {"name": self.name}
+
+
+def _as_text(value: Any) -> Any:
+    """The text parts of a message, joined by newlines."""
+    if not isinstance(value, list):
+        return value
+    for part in value:
+        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
+            raise ValueError('parts other than {"type": "text", "text": ...} are not supported')
+        if not isinstance(part["text"], str):
+            raise ValueError("the text of a part must be a string")
+    return "\n".join(part["text"] for part in value)
+
+
+class ChatRequest(GenerationRequest):
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "audio": (),
+        "function_call": ("none",),
+        "functions": (),
+        "modalities": (["text"],),
+        "moderation": (),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "prompt_cache_options": (),
+        "prompt_cache_retention": ("in_memory",),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none",),
+        "tools": (),
+        "verbosity": (),
+        "web_search_options": (),
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    metadata: dict[str, str] | None = Field(default=None, description="accepted, not kept")
+    prompt_cache_key: str | None = Field(default=None, description="the cache needs no key")
+    safety_identifier: str | None = Field(default=None, description="accepted, not kept")
+
+    def to_sampling(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        limit = self.max_completion_tokens
+        return self.sampling(
+            max_tokens=self.max_tokens if limit is None else limit,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+Prompt = str | list[int]
+
+
+def _as_prompts(value: Any) -> list[Prompt]:
+    """A text, token ids, or a list of either -> the list."""
+    prompts = value if isinstance(value, list) and value and not _is_token(value[0]) else [value]
+    for prompt in prompts:
+        is_ids = isinstance(prompt, list) and all(_is_token(token) for token in prompt)
+        if not isinstance(prompt, str) and not (is_ids and prompt):
+            raise ValueError(
+                "must be a text, a list of texts, a list of token ids, or a list of such lists"
+            )
+    return prompts
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class CompletionRequest(GenerationRequest):
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ()}
+
+    prompt: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(
+        description="a text, a list of texts, a list of token ids, or a list of such lists"
+    )
+    echo: bool | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = 16
+
+    def to_sampling(self) -> SamplingParams:
+        return self.sampling(
+            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.logprobs if self.echo else None,
+        )
+
+
+class TokenizeRequest(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    add_special_tokens: bool = True
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise RequestError("give either prompt or messages", "prompt")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: list[int]
+    skip_special_tokens: bool = False

@@ -1,0 +1,94 @@
+"""Running the application: listen first, load the model meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from specengine.core.config import ServerConfig
+from specengine.core.errors import ConfigError
+from specengine.server.app import create_app
+from specengine.server.service import ServedEngine, Service
+
+logger = logging.getLogger(__name__)
+
+# Seconds that open streams get to finish once the server is told to stop.
+GRACE = 5
+
+
+def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
+    """Answer HTTP until a signal; `build` runs in a thread of its own, and /ready tells when it is
+    done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
+    service = Service()
+    listener = listen(config)
+    server = make_server(create_app(service, config.api_key), config)
+    failures: list[BaseException] = []
+
+    def load() -> None:
+        try:
+            service.engine = build()
+            logger.info("ready: %s serves %s", address(listener), service.engine.model_name)
+        except BaseException as failure:
+            failures.append(failure)
+            server.should_exit = True
+
+    threading.Thread(target=load, name="load", daemon=True).start()
+    logger.info("listening on %s", address(listener))
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if service.engine is not None:
+            service.engine.shutdown()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def background_server(app: ASGIApp, config: ServerConfig) -> Iterator[str]:
+    """Serve `app` from a thread; yields its address, such as http://127.0.0.1:8000."""
+    listener = listen(config)
+    server = make_server(app, config)
+    thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
+    thread.start()
+    try:
+        yield address(listener)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A listening socket; connections wait in it until the server runs."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
+            "--host or --port (0 takes any free port)"
+        ) from error
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level=config.log_level,
+            access_log=config.log_level in ("debug", "info"),
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=GRACE,
+        )
+    )

@@ -1,0 +1,77 @@
+"""What the routes work on: the engine, once it is there, and the metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from specengine import __version__
+from specengine.core.config import EngineConfig
+from specengine.core.sampling import SamplingParams
+from specengine.engine.outputs import EngineStats, RequestOutput
+from specengine.server.errors import ApiError
+from specengine.server.metrics import ServerMetrics
+
+
+class ServedEngine(Protocol):
+    """engine.AsyncEngine, as the server sees it."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+    @property
+    def config(self) -> EngineConfig: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, rid: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of all choices, interleaved. Closing the iterator early aborts the request."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def shutdown(self) -> None: ...
+
+
+class Service:
+    """`engine` is None while the model loads."""
+
+    def __init__(self) -> None:
+        self.engine: ServedEngine | None = None
+        self.started = int(time.time())
+        self.metrics = ServerMetrics(self._stats)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.engine is not None and self.engine.is_ready
+
+    def require(self, model: str | None = None) -> ServedEngine:
+        """The engine. ApiError where it is not ready, or does not serve `model`."""
+        if self.engine is None:
+            raise ApiError(503, "the model is still loading; /ready tells when", code="loading")
+        if not self.engine.is_ready:
+            raise ApiError(503, "the engine has stopped; the server's log says why", code="stopped")
+        if model is not None and model != self.engine.model_name:
+            message = f"the model {model!r} is not served here; {self.engine.model_name!r} is"
+            raise ApiError(404, message, "model", "model_not_found")
+        return self.engine
+
+    def _stats(self) -> EngineStats | None:
+        return None if self.engine is None else self.engine.stats()
+
+
+def system_fingerprint(config: EngineConfig) -> str:
+    """Changes whenever the same seed may give another text."""
+    parts = (__version__, config.model, config.spec)
+    return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

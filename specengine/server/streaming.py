@@ -1,0 +1,118 @@
+"""Server-sent events, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specengine.server.errors import as_api_error
+
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; None, and `work` is cancelled, where the client goes away first.
+
+    The body of the request must have been read: `receive` then waits for the disconnect.
+    """
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends events as they come, and stops their source when the client goes away.
+
+    The status is sent with the first event, so that an error before it is a proper HTTP error;
+    a later one becomes the last event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_disconnect(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        started = False
+        async with closing(self._events) as events:
+            try:
+                async for chunk in events:
+                    if not started:
+                        started = True
+                        await self._start(send)
+                    await send(_body(chunk))
+            except Exception as error:
+                if not started:
+                    raise
+                await send(_body(event(as_api_error(error).body())))
+        await send(_body(DONE))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+def _body(chunk: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": chunk, "more_body": True}
+
+
+def closing(source: AsyncIterator[T]) -> aclosing[Any]:
+    """Closes `source`, an asynchronous generator, on the way out."""
+    generator: Any = source
+    return aclosing(generator)
+
+
+async def merge(sources: list[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """(number of the source, item) in the order of arrival. Closing it closes every source."""
+    queue: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
+
+    async def pump(number: int, source: AsyncIterator[T]) -> None:
+        try:
+            async with closing(source) as items:
+                async for item in items:
+                    queue.put_nowait((number, item))
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(*pair)) for pair in enumerate(sources)]
+    try:
+        running = len(pumps)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

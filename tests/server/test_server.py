@@ -1,0 +1,154 @@
+"""Probes, metrics, tokens, and clients that go away."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from specengine.core.config import ServerConfig
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.server.run import listen, serve
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_models(openai_client: OpenAI, engine: Any) -> None:
+    (model,) = openai_client.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("fake", "model", "specengine")
+    assert openai_client.models.retrieve("fake") == model
+
+
+def test_not_ready_while_the_model_loads(site: Any, engine: Any) -> None:
+    site.service.engine = None
+    assert site.http.get("/health").status_code == 200
+    assert site.http.get("/ready").status_code == 503
+    assert site.http.get("/metrics").status_code == 200
+    error = site.refusal("/v1/completions", 503, model="fake", prompt="x")
+    assert error["code"] == "loading"
+    site.service.engine = engine
+    assert site.http.get("/ready").status_code == 200
+
+
+def test_a_dead_engine_shows(site: Any, engine: Any) -> None:
+    engine.is_ready = False
+    assert site.http.get("/health").status_code == 503
+    assert site.http.get("/ready").status_code == 503
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompts", [["one"], ["one", "two"]])
+def test_client_gone_aborts(site: Any, engine: Any, stream: bool, prompts: list[str]) -> None:
+    engine.delay, engine.script = 0.02, "x" * 150
+    body = {"model": "fake", "prompt": prompts, "stream": stream, "max_tokens": 190}
+    request = site.http.stream("POST", "/v1/completions", json=body, timeout=0.3)
+    if stream:
+        with request as response:
+            next(response.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout), request:
+            pass
+    wait_for(lambda: len(engine.aborted) == len(prompts))
+
+
+def test_streams_end_with_done(site: Any, engine: Any) -> None:
+    response = site.post("/v1/completions", model="fake", prompt="x", stream=True)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+
+
+def test_tokenize_and_detokenize(site: Any, engine: Any) -> None:
+    got = site.post("/tokenize", prompt="abé").json()
+    assert got["count"] == 4
+    assert got["max_model_len"] == 200
+    assert site.post("/detokenize", tokens=got["tokens"]).json() == {"prompt": "abé"}
+    chat = site.post("/tokenize", messages=[{"role": "user", "content": "x"}]).json()
+    text = site.post("/detokenize", tokens=chat["tokens"]).json()["prompt"]
+    assert text == "user: x\nassistant:"
+    assert site.refusal("/tokenize", 400)["param"] == "prompt"
+    assert site.refusal("/detokenize", 400, tokens=[999])["param"] == "tokens"
+
+
+def metrics(site: Any) -> dict[tuple[str, ...], float]:
+    """Values by (name, label values ...)."""
+    text = site.http.get("/metrics").text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_of_the_engine(site: Any, engine: Any) -> None:
+    values = metrics(site)
+    for name, value in {
+        "spec_decode_num_drafts_total": 5,
+        "spec_decode_num_draft_tokens_total": 20,
+        "spec_decode_num_accepted_tokens_total": 9,
+        "num_requests_running": 2,
+        "num_requests_waiting": 3,
+        "kv_usage_ratio": 0.25,
+        "prefix_cache_hit_ratio": 0.25,
+        "prompt_tokens_total": 40,
+        "generation_tokens_total": 7,
+    }.items():
+        assert values[(f"specengine:{name}",)] == value
+    per_position = "specengine:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [values[(per_position, position)] for position in "01"] == [5, 4]
+
+
+def test_metrics_of_requests(site: Any, engine: Any) -> None:
+    before = metrics(site)
+    site.post("/v1/completions", model="fake", prompt="x", max_tokens=50)
+    site.post("/v1/completions", model="fake")
+    after = metrics(site)
+
+    def gain(*key: str) -> float:
+        name = (f"specengine:{key[0]}", *key[1:])
+        return after[name] - before.get(name, 0)
+
+    assert gain("http_requests_total", "/v1/completions", "200") == 1
+    assert gain("http_requests_total", "/v1/completions", "400") == 1
+    assert gain("request_choices_total", "stop") == 1
+    assert gain("time_to_first_token_seconds_sum") == pytest.approx(0.1)
+    assert gain("e2e_request_latency_seconds_sum") == pytest.approx(0.3)
+    assert gain("inter_token_latency_seconds_count") == 1
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            listen(ServerConfig(port=port))
+
+
+def test_serve_raises_what_loading_raised() -> None:
+    def build() -> Any:
+        raise ModelLoadError("no such model")
+
+    caught: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            serve(ServerConfig(port=0, log_level="warning"), build)
+        except ModelLoadError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert [str(error) for error in caught] == ["no such model"]
