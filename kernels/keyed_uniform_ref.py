@@ -1,33 +1,32 @@
-"""Keyed uniforms in plain PyTorch: 64-bit arithmetic that wraps around, in int64."""
+"""Keyed uniforms on the host: NumPy has the unsigned words that wrap around, PyTorch has not."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
-
-
-def signed(word: int) -> int:
-    """The int64 with the same bits as an unsigned 64-bit word."""
-    return (word + 2**63) % 2**64 - 2**63
-
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
+
 
 def keyed_uniform(seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
-    hashed = _mix(seeds + signed(GOLDEN * (stream + 1)))
-    hashed = _mix(hashed + positions * signed(GOLDEN))
-    return _shift_right(hashed, 11).to(torch.float64) * 2.0**-53
+    key = _mix(_words(seeds) + np.uint64(GOLDEN * (stream + 1) % 2**64))
+    hashed = _mix(key + _words(positions) * np.uint64(GOLDEN))
+    uniforms = (hashed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return torch.from_numpy(uniforms).to(seeds.device)
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift_right(x, 30)) * signed(MIX_1)
-    x = (x ^ _shift_right(x, 27)) * signed(MIX_2)
-    return x ^ _shift_right(x, 31)
+def _words(x: Tensor) -> _Words:
+    return x.cpu().numpy().view(np.uint64)
 
 
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """int64 >> copies the sign bit; a word's shift does not."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _mix(x: _Words) -> _Words:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(MIX_2)
+    return x ^ (x >> np.uint64(31))

@@ -52,13 +52,13 @@ class NgramIndex:
     def _path(self, tail: Sequence[int]) -> list[int | _Node]:
         """The entries of tail's contexts, shortest first."""
         path: list[int | _Node] = []
-        depth = self.min_match
-        if len(tail) < depth:
+        depth, deepest = self.min_match, min(self.max_match, len(tail))
+        if depth > deepest:
             return path
         entry = self._contexts.get(tuple(tail[-depth:]))
         while entry is not None:
             path.append(entry)
-            if isinstance(entry, int) or depth == min(self.max_match, len(tail)):
+            if isinstance(entry, int) or depth == deepest:
                 break
             depth += 1
             entry = entry.children.get(tail[-depth])

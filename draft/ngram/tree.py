@@ -25,6 +25,9 @@ def merge(root: int, branches: list[list[int]], max_nodes: int) -> Draft:
     """A trie of the branches, one level after the other, the better branch first on each level,
     until max_nodes are taken: branches that agree go deep, branches that differ share the budget.
     """
+    if len(branches) == 1:
+        tokens = [root, *branches[0]][:max_nodes]
+        return Draft(tokens, list(range(-1, len(tokens) - 1)))
     tokens, parents = [root], [-1]
     nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     at = [0] * len(branches)
@@ -47,8 +50,8 @@ def distinct(continuations: Iterable[list[int]], count: int) -> list[list[int]]:
     """The first `count` different continuations."""
     chosen: list[list[int]] = []
     for continuation in islice(continuations, _MAX_OCCURRENCES):
-        if len(chosen) == count:
-            break
         if continuation not in chosen:
             chosen.append(continuation)
+            if len(chosen) == count:
+                break
     return chosen

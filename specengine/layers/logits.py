@@ -25,6 +25,12 @@ class PathTokens:
     tokens_RN: Tensor  # int64, a valid token id in every place
     mask_RN: Tensor  # bool, which of them are on the row's path
 
+    def part(self, rows: slice) -> PathTokens:
+        return PathTokens(self.tokens_RN[rows], self.mask_RN[rows])
+
+    def to(self, device: torch.device) -> PathTokens:
+        return PathTokens(self.tokens_RN.to(device), self.mask_RN.to(device))
+
 
 @dataclass(frozen=True)
 class RowMap:
@@ -47,7 +53,7 @@ class RowMap:
         request = self.request_R
         if request is None:
             request = torch.arange(num_rows, device=device)
-        path = self.path and PathTokens(self.path.tokens_RN[rows], self.path.mask_RN[rows])
+        path = self.path and self.path.part(rows)
         depth = self.depth_R[rows] if self.depth_R is not None else None
         return RowMap(request[rows], depth, path)
 

@@ -17,7 +17,7 @@ from specengine.layers.logits import PathTokens, RowMap
 from specengine.layers.logprobs import token_logprobs
 from specengine.layers.sampler import Sampler
 from specengine.target.verify.tree import ancestor_mask, depths, flat_nodes, node_mask
-from specengine.target.verify.walk import Walk, walk_chains, walk_trees
+from specengine.target.verify.walk import Walk, walk_all
 
 
 class MatchVerifier:
@@ -64,8 +64,8 @@ class MatchVerifier:
         if _is_empty(proposal):
             walks = [Walk([0], [token]) for token in self.sampler(output, sampling).tolist()]
         else:
-            rows = _row_map(proposal, sampling)
-            walks = _walks(proposal, self.sampler(output, sampling, rows))
+            sampled_T = self.sampler(output, sampling, _row_map(proposal, sampling))
+            walks = walk_all(proposal, sampled_T.tolist())
         return VerifyResult(
             tokens=[walk.tokens for walk in walks],
             num_accepted=[len(walk.tokens) - 1 for walk in walks],
@@ -75,26 +75,19 @@ class MatchVerifier:
         )
 
 
-def _walks(proposal: DraftProposal, sampled_T: Tensor) -> list[Walk]:
-    """Runs where the proposal lies: one copy to the host either way, of the sampled tokens for a
-    proposal on the host, of the walks for one on the device."""
-    nodes = flat_nodes(proposal.num_nodes, proposal.tokens.shape[1])
-    sampled_T = sampled_T.to(proposal.tokens.device)
-    sampled_BN = torch.zeros_like(proposal.tokens)
-    sampled_BN.view(-1)[nodes.to(sampled_T.device, non_blocking=True)] = sampled_T
-    walk = walk_chains if proposal.is_chain else walk_trees
-    return walk(proposal, sampled_BN)
-
-
 def _is_empty(proposal: DraftProposal) -> bool:
     return max(proposal.num_nodes, default=1) == 1
 
 
 def _tree(proposal: DraftProposal, nodes: Tensor) -> Tree:
+    mask_BNN = _ancestors(proposal)
+    return Tree(depths_T=depths(mask_BNN).view(-1)[nodes], mask_BNN=mask_BNN)
+
+
+def _ancestors(proposal: DraftProposal) -> Tensor:
     parents = proposal.parents
     exists = node_mask(proposal.num_nodes, parents.shape[1], parents.device)
-    mask = ancestor_mask(parents, exists)
-    return Tree(depths_T=depths(mask).view(-1)[nodes], mask_BNN=mask)
+    return ancestor_mask(parents, exists)
 
 
 def _row_map(proposal: DraftProposal, sampling: SamplingBatch) -> RowMap:
@@ -104,21 +97,23 @@ def _row_map(proposal: DraftProposal, sampling: SamplingBatch) -> RowMap:
         return RowMap()
     width, device = proposal.tokens.shape[1], proposal.tokens.device
     nodes = flat_nodes(proposal.num_nodes, width).to(device, non_blocking=True)
-    request = nodes // width
-    node = nodes % width
-    if proposal.is_chain:
-        mask_TN = torch.arange(width, device=device) <= node[:, None]
-    else:
-        exists = node_mask(proposal.num_nodes, width, device)
-        mask_TN = ancestor_mask(proposal.parents, exists).view(-1, width)[nodes]
-    depth = mask_TN.sum(-1) - 1
-    request, depth = torch.stack([request, depth]).to(sampling.device, non_blocking=True)
+    penalised = sampling.edits is not None and sampling.edits.penalties is not None
+    request, depth = nodes // width, nodes % width
     path = None
-    if sampling.edits is not None and sampling.edits.penalties is not None:
-        mask_TN = mask_TN & (torch.arange(width, device=device) > 0)
-        tokens_TN = proposal.tokens[nodes // width].where(mask_TN, 0)
-        path = PathTokens(tokens_TN.to(sampling.device), mask_TN.to(sampling.device))
-    return RowMap(request, depth, path)
+    if penalised or not proposal.is_chain:
+        mask_BNN = _ancestors(proposal)
+        depth = depths(mask_BNN).view(-1)[nodes]
+        if penalised:
+            path = _path_tokens(proposal, request, mask_BNN.view(-1, width)[nodes])
+    request, depth = torch.stack([request, depth]).to(sampling.device, non_blocking=True)
+    return RowMap(request, depth, path and path.to(sampling.device))
+
+
+def _path_tokens(proposal: DraftProposal, request_T: Tensor, mask_TN: Tensor) -> PathTokens:
+    """The root is committed already, and counted as such."""
+    mask_TN = mask_TN.clone()
+    mask_TN[:, 0] = False
+    return PathTokens(proposal.tokens[request_T].where(mask_TN, 0), mask_TN)
 
 
 def _logprobs(

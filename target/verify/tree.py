@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +15,8 @@ def node_mask(num_nodes: list[int], width: int, device: torch.device) -> Tensor:
 
 def flat_nodes(num_nodes: list[int], width: int) -> Tensor:
     """int64 [T] on the CPU: where the nodes that exist lie in a flattened [B, N]."""
-    exists = node_mask(num_nodes, width, torch.device("cpu"))
-    return exists.view(-1).nonzero().squeeze(1)
+    exists = np.arange(width) < np.array(num_nodes)[:, None]
+    return torch.from_numpy(exists.ravel().nonzero()[0])
 
 
 def ancestor_mask(parents_BN: Tensor, exists_BN: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import Verifier
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.tree import ancestor_mask, depths, flat_nodes, node_mask
-from specengine.target.verify.walk import Walk, walk_chains, walk_trees
+from specengine.target.verify.walk import Walk, walk_all
 from tests.target.verify_world import CPU, Draft, TableTarget, chain, decode_batch, propose
 from tests.target.verify_world import request as make_req
 
@@ -51,12 +51,10 @@ def test_flat_nodes_skip_padding() -> None:
 
 
 def walk(draft: Draft, sampled: list[int]) -> Walk:
-    """Beside a request without draft, so that rows are ragged."""
-    proposal = propose([50, 50], [([], []), draft])
-    width = proposal.tokens.shape[1]
-    padded = torch.tensor([[9] * width, sampled])
-    other, found = (walk_chains if proposal.is_chain else walk_trees)(proposal, padded)
-    assert other == Walk([0], [9])
+    """Between requests without draft, so that rows are ragged."""
+    proposal = propose([50, 50, 50], [([], []), draft, ([], [])])
+    before, found, after = walk_all(proposal, [8, *sampled, 9])
+    assert (before, after) == (Walk([0], [8]), Walk([0], [9]))
     return found
 
 
