@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
 
 
 @triton.jit
@@ -52,8 +55,12 @@ def _rope_store_kernel(
     head_dim,
     rotary_dim,
     ROTATE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     cols = tl.arange(0, BLOCK)
@@ -92,6 +99,7 @@ def rope_store_kv(
     if tokens == 0:
         return out
     rotate = cos_sin_cache is not None
+    dependent = has_dependent_launch(q)
     _rope_store_kernel[(tokens, num_q_heads + k.shape[1])](
         q,
         k,
@@ -112,7 +120,9 @@ def rope_store_kv(
         head_dim,
         cos_sin_cache.shape[1] if cos_sin_cache is not None else 0,
         ROTATE=rotate,
+        DEPENDENT=dependent,
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
+        **({"launch_pdl": True} if dependent else {}),
     )
     return out

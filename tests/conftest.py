@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+# Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
+# imported anywhere in the process.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
 import torch
 
 HAS_CUDA = torch.cuda.is_available()
-
-# Must be in the environment before Triton is imported anywhere in the process.
-if not HAS_CUDA:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def _require_interpreter() -> None:

@@ -1,0 +1,70 @@
+"""Attention in one Triton kernel a layer, which reads lengths and page table on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.paged_attention import PagedBatch, paged_attention
+from specengine.runner.attention.base import attach_plan
+
+# A batch with more groups (requests x KV heads x tiles of queries) fills any GPU unsplit.
+_MAX_SPLIT_GROUPS = 4096
+
+
+class TritonAttentionBackend:
+    """The plan only collects tensors: nothing is computed on the host, and nothing on replay.
+
+    One instance serves one stream: its forwards share the counters by which split keys are merged.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device) -> None:
+        self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
+        return self._plan(batch, batch.max_seq_len)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing to hold: a graph's own pool keeps the shares of split keys."""
+
+    def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
+        """Launches are shaped for the longest request that the page table has room for."""
+        return self._plan(batch, batch.req_to_token_pool.req_to_token.shape[1])
+
+    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
+        """Nothing to do: the kernel reads the batch's fixed buffers."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        return self.forward_extend(q, layer, batch)
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        assert batch.attn_plan is not None, "init_forward_metadata comes first"
+        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        paged: PagedBatch = batch.attn_plan.metadata
+        return paged_attention(
+            q, k_cache, v_cache, paged, layer.scale, window=layer.sliding_window, backend="triton"
+        )
+
+    def _plan(self, batch: ForwardBatch, max_keys: int) -> AttnPlan:
+        tree_mask = None
+        if batch.tree is not None:
+            tree_mask = batch.tree.mask_BNN.to(self.counters.device).contiguous()
+        paged = PagedBatch(
+            req_to_token=batch.req_to_token_pool.req_to_token,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            qo_indptr=batch.qo_indptr,
+            positions=batch.positions,
+            max_queries=batch.max_extend_len,
+            max_keys=max_keys,
+            tree_mask=tree_mask,
+            counters=self.counters,
+        )
+        return attach_plan(self.name, batch, paged)

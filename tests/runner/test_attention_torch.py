@@ -1,0 +1,125 @@
+"""The PyTorch backend against dense attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specengine.core.batch import ForwardMode
+from specengine.core.errors import ConfigError
+from specengine.runner.attention import make_attention_backend
+from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
+from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
+from tests.runner.attention_cases import BUSHY, FORK, ROOT_ALONE, Case, Layer, dense_attention
+
+
+def check(case: Case, tolerance: float = 2e-6) -> None:
+    """Both ways of running a batch, and the one that the backend picks, give dense attention."""
+    backend = TorchAttentionBackend()
+    batch, q = case.batch(backend), case.q()
+    expected = dense_attention(case, batch, q)
+    k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(0)
+    ways: list[SpanAttention | PaddedAttention] = [plan_spans(batch)]
+    if all(extend for _, extend in case.lens):
+        ways.append(plan_padded(batch))
+    for way in ways:
+        out = way.forward(q, case.layer, k_cache, v_cache)
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+    backend.init_forward_metadata(batch)
+    forward = backend.forward_decode if case.mode.is_decode() else backend.forward_extend
+    out = forward(q, case.layer, batch)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("scattered", [True, False])
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("prefixes", [[0], [17], [3, 0, 30, 12]])
+def test_decode(prefixes: list[int], window: int | None, scattered: bool) -> None:
+    lens = [(prefix, 1) for prefix in prefixes]
+    check(Case(lens, ForwardMode.DECODE, scattered=scattered, layer=Layer(sliding_window=window)))
+
+
+@pytest.mark.parametrize("scattered", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("lens", [[(0, 9)], [(13, 8)], [(0, 5), (20, 3), (7, 11), (30, 1)]])
+def test_extend(lens: list[tuple[int, int]], window: int | None, scattered: bool) -> None:
+    check(Case(lens, scattered=scattered, layer=Layer(sliding_window=window)))
+
+
+def test_a_request_without_new_tokens_has_no_rows() -> None:
+    check(Case([(4, 2), (9, 0), (3, 3)]))
+
+
+@pytest.mark.parametrize("window", [None, 2, 4])
+def test_trees(window: int | None) -> None:
+    lens = [(11, 7), (0, 4), (25, 1)]
+    trees = [BUSHY, FORK, ROOT_ALONE]
+    layer = Layer(sliding_window=window)
+    check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+    check(Case(lens[:1], ForwardMode.TARGET_VERIFY, trees=trees[:1], layer=layer))
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_tree(data: st.DataObject) -> None:
+    trees = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        size = data.draw(st.integers(1, 8))
+        trees.append([-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, size)])
+    lens = [(data.draw(st.integers(0, 20)), len(parents)) for parents in trees]
+    window = data.draw(st.none() | st.integers(1, 12))
+    layer = Layer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=window)
+    check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+
+
+def test_a_chain_is_a_tree_without_branches() -> None:
+    lens, parents = [(9, 5)], [-1, 0, 1, 2, 3]
+    plain = Case(lens, ForwardMode.TARGET_VERIFY)
+    as_tree = Case(lens, ForwardMode.TARGET_VERIFY, trees=[parents])
+    torch.testing.assert_close(run(plain), run(as_tree), rtol=1e-6, atol=1e-6)
+
+
+def run(case: Case) -> torch.Tensor:
+    backend = TorchAttentionBackend()
+    batch = case.batch(backend)
+    backend.init_forward_metadata(batch)
+    return backend.forward_extend(case.q(), case.layer, batch)
+
+
+@pytest.mark.parametrize("layer", [Layer(4, 4), Layer(8, 1), Layer(3, 3, 24)])
+def test_head_shapes(layer: Layer) -> None:
+    check(Case([(5, 4), (2, 1)], layer=layer))
+    check(Case([(5, 1), (2, 1)], ForwardMode.DECODE, layer=layer))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_softmax_is_float32(dtype: torch.dtype) -> None:
+    tolerance = 2e-3 if dtype is torch.float16 else 1.6e-2
+    check(Case([(30, 6), (12, 1)], dtype=dtype), tolerance)
+
+
+def test_very_uneven_batches_run_request_by_request() -> None:
+    backend = TorchAttentionBackend()
+    even = Case([(20, 1), (30, 1)], ForwardMode.DECODE).batch(backend)
+    assert isinstance(backend.init_forward_metadata(even).metadata, PaddedAttention)
+    uneven = Case([(20, 1), (30, 1)], ForwardMode.DECODE).batch(backend)
+    uneven.prefix_lens_cpu = [20, 600]
+    uneven.req_to_token_pool.req_to_token = torch.ones(3, 700, dtype=torch.int32)
+    assert isinstance(backend.init_forward_metadata(uneven).metadata, SpanAttention)
+
+
+def test_graphs_are_refused_with_the_flag_that_helps() -> None:
+    with pytest.raises(ConfigError, match="--disable-cuda-graph"):
+        TorchAttentionBackend().init_cuda_graph_state(4, 4)
+
+
+def test_backend_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    cpu = torch.device("cpu")
+    with caplog.at_level("INFO"):
+        assert make_attention_backend("auto", cpu).name == "torch"
+    assert "no CUDA device" in caplog.text
+    with pytest.raises(ConfigError, match="'flash' is unknown"):
+        make_attention_backend("flash", cpu)

@@ -1,0 +1,112 @@
+"""The Triton backend against dense attention, eagerly and, on a GPU, in a CUDA graph."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from specengine.core.batch import ForwardMode
+from specengine.core.errors import ConfigError
+from specengine.runner.attention import make_attention_backend
+from tests.runner.attention_cases import (
+    BUSHY,
+    FORK,
+    MAX_CONTEXT,
+    ROOT_ALONE,
+    Case,
+    Layer,
+    dense_attention,
+)
+
+HAS_CUDA = torch.cuda.is_available()
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+def device() -> torch.device:
+    """A GPU, or the CPU with Triton's interpreter (tests/conftest.py turns it on)."""
+    return torch.device("cuda" if HAS_CUDA else "cpu")
+
+
+def check(case: Case, tolerance: float = 3e-6) -> None:
+    backend = make_attention_backend("triton", device())
+    case.device = device()
+    batch, q = case.batch(backend), case.q()
+    backend.init_forward_metadata(batch)
+    forward = backend.forward_decode if case.mode.is_decode() else backend.forward_extend
+    out = forward(q, case.layer, batch)
+    expected = dense_attention(case, batch, q)
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_decode(window: int | None) -> None:
+    lens = [(3, 1), (0, 1), (40, 1)]
+    check(Case(lens, ForwardMode.DECODE, layer=Layer(sliding_window=window)))
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_extend(window: int | None) -> None:
+    check(Case([(0, 5), (20, 3), (7, 11), (30, 1), (2, 0)], layer=Layer(sliding_window=window)))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_trees(window: int | None) -> None:
+    lens = [(11, 7), (0, 4), (25, 1)]
+    trees = [BUSHY, FORK, ROOT_ALONE]
+    layer = Layer(sliding_window=window)
+    check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+
+
+def test_a_captured_plan_is_shaped_for_the_longest_request() -> None:
+    backend = make_attention_backend("triton", device())
+    case = Case([(0, 1)], ForwardMode.DECODE, device=device())
+    backend.init_cuda_graph_state(1, 1)
+    plan = backend.init_forward_metadata_capture(case.batch(backend))
+    assert plan.metadata.max_keys == MAX_CONTEXT
+
+
+def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specengine.runner.attention.has_triton", lambda: False)
+    with pytest.raises(ConfigError, match=r"specengine\[cuda\]"):
+        make_attention_backend("triton", torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")
+@pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
+def test_a_replayed_graph_follows_lengths_rows_and_trees(mode: ForwardMode) -> None:
+    """Captured on one batch; replayed after lengths, page table, q and mask changed in place."""
+    cuda = torch.device("cuda")
+    backend = make_attention_backend("triton", cuda)
+    if mode.is_decode():
+        short = Case([(0, 1), (0, 1)], mode, device=cuda)
+        long = Case([(37, 1), (62, 1)], mode, device=cuda, seed=5)
+    else:
+        short = Case([(0, 7), (0, 7)], mode, trees=[BUSHY, BUSHY], device=cuda)
+        star = [-1, 0, 0, 0, 0, 0, 0]
+        long = Case([(50, 7), (19, 7)], mode, trees=[star, BUSHY], device=cuda, seed=5)
+    batch, q = short.batch(backend), short.q()
+    backend.init_cuda_graph_state(2, len(q))
+    plan = backend.init_forward_metadata_capture(batch)
+    forward = backend.forward_decode if mode.is_decode() else backend.forward_extend
+    forward(q, short.layer, batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = forward(q, short.layer, batch)
+
+    later = long.batch(backend)
+    for name in ("seq_lens", "positions", "req_pool_indices"):
+        getattr(batch, name).copy_(getattr(later, name))
+    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
+    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
+    for ours, theirs in zip(kv, kv_later, strict=True):
+        ours.copy_(theirs)
+    if batch.tree is not None and later.tree is not None:
+        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)
+    q.copy_(long.q())
+    backend.init_forward_metadata_replay(batch, plan)
+    graph.replay()
+    expected = dense_attention(long, later, long.q())
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=3e-6, atol=3e-6)
