@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-_MAX_OCCURRENCES = 64  # looked at for distinct continuations; bounds the cost of frequent contexts
+_MAX_OCCURRENCES = 16  # looked at for distinct continuations; bounds the cost of frequent contexts
 
 
 @dataclass(frozen=True)
