@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+
+
+def test_bytes_per_token() -> None:
+    """SmolLM2-135M in bfloat16: 30 layers, 3 heads of 64, K and V."""
+    assert KVShape(30, 3, 64, torch.bfloat16).bytes_per_token == 23040
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_layers_have_buffers_of_their_own(device: str) -> None:
+    pool = MHATokenToKVPool(5, KVShape(2, 3, 4, torch.float32), torch.device(device))
+    k0, v0 = pool.get_kv_buffer(0)
+    k0.fill_(1.0)
+    v0.fill_(2.0)
+    assert k0.shape == (5, 3, 4)
+    assert [buffer.sum().item() for buffer in pool.get_kv_buffer(1)] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_move_reads_before_it_writes(device: str) -> None:
+    pool = MHATokenToKVPool(6, KVShape(2, 1, 1, torch.float32), torch.device(device))
+    for layer in range(2):
+        for side, buffer in enumerate(pool.get_kv_buffer(layer)):
+            buffer[:, 0, 0] = torch.arange(6) + 10 * layer + 100 * side
+    src = torch.tensor([2, 3, 1], device=device)
+    dst = torch.tensor([1, 2, 4], device=device)
+    pool.move(src, dst)
+    for layer in range(2):
+        for side, buffer in enumerate(pool.get_kv_buffer(layer)):
+            base = 10 * layer + 100 * side
+            assert (buffer[:, 0, 0] - base).tolist() == [0, 2, 3, 3, 1, 5]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from specengine.memory.req_to_token import ReqToTokenPool
+
+
+def test_rows_are_handed_out_once_and_never_row_0() -> None:
+    pool = ReqToTokenPool(3, 8, torch.device("cpu"))
+    rows = [pool.alloc() for _ in range(3)]
+    assert sorted(row for row in rows if row is not None) == [1, 2, 3]
+    assert pool.alloc() is None
+    pool.free(2)
+    assert (pool.num_free, pool.alloc()) == (1, 2)
+
+
+def test_cpu_table_is_the_host_copy() -> None:
+    pool = ReqToTokenPool(2, 4, torch.device("cpu"))
+    pool.write(2, 1, np.array([7, 8], dtype=np.int32))
+    assert pool.req_to_token.dtype == torch.int32
+    assert pool.req_to_token.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [0, 7, 8, 0]]
+    assert pool.slots(2, 1, 4).tolist() == [7, 8, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_device_sees_writes_after_flush() -> None:
+    pool = ReqToTokenPool(3, 6, torch.device("cuda"))
+    pool.write(1, 0, np.array([1, 2, 3], dtype=np.int32))
+    pool.write(3, 4, np.array([9, 10], dtype=np.int32))
+    pool.write(1, 1, np.array([5, 6, 7], dtype=np.int32))
+    assert pool.req_to_token.abs().sum().item() == 0
+    pool.flush()
+    assert pool.req_to_token[1].tolist() == [1, 5, 6, 7, 0, 0]
+    assert pool.req_to_token[3].tolist() == [0, 0, 0, 0, 9, 10]
+    pool.write(1, 0, np.array([4], dtype=np.int32))
+    pool.flush()
+    assert pool.req_to_token[1].tolist() == [4, 5, 6, 7, 0, 0]
