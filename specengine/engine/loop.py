@@ -102,7 +102,7 @@ class Engine:
                 prompt_ids=prompt_ids,
                 sampling=sampling,
                 eos_ids=self.parts.eos_ids,
-                seed=base + index,
+                seed=choice_seed(base, index),
             )
             self.scheduler.add(req)
             detokenizer = Detokenizer(self.parts.tokenizer, sampling)
@@ -112,9 +112,7 @@ class Engine:
         vocab = self.parts.vocab_size
         if not all(0 <= token < vocab for token in prompt_ids):
             raise RequestError(f"prompt token ids must lie in 0..{vocab - 1}", "prompt")
-        for name in ("logit_bias", "stop_token_ids"):
-            if any(token >= vocab for token in getattr(sampling, name)):
-                raise RequestError(f"{name}: token ids must lie in 0..{vocab - 1}", name)
+        sampling.check_vocab(vocab)
         queued = self.scheduler.num_waiting
         if queued + sampling.n > self.parts.config.schedule.max_queued_requests:
             raise QueueFullError(
@@ -172,3 +170,9 @@ class Engine:
             if choice.req.is_finished:
                 del choices[choice.req]
         return [choice.take_output() for choice in changed]
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """A seed for each of the n choices of a request; the first is the request's own."""
+    golden = 0x9E3779B97F4A7C15
+    return (seed + index * golden) % (1 << 63) if index else seed
