@@ -200,7 +200,8 @@ class ForwardBatch:
         )
         if device.type == "cuda":
             packed = packed.pin_memory().to(device, non_blocking=True)
-        slots, prefix, extend, qo_indptr, logits_rows = packed.split([B, B, B, B + 1, len(rows)])
+        sizes = [B, B, B, B + 1, len(rows)]
+        slots, prefix, extend, qo_indptr, logits_rows = torch.split(packed, sizes)
         request_T = torch.repeat_interleave(torch.arange(B, device=device), extend, output_size=T)
         place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
         out_cache_loc = req_to_token_pool.req_to_token[slots[request_T], place_T]

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class DecodeGraphRunner:
         self.fill = runner.attn_backend.get_cuda_graph_seq_len_fill_value()
         self.inputs = torch.zeros(3 * largest, dtype=torch.int64, device=runner.device)
         self.staging = torch.zeros(3 * largest, dtype=torch.int64).pin_memory()
-        self.copied = torch.cuda.Event()
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def capture(self) -> None:
         start = perf_counter()
@@ -69,10 +69,10 @@ class DecodeGraphRunner:
             (free_before - free_after) / (1 << 30),
         )
 
-    def _capture_one(self, bs: int, pool: tuple[int, int]) -> CapturedDecode:
+    def _capture_one(self, bs: int, pool: Any) -> CapturedDecode:
         batch = self._fixed_batch(bs)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.inference_mode(), torch.cuda.stream(stream):
             for _ in range(2):  # compiles kernels and creates library handles outside the capture
