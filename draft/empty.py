@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 
 
 class EmptyDrafter:
@@ -18,7 +19,7 @@ class EmptyDrafter:
     emits_probs = False
     max_nodes = 1
 
-    def seed(self, batch: ScheduleBatch) -> None:
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """There is no state to set up."""
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
@@ -26,7 +27,7 @@ class EmptyDrafter:
         parents = torch.full_like(tokens, -1)
         return DraftProposal(tokens, parents, [1] * batch.batch_size, is_chain=True)
 
-    def observe(self, batch: ScheduleBatch, result: VerifyResult) -> None:
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """There is nothing to learn."""
 
     def release(self, req: Req) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {
-    "cli": 7,
+    "cli": 8,
     "server": 7,
     "engine": 6,
     "scheduler": 5,

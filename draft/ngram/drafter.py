@@ -10,8 +10,9 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.ngram.corpus import SharedCorpus
 from specengine.draft.ngram.text import RequestText
 from specengine.draft.ngram.tree import Draft, distinct, merge
@@ -42,11 +43,10 @@ class NgramDrafter:
         if spec.ngram_shared_corpus:
             self._corpus = SharedCorpus(spec.ngram_corpus_tokens, *self._matches)
 
-    def seed(self, batch: ScheduleBatch) -> None:
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """Index prompts here, so that the first round need not."""
         for req in batch.reqs:
-            if req.output_ids and not req.is_finished:
-                self._text_of(req)
+            self._text_of(req)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         """tokens and parents are int64 on the CPU, padded with 0."""
@@ -63,7 +63,7 @@ class NgramDrafter:
             is_chain=all(draft.is_chain for draft in drafts),
         )
 
-    def observe(self, batch: ScheduleBatch, result: VerifyResult) -> None:
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests when they next draft."""
 
     def release(self, req: Req) -> None:

@@ -32,10 +32,14 @@ class Tree:
     depths_T: depth of each node below its root (root 0), flat over the batch.
     mask_BNN: bool, True where node i (row) sees node j (column): its ancestors and itself. Rows
     and columns past a request's node count are False.
+    num_past: leading columns that stand for nodes whose KV is written already, the last num_past
+    tokens of each prefix: a drafter that grows a tree level by level runs the new level alone.
+    Then mask_BNN is [B, N, num_past + N], and depths_T counts from prefix_lens - num_past.
     """
 
     depths_T: Tensor
     mask_BNN: Tensor
+    num_past: int = 0
 
 
 @dataclass
@@ -144,7 +148,7 @@ class ForwardBatch:
     `seq_lens` counts the tokens of each request including those that this forward writes:
     seq_lens = prefix_lens + extend_lens, in every mode. New token j of request i is written to
     slot req_to_token[req_pool_indices[i], prefix_lens[i] + j]; its rotary position is the same
-    number, except under a tree, where it is prefix_lens[i] + depth.
+    number, except under a tree, where it is prefix_lens[i] - num_past + depth.
     """
 
     forward_mode: ForwardMode
@@ -166,6 +170,9 @@ class ForwardBatch:
     attn_backend: AttentionBackend
     tree: Tree | None = None
     attn_plan: AttnPlan | None = None  # set by init_forward_metadata
+
+    captured: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a capture layer
+    features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
 
     # SPLIT_PREFILL: carried from call to call
     split_index: int = 0  # layers done
@@ -207,7 +214,8 @@ class ForwardBatch:
         out_cache_loc = req_to_token_pool.req_to_token[slots[request_T], place_T]
         positions = place_T
         if batch.tree is not None:
-            positions = prefix[request_T] + batch.tree.depths_T.to(device, non_blocking=True)
+            depths = batch.tree.depths_T.to(device, non_blocking=True)
+            positions = prefix[request_T] - batch.tree.num_past + depths
         return cls(
             forward_mode=batch.forward_mode,
             batch_size=B,

@@ -46,8 +46,13 @@ class VerifyResult:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. The engine calls seed once a request has its first token, then draft and
-    observe each round, and release when a request leaves (finished, aborted or retracted)."""
+    """Proposes tokens. The engine calls seed after each prefill forward (a chunk at a time), draft
+    before and observe after each verification, and release when a request leaves (finished, aborted
+    or retracted).
+
+    seed and observe run before the new tokens are committed to the requests; `output` is that of
+    the target's forward, its hidden states and features a row a token of the batch that ran.
+    """
 
     needs_hidden: bool
     writes_kv: bool
@@ -55,11 +60,11 @@ class Drafter(Protocol):
     emits_probs: bool
     max_nodes: int  # the most nodes a proposal can have, root included
 
-    def seed(self, batch: ScheduleBatch) -> None: ...
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None: ...
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal: ...
 
-    def observe(self, batch: ScheduleBatch, result: VerifyResult) -> None: ...
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None: ...
 
     def release(self, req: Req) -> None: ...
 

@@ -156,8 +156,9 @@ class Engine:
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
-        self.scheduler.commit_prefill(batch, self.parts.sample_prefill(output, batch))
-        self.drafter.seed(batch)
+        result = self.parts.sample_prefill(output, batch)
+        self.drafter.seed(batch, output, result)
+        self.scheduler.commit_prefill(batch, result)
 
     def _release_drafts(self) -> None:
         for req in self.scheduler.take_released():

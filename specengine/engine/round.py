@@ -29,7 +29,7 @@ class SpeculativeRound:
         if result.kv_keep is not None:
             pools = self.worker.get_memory_pool()
             compact_kv(batch, result.kv_keep, pools.req_to_token_pool, pools.token_to_kv_pool)
-        self.drafter.observe(batch, result)
+        self.drafter.observe(batch, output, result)
         return result
 
 

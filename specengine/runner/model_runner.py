@@ -140,6 +140,6 @@ class ModelRunner:
         return None if hidden is None else self._logits(hidden, batch)
 
     def _logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
-        if batch.logits_rows is not None:
-            hidden = hidden[batch.logits_rows]
-        return LogitsOutput(self.model.compute_logits(hidden))
+        rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]
+        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+        return LogitsOutput(self.model.compute_logits(rows), hidden=hidden, features=features)

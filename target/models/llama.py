@@ -48,6 +48,7 @@ class LlamaForCausalLM(nn.Module):
         self.config = config
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
+        self.capture_layers: tuple[int, ...] = ()
         self.model = DecoderStack(config, self.decoder_shape(config), self.sliding_windows(config))
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
@@ -68,8 +69,10 @@ class LlamaForCausalLM(nn.Module):
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
         hidden: Tensor = self.model.embed_tokens(input_ids)
         residual: Tensor | None = None
-        for layer in self.model.layers:
+        for layer_id, layer in enumerate(self.model.layers):
             hidden, residual = layer(positions, hidden, residual, batch)
+            if layer_id in self.capture_layers:
+                batch.captured.append(hidden if residual is None else hidden + residual)
         return self.model.norm.add(hidden, residual)[0]
 
     def forward_split_prefill(

@@ -10,15 +10,16 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import FinishReason, Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.core.spec import DraftProposal
+from specengine.core.spec import Drafter, DraftProposal, PrefillResult
 from specengine.draft.ngram.drafter import NgramDrafter
 
 
-def request(prompt: list[int], output: list[int]) -> Req:
-    return Req("r", prompt, SamplingParams(temperature=0.0), output_ids=list(output))
+def request(prompt: list[int], output: list[int] | None = None) -> Req:
+    return Req("r", prompt, SamplingParams(temperature=0.0), output_ids=list(output or []))
 
 
 def finish(req: Req) -> None:
@@ -34,6 +35,13 @@ def decode_batch(reqs: list[Req]) -> ScheduleBatch:
         extend_lens=[1] * len(reqs),
         samples=[True] * len(reqs),
         sampling=SamplingBatch.from_reqs(reqs, 100, torch.device("cpu")),
+    )
+
+
+def seed(drafter: Drafter, req: Req) -> None:
+    """As after a prefill whose output no drafter without a model looks at."""
+    drafter.seed(
+        decode_batch([req]), LogitsOutput(torch.empty(0, 100)), PrefillResult([None], [None], [[]])
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specengine.core.errors import ConfigError
 from specengine.core.spec import Drafter
-from tests.draft.drafting import decode_batch, drafter, finish, nodes, request
+from tests.draft.drafting import decode_batch, drafter, finish, nodes, request, seed
 
 
 def test_proposes_what_followed_the_latest_longest_match() -> None:
@@ -115,7 +115,7 @@ def test_other_requests_are_read_only_from_the_shared_corpus() -> None:
     text, asking = [31, 32, 33, 34, 35], request([1], [31, 32])
     for shared, expected in ((False, [32]), (True, [32, 33, 34, 35])):
         made, done = drafter(ngram_shared_corpus=shared), request([1], text)
-        made.seed(decode_batch([done]))
+        seed(made, done)
         assert nodes(made.draft(decode_batch([asking])))[0] == [32], "not before it finishes"
         finish(done)
         made.release(done)
@@ -141,11 +141,11 @@ def test_a_retracted_request_is_forgotten_and_taken_up_again() -> None:
     assert nodes(made.draft(decode_batch([req]))) == before
 
 
-def test_seeding_a_request_that_is_gone_keeps_nothing() -> None:
-    made, req = drafter(), request([1, 2], [1, 2])
+def test_a_seeded_request_is_forgotten_when_it_goes() -> None:
+    made, req = drafter(), request([1, 2])
+    seed(made, req)
     finish(req)
     made.release(req)
-    made.seed(decode_batch([req]))
     assert not made._texts
 
 
