@@ -76,8 +76,8 @@ def to_yaml(config: EngineConfig) -> str:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     known = {one.variable: one for one in config_options().values()}
     for name in environment:
-        if name.startswith(PREFIX) and name not in known:
-            near = _close(name.removeprefix(PREFIX).lower())
+        near = _close(name.removeprefix(PREFIX).lower())
+        if name.startswith(PREFIX) and name not in known and near:
             logger.warning("the variable %s is no option%s", name, near)
     return {
         one.key: one.parse(environment[variable], variable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.spec import SpecTotals
@@ -65,3 +66,26 @@ class EngineStats:
     @property
     def prefix_hit_rate(self) -> float:
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
+
+
+def add_stats(total: SpecStats, one: SpecStats) -> None:
+    """Add the counters of `one` to `total`."""
+    total.num_steps += one.num_steps
+    total.num_draft_tokens += one.num_draft_tokens
+    total.num_accepted += one.num_accepted
+    total.histogram += [0] * (len(one.histogram) - len(total.histogram))
+    for accepted, rounds in enumerate(one.histogram):
+        total.histogram[accepted] += rounds
+
+
+def speculative_metrics(spec: SpecStats) -> dict[str, Any]:
+    """mean_acceptance_length is 1 + accepted / rounds; acceptance_histogram[k] counts the rounds
+    that accepted k drafted tokens."""
+    return {
+        "mean_acceptance_length": round(spec.mean_acceptance_length, 4),
+        "draft_acceptance_rate": round(spec.draft_acceptance_rate, 4),
+        "acceptance_histogram": list(spec.histogram),
+        "num_spec_steps": spec.num_steps,
+        "num_draft_tokens": spec.num_draft_tokens,
+        "num_accepted_draft_tokens": spec.num_accepted,
+    }

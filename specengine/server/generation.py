@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from specengine.core.request import SpecStats
 from specengine.core.sampling import SamplingParams
-from specengine.engine.outputs import RequestOutput
+from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.errors import ApiError
 from specengine.server.metrics import ServerMetrics
 from specengine.server.service import ServedEngine, Service, system_fingerprint
@@ -128,28 +128,6 @@ class Tally:
         for output in self.finished.values():
             add_stats(spec, output.spec)
         return {"speculative_decoding": speculative_metrics(spec)}
-
-
-def add_stats(total: SpecStats, one: SpecStats) -> None:
-    total.num_steps += one.num_steps
-    total.num_draft_tokens += one.num_draft_tokens
-    total.num_accepted += one.num_accepted
-    total.histogram += [0] * (len(one.histogram) - len(total.histogram))
-    for accepted, rounds in enumerate(one.histogram):
-        total.histogram[accepted] += rounds
-
-
-def speculative_metrics(spec: SpecStats) -> Json:
-    """mean_acceptance_length is 1 + accepted / rounds; acceptance_histogram[k] counts the rounds
-    that accepted k drafted tokens."""
-    return {
-        "mean_acceptance_length": round(spec.mean_acceptance_length, 4),
-        "draft_acceptance_rate": round(spec.draft_acceptance_rate, 4),
-        "acceptance_histogram": list(spec.histogram),
-        "num_spec_steps": spec.num_steps,
-        "num_draft_tokens": spec.num_draft_tokens,
-        "num_accepted_draft_tokens": spec.num_accepted,
-    }
 
 
 class Answer:

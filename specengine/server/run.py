@@ -85,7 +85,6 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
         uvicorn.Config(
             app,
             log_config=None,
-            log_level=config.log_level,
             access_log=config.log_level in ("debug", "info"),
             lifespan="off",
             ws="none",

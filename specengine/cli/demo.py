@@ -1,0 +1,105 @@
+"""Answer the same prompts with and without speculation, side by side, over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specengine.cli.args import add_config_arguments, add_model_argument, config_of
+from specengine.cli.logs import set_up_logging
+
+if TYPE_CHECKING:
+    from specengine.cli.chat_client import Endpoint
+    from specengine.core.config import EngineConfig
+    from specengine.engine.build import LoadedModel
+
+# KV slots of each of the two engines, unless --max-total-tokens says otherwise.
+KV_SLOTS = 8192
+
+CODE = """def area(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("sides must not be negative")
+    return width * height
+
+
+def perimeter(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("sides must not be negative")
+    return 2 * (width + height)
+"""
+PROMPTS = {
+    "change code": "Add a docstring to each function and return the whole code:\n\n"
+    f"```python\n{CODE}```",
+    "correct a text": "Correct the spelling of this text, and change nothing else:\n\nThe river "
+    "rises in the mountains, flows thruogh three old towns, and reaches the sea after two hundred "
+    "kilometres. In spring the river rises quickly, and the three old towns close their gates. In "
+    "summer it is shallow, and children walk through it.",
+    "free prose": "Tell me a short story about a lighthouse.",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    group = parser.add_argument_group("demo")
+    group.add_argument(
+        "--max-tokens", type=int, default=96, metavar="N", help="tokens an answer (default: 96)"
+    )
+    group.add_argument("--stay", action="store_true", help="keep both endpoints open until Ctrl-C")
+    add_config_arguments(parser, without=("host", "port", "api_key", "served_model_name"))
+
+
+def run(args: argparse.Namespace) -> int:
+    from specengine.cli.demo_view import DemoView
+
+    config = config_of(args)
+    set_up_logging(config.server.log_level)
+    with ExitStack() as stack:
+        endpoints = open_endpoints(stack, config)
+        view = DemoView(endpoints, args.max_tokens)
+        view.introduce()
+        pairs = {title: view.compare(title, prompt) for title, prompt in PROMPTS.items()}
+        view.summarise(pairs)
+        if args.stay:
+            view.invite()
+            with suppress(KeyboardInterrupt):
+                signal.pause()
+    return 0 if all(before.text == after.text for before, after in pairs.values()) else 1
+
+
+def open_endpoints(stack: ExitStack, config: EngineConfig) -> tuple[Endpoint, Endpoint]:
+    """Without speculation, and with; both engines share one copy of the weights."""
+    from specengine.engine.build import load
+    from specengine.engine.phases import Phases
+
+    memory = replace(config.memory, max_total_tokens=config.memory.max_total_tokens or KV_SLOTS)
+    algorithm = config.spec.algorithm or "NGRAM"
+    drafted = replace(config, memory=memory, spec=replace(config.spec, algorithm=algorithm))
+    plain = replace(drafted, spec=replace(config.spec, algorithm=None))
+    loaded = load(plain, Phases())
+    return (
+        stack.enter_context(open_endpoint("no speculation", plain, loaded)),
+        stack.enter_context(open_endpoint(algorithm, drafted, loaded)),
+    )
+
+
+@contextmanager
+def open_endpoint(title: str, config: EngineConfig, loaded: LoadedModel) -> Iterator[Endpoint]:
+    from specengine.cli.chat_client import Endpoint
+    from specengine.engine.async_engine import AsyncEngine
+    from specengine.engine.build import build_engine
+    from specengine.server.app import create_app
+    from specengine.server.run import background_server
+    from specengine.server.service import Service
+
+    service = Service()
+    service.engine = engine = AsyncEngine(build_engine(config, loaded))
+    local = replace(config.server, host="127.0.0.1", port=0, log_level="warning")
+    try:
+        with background_server(create_app(service), local) as url:
+            yield Endpoint(title, url, engine.model_name)
+    finally:
+        engine.shutdown()

@@ -1,0 +1,46 @@
+"""List the models that have a name of their own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from specengine.cli.args import add_config_arguments, config_of
+from specengine.core.config_sources import config_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    add_config_arguments(parser, without=set(config_options()) - {"cache_dir"})
+
+
+def run(args: argparse.Namespace) -> int:
+    from specengine.runner.loader.builtin import BUILTIN_MODELS
+    from specengine.runner.loader.source import cache_directory
+
+    cache = cache_directory(config_of(args).model)
+    rows = [
+        {
+            "name": model.name,
+            "parameters": model.parameters,
+            "description": model.description,
+            "weights": "random" if model.is_shape else "real",
+            "cached": model.is_cached(cache),
+        }
+        for model in BUILTIN_MODELS.values()
+    ]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        show(rows)
+    return 0
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        weights = "weights cached" if row["cached"] else "weights fetched at first use"
+        if row["weights"] == "random":
+            weights = "random weights, with --load-format dummy"
+        print(f"{row['name']:<20}{row['parameters']:<6}{row['description']}; {weights}")
+    print("Also: a directory of safetensors, a GGUF file, or a hub id (owner/name).")

@@ -1,0 +1,56 @@
+"""The command line is frozen: a flag or default changes only together with flags.txt."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+from specengine.cli.args import SAMPLING_HELP
+from specengine.cli.main import COMMANDS, build_parser
+from specengine.core.config_sources import config_options
+from specengine.core.options import options_of
+from specengine.core.sampling import SamplingParams
+
+FROZEN = Path(__file__).with_name("flags.txt")
+
+
+def lines() -> Iterator[str]:
+    """`command flag METAVAR = default` for every flag of every command."""
+    for name, command in commands().items():
+        options = config_options() | (options_of(SamplingParams) if name == "generate" else {})
+        for action in command._actions[1:]:  # the first is --help
+            option = options.get(action.dest)
+            default = action.default if option is None else option.default
+            flags = "/".join(action.option_strings) or action.dest
+            metavar = "" if action.metavar is None else f" {action.metavar}"
+            yield f"{name} {flags}{metavar} = {default!r}"
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (subparsers,) = (
+        action
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return dict(subparsers.choices)
+
+
+def test_flags_and_defaults_are_frozen() -> None:
+    found, frozen = list(lines()), FROZEN.read_text().splitlines()
+    changes = "\n".join(difflib.unified_diff(frozen, found, "flags.txt", "found", lineterm=""))
+    assert not changes, f"change {FROZEN.name} as well if this is meant:\n{changes}"
+
+
+def test_every_command_is_there() -> None:
+    assert list(commands()) == list(COMMANDS)
+
+
+def test_every_option_is_a_flag_of_serve() -> None:
+    serve = commands()["serve"]
+    assert set(config_options()) <= {action.dest for action in serve._actions}
+
+
+def test_every_sampling_parameter_is_explained() -> None:
+    assert list(SAMPLING_HELP) == list(options_of(SamplingParams))

@@ -1,0 +1,104 @@
+"""`generate` and `demo` on a small random model."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specengine.cli.main import main
+
+GREEDY = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--max-total-tokens", "1024"]
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """The commands set the root logger up for a process of their own."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def model(small_models: dict[str, Path]) -> str:
+    return str(small_models["llama"])
+
+
+def generate(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert main(["generate", *argv, "--json", *GREEDY]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_text_is_that_of_json(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", model, "--prompt", "abcabc", *GREEDY]) == 0
+    text = capsys.readouterr().out
+    result = generate(capsys, model, "--prompt", "abcabc")
+    assert text == result["choices"][0]["text"] + "\n"
+    assert result["completion_tokens"] == len(result["choices"][0]["token_ids"]) == 12
+    assert result["choices"][0]["finish_reason"] == "length"
+
+
+def test_sources_and_forms_of_a_prompt(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("abcabc")
+    monkeypatch.setattr("sys.stdin", io.StringIO("abcabc"))
+    raw = generate(capsys, model, "--prompt", "abcabc", "--raw")
+    assert raw["prompt_tokens"] == 6
+    chat = generate(capsys, model, "--prompt-file", str(file), "--chat")
+    assert chat["prompt_tokens"] == len("[user] abcabc\n[assistant] ")
+    assert generate(capsys, model)["choices"] == chat["choices"]  # stdin, and chat by default
+
+
+def test_choices_logprobs_and_speculation(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ngram = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-min-match", "1"]
+    prompt = ["--prompt", "abcabcabcabc", "--raw"]
+    options = ["--n", "2", "--logprobs", "1", *ngram]
+    result = generate(capsys, model, *prompt, *options)
+    plain = generate(capsys, model, *prompt)
+    assert [choice["index"] for choice in result["choices"]] == [0, 1]
+    for choice in result["choices"]:
+        assert choice["text"] == plain["choices"][0]["text"]
+        assert len(choice["logprobs"]) == 12
+        spec = choice["metrics"]["speculative_decoding"]
+        assert spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] == 11
+        assert spec["num_draft_tokens"] > 0
+    assert plain["choices"][0]["metrics"]["speculative_decoding"]["mean_acceptance_length"] == 1.0
+
+
+def test_no_prompt(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["generate", model]) == 2
+    assert "no prompt" in capsys.readouterr().err
+
+
+def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "no-such-model", "--prompt", "x"]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: there is no model 'no-such-model'")
+
+
+def test_demo(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specengine.cli.demo.PROMPTS", {"letters": "abcabcabcabc"})
+    argv = ["demo", model, "--max-tokens", "8", "--max-total-tokens", "1024"]
+    assert main([*argv, "--speculative-ngram-min-match", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("http://127.0.0.1:") == 2
+    assert "letters: no speculation" in out
+    assert "letters: NGRAM" in out
+    assert "yes" in out
+    assert "NO" not in out.replace("NGRAM", "")
