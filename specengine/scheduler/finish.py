@@ -40,7 +40,7 @@ class StopStrings:
         return min(found)[2] if found else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cut:
     kept: int  # leading tokens that stand; the one that ends the request is among them
     reason: FinishReason | None  # None: the request goes on

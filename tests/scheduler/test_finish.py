@@ -50,6 +50,7 @@ def request(output: int = 0, prompt: int = 4, **sampling: Any) -> Req:
         (request(min_tokens=2, max_tokens=2), [2, 2, 2], 2, FinishReason("length")),
         (request(stop=("bb",)), [0, 4, 1, 1, 0], 3, FinishReason("stop", "bb")),
         (request(stop=("bb",), min_tokens=3), [0, 1, 1, 5, 0, 6], 6, FinishReason("stop", "bb")),
+        (request(stop=("b", "aaaa"), min_tokens=1), [1, 0, 0], 3, None),
     ],
 )
 def test_cut(req: Req, tokens: list[int], kept: int, reason: FinishReason | None) -> None:

@@ -181,8 +181,10 @@ def test_a_retracted_request_that_outgrew_the_memory_ends_too() -> None:
     assert "--max-total-tokens" in str(req.finish_reason.message)
 
 
-def test_the_newest_request_is_retracted_and_comes_back() -> None:
-    engine = FakeEngine(Setup(num_slots=48))
+@pytest.mark.parametrize("num_slots", [48, 49])
+def test_the_newest_request_is_retracted_and_comes_back(num_slots: int) -> None:
+    """One slot more or less decides which of the two asks in vain first."""
+    engine = FakeEngine(Setup(num_slots=num_slots))
     old = add(engine, "old", prompt(8), max_tokens=30)
     engine.step()
     new = add(engine, "new", prompt(8, first=9), max_tokens=30)
@@ -198,6 +200,19 @@ def test_the_newest_request_is_retracted_and_comes_back() -> None:
     assert new.finish_time is not None
     assert old.finish_time < new.finish_time
     assert late.is_finished
+
+
+def test_slots_reserved_ahead_are_taken_back_before_anyone_is_retracted() -> None:
+    engine = FakeEngine(Setup(num_slots=160, context_len=140, chunk=-1))
+    ahead = add(engine, "ahead", prompt(2), max_tokens=70)
+    steps(engine, 3)
+    assert ahead.reserved_len == 3 + 1 + 64
+    grows = add(engine, "grows", prompt(90, first=5), max_tokens=10)
+    engine.scheduler.admission.demand.share = 0.1
+    while not grows.is_finished:
+        engine.step()
+    assert ahead.reserved_len < 3 + 1 + 64
+    assert engine.scheduler.num_retractions == 0
 
 
 def test_a_steady_round_writes_no_rows() -> None:
