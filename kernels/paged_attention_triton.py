@@ -234,6 +234,8 @@ def paged_attention(
     tiles = triton.cdiv(batch.max_queries, blocks.rows // group)
     groups = requests * num_kv_heads * tiles
     splits = num_splits or _choose_splits(batch, groups, q.device)
+    if splits > 1 and (batch.counters is None or groups > batch.counters.numel()):
+        raise ValueError(f"{splits} splits of {groups} groups need as many counters, all zero")
     shares = groups * splits * blocks.rows if splits > 1 else 1
     partial = torch.empty(shares * block_dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(shares, dtype=torch.float32, device=q.device)

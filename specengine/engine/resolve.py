@@ -48,7 +48,9 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         dtype = _auto_dtype(on_gpu, config.model.quantization, model_dtype)
     rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
     chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
-    sizes = _graph_sizes(config.graph, rows, on_gpu)
+    # The torch backend plans on the host, which a graph cannot repeat.
+    has_graphs = on_gpu and config.model.attention_backend != "torch"
+    sizes = _graph_sizes(config.graph, rows, has_graphs)
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
         config,
@@ -76,8 +78,8 @@ def _auto_dtype(on_gpu: bool, quantization: str | None, model_dtype: str | None)
     return model_dtype if model_dtype in _DTYPES else "bfloat16"
 
 
-def _graph_sizes(graph: GraphConfig, rows: int, on_gpu: bool) -> tuple[int, ...] | None:
-    if graph.disable_cuda_graph or not on_gpu:
+def _graph_sizes(graph: GraphConfig, rows: int, has_graphs: bool) -> tuple[int, ...] | None:
+    if graph.disable_cuda_graph or not has_graphs:
         return None
     if graph.cuda_graph_bs is not None:
         return tuple(sorted(set(graph.cuda_graph_bs)))

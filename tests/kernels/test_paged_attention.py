@@ -71,7 +71,7 @@ def inputs(
         max_queries=max(news),
         max_keys=CONTEXT,
         tree_mask=None if trees is None else tree_mask_of(trees).to(device),
-        counters=torch.zeros(64, dtype=torch.int32, device=device),
+        counters=torch.zeros(4096, dtype=torch.int32, device=device),
     )
     q = torch.randn(sum(news), num_heads, head_dim)
     k_cache, v_cache = kv.to(device, dtype)
