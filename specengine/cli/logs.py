@@ -7,6 +7,7 @@ import sys
 
 # Loggers of libraries that tell of every step at INFO.
 _TALKATIVE = ("uvicorn.error", "httpx", "httpx2", "httpcore", "asyncio")
+_PROBES = ("/health", "/ready", "/metrics")
 
 
 def set_up_logging(level: str) -> None:
@@ -20,3 +21,9 @@ def set_up_logging(level: str) -> None:
     )
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+
+
+def _is_no_probe(record: logging.LogRecord) -> bool:
+    """Probes come every few seconds and say nothing."""
+    return not any(f" {path} " in record.getMessage() for path in _PROBES)

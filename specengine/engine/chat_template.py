@@ -22,7 +22,8 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[i
 
     Raises RequestError where the model has no template, or its template refuses the messages.
     """
-    return encode_text(tokenizer, chat_text(tokenizer, messages), add_special_tokens=False)
+    text = chat_text(tokenizer, messages)
+    return encode_text(tokenizer, text, add_special_tokens=False, param="messages")
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:

@@ -6,15 +6,23 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from specengine.core.errors import RequestError
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def encode_text(tokenizer: Any, text: str, add_special_tokens: bool = True) -> list[int]:
+def encode_text(
+    tokenizer: Any, text: str, add_special_tokens: bool = True, param: str = "prompt"
+) -> list[int]:
     """Token ids of `text`, never truncated; safe to call from any thread.
 
-    tokenizer: transformers' fast tokenizer.
+    tokenizer: transformers' fast tokenizer. Raises RequestError naming `param` for a text with half
+    a surrogate pair in it: JSON can carry one, UTF-8 cannot.
     """
-    # Not tokenizer(text): that sets and resets truncation on the Rust object that all threads share.
+    if _LONE_SURROGATE.search(text):
+        raise RequestError(f"{param} has half a surrogate pair in it, which is no text", param)
+    # Not tokenizer(text): it would set truncation on the Rust object, which all threads share.
     backend = tokenizer.backend_tokenizer
     if backend.truncation is not None or backend.padding is not None:  # its file may ask for them
         backend.no_truncation()

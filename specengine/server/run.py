@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -18,8 +19,9 @@ from specengine.server.service import ServedEngine, Service
 
 logger = logging.getLogger(__name__)
 
-# Seconds that open streams get to finish once the server is told to stop.
+# Seconds that open requests get to finish once the server is told to stop, and then to end.
 GRACE = 5
+ENDING = 10
 
 
 def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
@@ -27,7 +29,7 @@ def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
     done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
     service = Service()
     listener = listen(config)
-    server = make_server(create_app(service, config.api_key), config)
+    server = make_server(create_app(service, config.api_key), config, service.stop)
     failures: list[BaseException] = []
 
     def load() -> None:
@@ -43,8 +45,7 @@ def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
     try:
         server.run(sockets=[listener])
     finally:
-        if service.engine is not None:
-            service.engine.shutdown()
+        service.stop()
     if failures:
         raise failures[0]
 
@@ -53,7 +54,7 @@ def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
 def background_server(app: ASGIApp, config: ServerConfig) -> Iterator[str]:
     """Serve `app` from a thread; yields its address, such as http://127.0.0.1:8000."""
     listener = listen(config)
-    server = make_server(app, config)
+    server = make_server(app, config, lambda: None)
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     thread.start()
     try:
@@ -80,14 +81,32 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=config.log_level in ("debug", "info"),
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=GRACE,
-        )
+class Server(uvicorn.Server):
+    """uvicorn cancels what is open when it stops; here the engine ends it first, with an error."""
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._stop = stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_requests())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(GRACE)
+        await asyncio.to_thread(self._stop)
+
+
+def make_server(
+    app: ASGIApp, config: ServerConfig, stop_engine: Callable[[], None]
+) -> uvicorn.Server:
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=config.log_level in ("debug", "info"),
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=GRACE + ENDING,
     )
+    return Server(settings, stop_engine)

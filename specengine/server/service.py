@@ -67,6 +67,11 @@ class Service:
             raise ApiError(404, message, "model", "model_not_found")
         return self.engine
 
+    def stop(self) -> None:
+        """End the engine, and with it every open request."""
+        if self.engine is not None:
+            self.engine.shutdown()
+
     def _stats(self) -> EngineStats | None:
         return None if self.engine is None else self.engine.stats()
 

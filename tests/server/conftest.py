@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specengine.core.config import EngineConfig, ServerConfig
+from specengine.core.errors import SpecEngineError
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import SpecTotals
@@ -74,6 +75,8 @@ class FakeEngine:
                     if self.error is not None and chunks >= self.error_after:
                         raise self.error
                     await asyncio.sleep(self.delay)
+                    if not self.is_ready:
+                        raise SpecEngineError("the engine has stopped")
                     chunks += 1
                     output = next(choice)
                     if output.finish_reason is not None:

@@ -116,6 +116,27 @@ def test_bodies_that_are_no_json_object(site: Any, content: bytes) -> None:
     assert "JSON" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "content", "param"),
+    [
+        (TEXT, rb'{"model": "fake", "prompt": "\ud800"}', "prompt"),
+        (
+            CHAT,
+            rb'{"model": "fake", "messages": [{"role": "user", "content": "\ud800"}]}',
+            "messages",
+        ),
+        (TEXT, b'{"model": "fake", "prompt": "x", "temperature": NaN}', "temperature"),
+        (TEXT, b'{"model": "fake", "prompt": "x", "seed": 1e999}', "seed"),
+        (TEXT, b"[" * 100_000, None),
+    ],
+)
+def test_json_that_only_just_is(site: Any, path: str, content: bytes, param: str | None) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = site.http.post(path, content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
 def test_unknown_model(openai_client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="'gpt' is not served") as caught:
         openai_client.chat.completions.create(model="gpt", messages=MESSAGES)
