@@ -7,11 +7,18 @@ from typing import Any
 
 from specengine.core.errors import ModelLoadError
 from specengine.target.models.llama import LlamaForCausalLM, MistralForCausalLM
+from specengine.target.models.mimo import MiMoForCausalLM
 from specengine.target.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
 
 MODEL_CLASSES: dict[str, type[LlamaForCausalLM]] = {
     model.__name__: model
-    for model in (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+    for model in (
+        LlamaForCausalLM,
+        MistralForCausalLM,
+        Qwen2ForCausalLM,
+        Qwen3ForCausalLM,
+        MiMoForCausalLM,
+    )
 }
 
 

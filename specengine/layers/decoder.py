@@ -18,6 +18,12 @@ from specengine.layers.rotary import RotaryEmbedding, config_head_dim
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
 
+# Merged projections of a layer -> their parts in checkpoints.
+PACKED_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
 
 @dataclass(frozen=True)
 class DecoderShape:

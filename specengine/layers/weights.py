@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -19,23 +19,33 @@ def load_weights(
     model: nn.Module,
     weights: Iterable[tuple[str, Tensor]],
     packed_modules_mapping: PackedModules,
-    ignored: Collection[str] = (),
+    ignored: Sequence[str] = (),
 ) -> None:
-    """Copy each (checkpoint name, tensor) to its place; every place must be filled exactly.
+    """Copy each (checkpoint name, tensor) to its parameter; each must be filled exactly.
 
     packed_modules_mapping: merged module -> names of its parts in checkpoints, in their order.
-    ignored: names that may appear and are not read (the head of a tied model). Raises
+    ignored: how names begin that may appear and are not read (the head of a tied model). Raises
     ModelLoadError naming a tensor that is missing, unexpected or of the wrong shape.
     """
     places = weight_places(model, packed_modules_mapping)
-    missing = set(places)
+    fill_places(places, weights, type(model).__name__, ignored)
+
+
+def fill_places(
+    places: Mapping[str, Tensor],
+    weights: Iterable[tuple[str, Tensor]],
+    model_name: str,
+    ignored: Sequence[str] = (),
+) -> None:
+    """`load_weights` for parameters that the caller has named: checkpoint name -> parameter."""
+    missing, ignored = set(places), tuple(ignored)
     for name, tensor in weights:
-        if name in ignored or name.endswith(_COMPUTED):
+        if name.startswith(ignored) or name.endswith(_COMPUTED):
             continue
         if name not in places:
             raise ModelLoadError(
-                f"unexpected tensor {name} {list(tensor.shape)}: {type(model).__name__} has no "
-                "such parameter; config.json and weights do not belong together"
+                f"unexpected tensor {name} {list(tensor.shape)}: {model_name} has no such "
+                "parameter; config.json and weights do not belong together"
             )
         _copy(name, tensor, places[name])
         missing.discard(name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.layers.decoder import DecoderLayer, DecoderShape
+from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
@@ -34,11 +34,6 @@ class DecoderStack(nn.Module):
 
 class LlamaForCausalLM(nn.Module):
     """A core.interfaces.DecoderModel. A family overrides `decoder_shape` and `sliding_windows`."""
-
-    packed_modules_mapping: ClassVar[dict[str, tuple[str, ...]]] = {
-        "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-        "gate_up_proj": ("gate_proj", "up_proj"),
-    }
 
     def __init__(self, config: Any) -> None:
         """config: the Hugging Face configuration. Weights are uninitialised until load_weights."""
@@ -101,7 +96,15 @@ class LlamaForCausalLM(nn.Module):
         """Fill every parameter from (checkpoint name, tensor) pairs. Raises ModelLoadError naming
         any tensor that is missing, unexpected or of the wrong shape."""
         tied = ["lm_head.weight"] if self.config.tie_word_embeddings else []
-        load_weights(self, weights, self.packed_modules_mapping, tied)
+        load_weights(self, weights, PACKED_MODULES, tied + mtp_prefixes(self.config))
+
+
+def mtp_prefixes(config: Any) -> list[str]:
+    """How the tensors begin that predict further tokens (MTP) and stand beside a target's own in
+    its checkpoint. The target leaves them to the drafter."""
+    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
+    extra_layers = [f"model.layers.{layer}." for layer in range(first, first + count)]
+    return ["mtp.", "model.mtp_layers.", *extra_layers]
 
 
 class MistralForCausalLM(LlamaForCausalLM):

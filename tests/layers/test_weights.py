@@ -58,7 +58,7 @@ def test_a_tied_head_shares_the_embedding_and_needs_no_tensor() -> None:
     head = weights.pop("head.weight")
     load_weights(model, weights.items(), PACKED)
     assert model.head.weight is model.embed.weight
-    load_weights(model, [*weights.items(), ("head.weight", head)], PACKED, {"head.weight"})
+    load_weights(model, [*weights.items(), ("head.weight", head)], PACKED, ["head.weight"])
     assert torch.equal(model.embed.weight, weights["embed.weight"])
 
 
