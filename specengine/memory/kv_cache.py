@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +38,8 @@ class MHATokenToKVPool:
         self.num_slots = num_slots
         size = (num_slots, shape.num_kv_heads, shape.head_dim)
         layers = range(shape.num_layers)
-        self._k = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in layers]
-        self._v = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in layers]
+        self._k = [_zeros(size, shape.dtype, device) for _ in layers]
+        self._v = [_zeros(size, shape.dtype, device) for _ in layers]
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each [S, num_kv_heads, head_dim]."""
@@ -48,3 +50,12 @@ class MHATokenToKVPool:
         overlap: all reads happen before any write."""
         for buffer in (*self._k, *self._v):
             buffer[dst] = buffer[src]
+
+
+def _zeros(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On CPU the pages come from calloc, which torch.zeros would touch one by one: gigabytes that
+    no request may ever use."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    num_bytes = math.prod(size) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(size)
