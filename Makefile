@@ -26,8 +26,9 @@ $(VENV)/.installed: pyproject.toml
 	$(PIP) install --quiet --editable ".[$(EXTRAS)]"
 	touch $@
 
+# At a terminal the endpoints stay open until Ctrl-C; elsewhere the demo ends when it is done.
 demo: install
-	$(BIN)/specengine demo
+	$(BIN)/specengine demo $$(test -t 0 && echo --stay) $(DEMO_FLAGS)
 
 # One thread a test process: the suite measures nothing, and oversubscription only slows it.
 test: install

@@ -20,8 +20,8 @@ def peak_of_forward(
     num_requests: int,
     device: torch.device,
 ) -> int:
-    """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits needs on top of
-    weights and KV. Runs the model on a small KV pool of its own."""
+    """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits needs on top
+    of weights and KV. Runs the model on a small KV pool of its own."""
     memory = DeviceMemory(device)
     lens = [num_tokens // num_requests] * num_requests
     table = ReqToTokenPool(num_requests, lens[0], device)
