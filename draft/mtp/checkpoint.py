@@ -1,0 +1,62 @@
+"""Finding MTP layers in a checkpoint: the target's own directory, or another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from specengine.core.errors import ModelLoadError
+from specengine.draft.mtp.form import FORMS, MtpForm, MtpLayerName
+from specengine.runner.loader.hf_directory import iterate_safetensors
+
+
+@dataclass(frozen=True)
+class MtpCheckpoint:
+    """The MTP layers that a directory holds."""
+
+    directory: Path
+    layers: tuple[MtpLayerName, ...]  # the first predicts one token further than the target
+
+    @classmethod
+    def find(cls, directory: Path, hidden_size: int) -> MtpCheckpoint:
+        """Raises ModelLoadError where there is none, or none that fits a target of this size."""
+        tensors = dict(iterate_safetensors(directory))
+        form, ids = _form_of(list(tensors), directory)
+        layers = tuple(_layer(form, layer_id, tensors) for layer_id in ids)
+        for layer in layers:
+            _check_size(layer, tensors, hidden_size, directory)
+        return cls(directory, layers)
+
+
+def _form_of(names: list[str], directory: Path) -> tuple[MtpForm, list[int]]:
+    for form in FORMS:
+        ids = form.layer_ids(names)
+        if ids:
+            return form, ids
+    wanted = ", ".join(f"{form.anchor.replace('{id}', '*')} ({form.name})" for form in FORMS)
+    raise ModelLoadError(
+        f"{directory} holds no MTP layer; looked for {wanted}. Name a directory that has one with "
+        "--speculative-draft-model-path, or draft with NGRAM"
+    )
+
+
+def _layer(form: MtpForm, layer_id: int, tensors: dict[str, Tensor]) -> MtpLayerName:
+    def has(template: str | None) -> bool:
+        return template is not None and f"{template.format(id=layer_id)}.weight" in tensors
+
+    return MtpLayerName(form, layer_id, has(form.embed_tokens), has(form.lm_head))
+
+
+def _check_size(
+    layer: MtpLayerName, tensors: dict[str, Tensor], hidden_size: int, directory: Path
+) -> None:
+    name = layer.tensor("projection.weight")
+    found = list(tensors[name].shape) if name in tensors else None
+    if found is not None and found != [hidden_size, 2 * hidden_size]:
+        raise ModelLoadError(
+            f"{directory}: {name} is {found}, which joins states of hidden_size {found[0]}; the "
+            f"target's hidden_size is {hidden_size}. Name the MTP layers of this target with "
+            "--speculative-draft-model-path"
+        )

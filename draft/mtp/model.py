@@ -1,0 +1,99 @@
+"""One layer that predicts the token after the next, beside a dense target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from specengine.draft.mtp.form import MtpLayerName
+from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.linear import Linear, LMHead
+from specengine.layers.norm import RMSNorm
+from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.weights import fill_places, weight_places
+
+if TYPE_CHECKING:
+    from specengine.core.batch import ForwardBatch
+
+
+class MtpModel(nn.Module):
+    """form.py's equation, on a decoder layer of the target's shape. `share` must give it the
+    target's embedding and head, where its checkpoint has none, before it runs.
+
+    kv_layer: the layer of the draft KV pool that it writes.
+    """
+
+    capture_layers: tuple[int, ...] = ()
+    num_layers = 1
+
+    def __init__(
+        self,
+        config: Any,
+        shape: DecoderShape,
+        name: MtpLayerName,
+        kv_layer: int = 0,
+        sliding_window: int | None = None,
+    ) -> None:
+        """config: the target's. Weights are uninitialised until load_weights."""
+        super().__init__()
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.config = config
+        self.name = name
+        self.vocab_size: int = config.vocab_size
+        self.embedding_norm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.projection = Linear(2 * size, size)
+        self.layer = DecoderLayer(
+            shape, kv_layer, RotaryEmbedding.from_config(config), sliding_window
+        )
+        self.final_norm = RMSNorm(size, eps)
+        self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
+        self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None
+
+    def share(self, embed_tokens: VocabEmbedding, lm_head: LMHead) -> None:
+        """Use the target's, where the checkpoint brought none."""
+        self.embed_tokens = self.embed_tokens or embed_tokens
+        self.lm_head = self.lm_head or lm_head
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        """input_ids int64 [T], the token after each row's; batch.features [T, H], the state that
+        each row continues -> its own states, [T, H], which both the head and the next step take."""
+        assert self.embed_tokens is not None
+        assert batch.features is not None
+        pair = [
+            self.embedding_norm(self.embed_tokens(input_ids)),
+            self.hidden_norm(batch.features),
+        ]
+        if self.name.form.hidden_first:
+            pair.reverse()
+        stream = self.projection(torch.cat(pair, dim=-1))
+        out, residual = self.layer(positions, stream, None, batch)
+        return self.final_norm.add(out, residual)[0]
+
+    def forward_split_prefill(
+        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
+    ) -> Tensor:
+        """There is one layer, so the first call is the last."""
+        batch.split_index = end_layer
+        return self.forward(input_ids, positions, batch)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, V]."""
+        assert self.lm_head is not None
+        logits: Tensor = self.lm_head(hidden)
+        return logits.float()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill every parameter from a checkpoint, which may hold a target and other layers too.
+        Raises ModelLoadError naming any tensor that is missing, unexpected or of the wrong shape.
+        """
+        places = {
+            self.name.tensor(own): place
+            for own, place in weight_places(self, PACKED_MODULES).items()
+        }
+        mine = ((name, tensor) for name, tensor in weights if self.name.owns(name))
+        fill_places(places, mine, f"the MTP layer of form {self.name.form.name}")

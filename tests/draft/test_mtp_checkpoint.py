@@ -1,0 +1,138 @@
+"""Finding MTP layers, beside every kind of target, and refusing what does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ModelLoadError
+from specengine.draft.mtp.checkpoint import MtpCheckpoint
+from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpForm, MtpLayerName
+from specengine.draft.mtp.load import find_layers
+from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.source import resolve_model
+from tests.draft.mtp_reading import FORMS, add_mtp
+from tests.draft.test_mtp_model import TARGETS, load_mtp, load_target
+
+
+def _source(folder: Path, load_format: str = "auto") -> ModelSource:
+    return resolve_model(ModelConfig(model=str(folder), load_format=load_format))
+
+
+def _without(folder: Path, *endings: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = {n: t for n, t in load_file(path).items() if not n.endswith(endings)}
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_every_dense_target_can_carry_them(
+    form: str, family: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models[family], tmp_path, form, layers=2)
+    assert len(load_mtp(folder, load_target(folder))) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "ids"), [("deepseek", [3, 4]), ("qwen3_next", [0, 1]), ("mimo", [0, 1])]
+)
+def test_layers_are_found_by_their_names(
+    form: str, ids: list[int], small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models[TARGETS[form]], tmp_path, form, layers=2)
+    assert [layer.layer_id for layer in MtpCheckpoint.find(folder, 64).layers] == ids
+
+
+def test_a_separate_directory_may_count_from_zero(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """As checkpoints are exported that hold DeepSeek's layer and nothing else."""
+    beside = add_mtp(small_models["llama"], tmp_path / "beside", "deepseek")
+    alone = Path(shutil.copytree(beside, tmp_path / "alone"))
+    tensors = load_file(alone / "model.safetensors")
+    layer = {n: t for n, t in tensors.items() if n.startswith("model.layers.3.")}
+    renamed = {n.replace("layers.3.", "layers.0."): t for n, t in layer.items()}
+    save_file(renamed, alone / "model.safetensors")
+    source, layers = find_layers(_source(small_models["llama"]), _source(alone))
+    assert source.directory == alone
+    assert layers == (MtpLayerName(DEEPSEEK, 0),)
+
+
+@pytest.mark.parametrize(("family", "form", "first"), [("llama", DEEPSEEK, 3), ("mimo", MIMO, 0)])
+def test_dummy_targets_get_dummy_layers(
+    family: str, form: MtpForm, first: int, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = small_models["llama"]
+    if family == "mimo":
+        folder = add_mtp(small_models["qwen2"], tmp_path, "mimo", layers=2)
+    source = _source(folder, "dummy")
+    count = 2 if family == "mimo" else 1
+    expected = tuple(MtpLayerName(form, first + index) for index in range(count))
+    assert find_layers(source, None) == (source, expected)
+
+
+def test_no_layers_names_what_was_looked_for(small_models: dict[str, Path]) -> None:
+    names = (
+        r"model\.layers\.\*\.eh_proj\.weight \(DeepSeek-V3\), "
+        r"mtp\.layers\.\*\.input_layernorm\.weight \(Qwen3-Next\), "
+        r"model\.mtp_layers\.\*\.input_proj\.weight \(MiMo\).*--speculative-draft-model-path"
+    )
+    with pytest.raises(ModelLoadError, match=names):
+        find_layers(_source(small_models["llama"]), None)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_another_hidden_size_is_refused(
+    form: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models[TARGETS[form]], tmp_path, form)
+    rule = r"\[64, 128\].*hidden_size 64; the target's hidden_size is 80.*--speculative-draft-mod"
+    with pytest.raises(ModelLoadError, match=rule):
+        MtpCheckpoint.find(folder, 80)
+
+
+@pytest.mark.parametrize(
+    ("form", "missing"),
+    [
+        ("deepseek", "model.layers.3.shared_head.norm.weight"),
+        ("deepseek", "model.layers.3.self_attn.k_proj.weight"),
+        ("qwen3_next", "mtp.fc.weight"),
+        ("qwen3_next", "mtp.layers.0.self_attn.q_norm.weight"),
+        ("mimo", "model.mtp_layers.0.self_attn.q_proj.bias"),
+        ("mimo", "model.mtp_layers.0.final_layernorm.weight"),
+    ],
+)
+def test_a_missing_tensor_is_named_as_the_checkpoint_names_it(
+    form: str, missing: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models[TARGETS[form]], tmp_path, form)
+    target = load_target(folder)
+    _without(folder, missing)
+    with pytest.raises(ModelLoadError, match=f"missing tensor {missing}"):
+        load_mtp(folder, target)
+
+
+def test_a_layer_of_another_kind_is_refused(small_models: dict[str, Path], tmp_path: Path) -> None:
+    """An expert of a mixture has no place in a dense layer."""
+    folder = add_mtp(small_models["llama"], tmp_path, "deepseek")
+    path, name = folder / "model.safetensors", "model.layers.3.mlp.experts.0.up_proj.weight"
+    tensors = load_file(path)
+    save_file(tensors | {name: tensors["model.layers.3.mlp.up_proj.weight"].clone()}, path)
+    with pytest.raises(ModelLoadError, match=f"unexpected tensor {name}.*DeepSeek-V3"):
+        load_mtp(folder, load_target(folder))
+
+
+def test_extra_layers_that_the_configuration_does_not_name_stay_unexpected(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models["llama"], tmp_path, "deepseek")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelLoadError, match=r"unexpected tensor model\.layers\.3\."):
+        load_target(folder)

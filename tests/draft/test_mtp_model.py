@@ -1,0 +1,151 @@
+"""States and logits of every form of MTP layer against a plain reading of its equations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.config import ModelConfig
+from specengine.draft.mtp.load import LoadOptions, find_layers, load_layers
+from specengine.draft.mtp.model import MtpModel
+from specengine.layers.rotary import config_head_dim
+from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
+from specengine.memory.req_to_token import ReqToTokenPool
+from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.runner.model_runner import MemoryPools, ModelRunner
+from specengine.target.registry import find_model_class
+from tests.draft.mtp_reading import FORMS, Reading, add_mtp
+
+CPU = torch.device("cpu")
+TOKENS = [(7 * i * i + 3 * i) % 300 for i in range(40)]
+TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
+
+
+def load_target(folder: Path) -> Any:
+    source = resolve_model(ModelConfig(model=str(folder)))
+    return load_model(source, find_model_class, torch.float32, CPU)
+
+
+def load_mtp(folder: Path, target: Any) -> list[MtpModel]:
+    source = resolve_model(ModelConfig(model=str(folder)))
+    return load_layers(*find_layers(source, None), target, LoadOptions(torch.float32, CPU))
+
+
+class Runner:
+    """Runs one MTP layer on one request, whose KV stays from call to call."""
+
+    def __init__(self, model: MtpModel, kv_layers: int = 1) -> None:
+        rows = ReqToTokenPool(1, 128, CPU)
+        slots = torch.randperm(128, generator=torch.Generator().manual_seed(1)) + 1
+        rows.req_to_token[0] = slots.to(torch.int32)
+        config = model.config
+        shape = KVShape(
+            kv_layers, config.num_key_value_heads, config_head_dim(config), torch.float32
+        )
+        pools = MemoryPools(rows, MHATokenToKVPool(129, shape, CPU))
+        self.runner = ModelRunner(model, CPU, pools, TorchAttentionBackend())
+        self.length = 0
+
+    def __call__(self, tokens: list[int], features: Tensor) -> tuple[Tensor, Tensor]:
+        """States and logits of every row."""
+        mode = ForwardMode.DECODE if len(tokens) == 1 else ForwardMode.DRAFT_EXTEND
+        batch = ModelWorkerBatch(
+            forward_mode=mode,
+            input_ids=torch.tensor(tokens),
+            req_pool_indices=[0],
+            prefix_lens=[self.length],
+            extend_lens=[len(tokens)],
+            logits_rows=None,
+            sampling=None,
+        )
+        self.length += len(tokens)
+        on_device: ForwardBatch = self.runner.new_forward_batch(batch)
+        on_device.features = features
+        output = self.runner.forward(on_device)
+        assert output.hidden is not None
+        return output.hidden, output.logits
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    assert found.dtype == torch.float32
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+@pytest.fixture(scope="module", params=[(form, TARGETS[form]) for form in FORMS], ids=FORMS)
+def checkpoint(
+    request: pytest.FixtureRequest,
+    small_models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[str, Path]:
+    form, family = request.param
+    return form, add_mtp(small_models[family], tmp_path_factory.mktemp(form), form)
+
+
+def test_logits_equal_the_reading(checkpoint: tuple[str, Path]) -> None:
+    form, folder = checkpoint
+    reading = Reading.of(folder)
+    hidden = reading.hidden(TOKENS[:-1])
+    expected = reading.mtp(form, TOKENS[1:], hidden)
+    [model] = load_mtp(folder, load_target(folder))
+    states, logits = Runner(model)(TOKENS[1:], hidden)
+    assert_near(states, expected)
+    assert_near(logits, reading.mtp_head(form, expected))
+
+
+def test_rows_may_come_in_parts_and_continue_on_their_own_output(
+    checkpoint: tuple[str, Path],
+) -> None:
+    """A prompt in two chunks, then two steps that each take the state of the step before."""
+    form, folder = checkpoint
+    reading = Reading.of(folder)
+    hidden = reading.hidden(TOKENS[:-2])
+    [model] = load_mtp(folder, load_target(folder))
+    runner = Runner(model)
+    runner(TOKENS[1:11], hidden[:10])
+    states, _ = runner(TOKENS[11:-2], hidden[10:-1])
+    rows = hidden[:-1]
+    for token in TOKENS[-2:]:
+        rows = torch.cat([rows, states[-1:]])
+        states, logits = runner([token], states[-1:])
+    expected = reading.mtp(form, TOKENS[1:], rows)
+    assert_near(states, expected[-1:])
+    assert_near(logits, reading.mtp_head(form, expected[-1:]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_layer_of_several_reads_its_own_weights(
+    form: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models[TARGETS[form]], tmp_path, form, layers=3)
+    reading = Reading.of(folder)
+    hidden = reading.hidden(TOKENS[:-1])
+    models = load_mtp(folder, load_target(folder))
+    assert len(models) == 3
+    for index, model in enumerate(models):
+        expected = reading.mtp(form, TOKENS[1:], hidden, index)
+        assert_near(Runner(model, kv_layers=3)(TOKENS[1:], hidden)[0], expected)
+
+
+def test_tables_of_the_checkpoint_itself_come_before_the_targets(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models["llama"], tmp_path, "deepseek", own_tables=True)
+    reading = Reading.of(folder)
+    hidden = reading.hidden(TOKENS[:-1])
+    expected = reading.mtp_head("deepseek", reading.mtp("deepseek", TOKENS[1:], hidden))
+    [model] = load_mtp(folder, load_target(folder))
+    assert_near(Runner(model)(TOKENS[1:], hidden)[1], expected)
+
+
+def test_tables_are_shared_where_the_checkpoint_has_none(checkpoint: tuple[str, Path]) -> None:
+    target = load_target(checkpoint[1])
+    [model] = load_mtp(checkpoint[1], target)
+    assert model.embed_tokens is target.model.embed_tokens
+    assert model.lm_head is target.lm_head
