@@ -37,9 +37,9 @@ def write(name: str, title: str, rows: list[dict[str, Any]], notes: str = "") ->
     date = datetime.date.today().isoformat()
     facts = environment()
     RESULTS.mkdir(exist_ok=True)
-    stem = RESULTS / f"{date}-{name}"
+    stem = f"{date}-{name}"
     record = {"title": title, "date": date, "environment": facts, "rows": rows, "notes": notes}
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
     versions = ", ".join(f"{k} {v}" for k, v in facts["versions"].items() if v)
     lines = [
         f"# {title}",
@@ -54,7 +54,7 @@ def write(name: str, title: str, rows: list[dict[str, Any]], notes: str = "") ->
     ]
     if notes:
         lines += ["", notes.strip()]
-    path = stem.with_suffix(".md")
+    path = RESULTS / f"{stem}.md"
     path.write_text("\n".join(lines) + "\n")
     return path
 
