@@ -16,6 +16,9 @@ _FALSE = frozenset({"false", "0", "no", "off"})
 _NONE = frozenset({"none", "null"})
 
 
+NO_OPTION = {"option": False}  # metadata of a field that is no option
+
+
 def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
     """A configuration field with its help text, and the values it may take."""
     return field(default=default, metadata={"help": help, "choices": choices})
@@ -135,7 +138,11 @@ class Option:
 def options_of(owner: type[Any], prefix: str = "") -> dict[str, Option]:
     """The options that the fields of the dataclass `owner` stand for, by field name."""
     hints = get_type_hints(owner)
-    return {f.name: _option(f, hints[f.name], prefix) for f in fields(owner)}
+    return {
+        f.name: _option(f, hints[f.name], prefix)
+        for f in fields(owner)
+        if f.metadata.get("option", True)
+    }
 
 
 def _option(f: Any, hint: Any, prefix: str) -> Option:

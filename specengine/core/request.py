@@ -7,6 +7,7 @@ from enum import Enum, auto
 from time import monotonic
 from typing import Any
 
+from specengine.core.grammar import GrammarState
 from specengine.core.sampling import SamplingParams
 
 
@@ -75,6 +76,7 @@ class Req:
     sampling: SamplingParams
     eos_ids: frozenset[int] = frozenset()
     seed: int = 0  # sampling.seed, or one drawn on arrival
+    grammar: GrammarState | None = None  # stands after output_ids
     output_ids: list[int] = field(default_factory=list)
     state: ReqState = ReqState.WAITING
     finish_reason: FinishReason | None = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specengine.core.errors import RequestError
+from specengine.core.grammar import GrammarSpec
+from specengine.core.options import NO_OPTION
 
 MAX_LOGPROBS = 20
 
@@ -23,8 +25,12 @@ class SamplingParams:
     in prompt or output (CTRL, Keskar et al. 2019, section 4.1). logit_bias: added to raw logits.
     max_tokens: None means up to the context length. logprobs: None off, 0 the chosen token only,
     k the k best as well; of the model's raw distribution, before any of the above. They act in this
-    order: logit_bias, penalties (repetition first), min_tokens, temperature, top_k, top_p, min_p.
-    Tokens tied with the last one that top_k or top_p keeps are kept with it.
+    order: logit_bias, penalties (repetition first), min_tokens, grammar, temperature, top_k, top_p,
+    min_p. Tokens tied with the last one that top_k or top_p keeps are kept with it.
+
+    grammar: what the output must follow, up to its end or to max_tokens or a stop. The request ends
+    when nothing may follow. Where min_tokens or ignore_eos would leave it no token, the grammar
+    wins.
     """
 
     max_tokens: int | None = 128
@@ -46,6 +52,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = field(default=None, metadata=NO_OPTION)
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
@@ -54,6 +61,9 @@ class SamplingParams:
         self._normalise("logit_bias", dict, self.logit_bias)
         self._check_ranges()
         self._check_lists()
+        grammar: Any = self.grammar
+        if grammar is not None and not isinstance(grammar, GrammarSpec):
+            raise RequestError("grammar must be a GrammarSpec", "grammar")
 
     @property
     def is_greedy(self) -> bool:

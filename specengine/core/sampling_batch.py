@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 
@@ -81,6 +82,7 @@ class SamplingBatch:
     output_pos: Tensor | None  # int64 [B], index of the next output token; None: nobody reads it
     random: RandomParams | None  # None: every request is greedy
     edits: LogitEdits | None
+    mask: TokenMask | None = None  # a slot a row chosen from; the engine sets it each forward
 
     @property
     def batch_size(self) -> int:
@@ -93,7 +95,7 @@ class SamplingBatch:
     @property
     def is_plain(self) -> bool:
         """Every token is the argmax of the raw logits."""
-        return self.random is None and self.edits is None
+        return self.random is None and self.edits is None and self.mask is None
 
     @property
     def max_logprobs(self) -> int | None:
@@ -220,7 +222,7 @@ class _EditPlan:
     reqs: list[Req]
     biased: list[int]
     penalised: list[int]
-    held: list[int]  # still short of min_tokens
+    held: list[int]  # still short of min_tokens; masks of grammars see to that themselves
 
     @classmethod
     def of(cls, reqs: list[Req]) -> _EditPlan:
@@ -229,7 +231,7 @@ class _EditPlan:
             reqs=reqs,
             biased=[i for i, r in indexed if r.sampling.logit_bias],
             penalised=[i for i, r in indexed if r.sampling.has_penalties],
-            held=[i for i, r in indexed if len(r.output_ids) < r.sampling.min_tokens],
+            held=[i for i, r in indexed if _is_held(r)],
         )
 
     @property
@@ -280,6 +282,10 @@ class _EditPlan:
         if self.penalised:
             penalties = _penalties(sent, torch.zeros(shape, device=device))
         return LogitEdits(sent["slots"], bias, penalties, min_tokens)
+
+
+def _is_held(req: Req) -> bool:
+    return req.grammar is None and len(req.output_ids) < req.sampling.min_tokens
 
 
 def _penalties(sent: dict[str, Tensor], counts: Tensor) -> Penalties:

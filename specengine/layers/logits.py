@@ -1,7 +1,7 @@
 """From the model's logits to the distribution that a request asked for.
 
 One pipeline serves plain decoding and every verified position, in this order: logit_bias,
-penalties (repetition first), min_tokens, temperature, top-k, top-p, min-p.
+penalties (repetition first), min_tokens, grammar mask, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.sampling_batch import Penalties, RandomParams, SamplingBatch
+from specengine.core.sampling_batch import LogitEdits, Penalties, RandomParams, SamplingBatch
+from specengine.kernels.apply_token_bitmask import apply_token_bitmask
 
 _MAX_ELEMENTS = 2**24  # of [R, V] handled at once, so that temporaries stay near 0.5 GB
 _FIRST_CANDIDATES = 256  # most nuclei fit; more are looked at where one does not
@@ -39,6 +40,7 @@ class RowMap:
     request_R: Tensor | None = None  # int64, index into the batch
     depth_R: Tensor | None = None  # int64, tokens of this round above the decided one
     path: PathTokens | None = None  # read by penalties only
+    start: int = 0  # place of the first row among those that sampling.mask has slots for
 
     def per_row(self, x_B: Tensor) -> Tensor:
         return x_B if self.request_R is None else x_B[self.request_R]
@@ -55,7 +57,7 @@ class RowMap:
             request = torch.arange(num_rows, device=device)
         path = self.path and self.path.part(rows)
         depth = self.depth_R[rows] if self.depth_R is not None else None
-        return RowMap(request[rows], depth, path)
+        return RowMap(request[rows], depth, path, self.start + rows.start)
 
 
 def row_chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
@@ -66,10 +68,18 @@ def row_chunks(num_rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def edit_logits(logits_RV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:
-    """logit_bias, penalties and min_tokens. Never in place: the raw logits are read again."""
-    edits = sampling.edits
-    if edits is None:
-        return logits_RV
+    """logit_bias, penalties, min_tokens and grammar. Never in place: raw logits are read again."""
+    if sampling.edits is not None:
+        logits_RV = _apply_edits(logits_RV, sampling.edits, sampling, rows)
+    if sampling.mask is not None:
+        slots_R = sampling.mask.slots_R[rows.start : rows.start + len(logits_RV)]
+        logits_RV = apply_token_bitmask(logits_RV, sampling.mask.words_MW, slots_R)
+    return logits_RV
+
+
+def _apply_edits(
+    logits_RV: Tensor, edits: LogitEdits, sampling: SamplingBatch, rows: RowMap
+) -> Tensor:
     slots = rows.per_row(edits.slots)
     if edits.bias is not None:
         logits_RV = logits_RV + edits.bias[slots]

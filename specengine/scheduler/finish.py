@@ -50,7 +50,7 @@ def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> Cut:
     """How many of the newly chosen `tokens` belong to the output, none of which is committed yet.
 
     EOS, stop tokens and stop strings among the first min_tokens tokens do not count. Stop strings
-    see each token once: the caller commits what is kept.
+    and grammars see each token once: the caller commits what is kept.
     """
     for index, token in enumerate(tokens):
         reason = _reason_to_stop(req, token, len(req.output_ids) + index + 1, context_len)
@@ -62,12 +62,17 @@ def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> Cut:
 def _reason_to_stop(req: Req, token: int, num_output: int, context_len: int) -> FinishReason | None:
     sampling = req.sampling
     text = req.stop_checker.add(token) if req.stop_checker is not None else None
+    grammar = req.grammar
+    if grammar is not None and not grammar.accept(token):
+        return FinishReason("error", message=f"the grammar cannot go on: {grammar.error}")
     if num_output > sampling.min_tokens:
         is_eos = token in req.eos_ids and not sampling.ignore_eos
         if is_eos or token in sampling.stop_token_ids:
             return FinishReason("stop", token)
         if text is not None:
             return FinishReason("stop", text)
+    if grammar is not None and grammar.is_complete:
+        return FinishReason("stop", token if token in req.eos_ids else None)
     if sampling.max_tokens is not None and num_output >= sampling.max_tokens:
         return FinishReason("length")
     if len(req.prompt_ids) + num_output >= context_len:
