@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
-import torch
-
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
@@ -15,7 +13,8 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.ngram.corpus import SharedCorpus
 from specengine.draft.ngram.text import RequestText
-from specengine.draft.ngram.tree import Draft, distinct, merge
+from specengine.draft.ngram.tree import distinct, merge
+from specengine.draft.proposals import Draft, assemble
 
 
 class NgramDrafter:
@@ -49,19 +48,7 @@ class NgramDrafter:
             self._text_of(req)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
-        """tokens and parents are int64 on the CPU, padded with 0."""
-        drafts = [self._draft(req) for req in batch.reqs]
-        num_nodes = [len(draft.tokens) for draft in drafts]
-        width = max(num_nodes)
-        padding = [[0] * (width - count) for count in num_nodes]
-        tokens = [draft.tokens + pad for draft, pad in zip(drafts, padding, strict=True)]
-        parents = [draft.parents + pad for draft, pad in zip(drafts, padding, strict=True)]
-        return DraftProposal(
-            tokens=torch.tensor(tokens, dtype=torch.int64),
-            parents=torch.tensor(parents, dtype=torch.int64),
-            num_nodes=num_nodes,
-            is_chain=all(draft.is_chain for draft in drafts),
-        )
+        return assemble([self._draft(req) for req in batch.reqs])
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests when they next draft."""
@@ -76,7 +63,7 @@ class NgramDrafter:
         max_nodes = min(self.max_nodes, self._node_limit(req))
         text = self._text_of(req)
         if max_nodes <= 1:
-            return Draft([req.last_token], [-1])
+            return Draft([req.last_token])
         length = max_nodes - 1
         continuations = text.continuations(length)
         if self._corpus is not None:

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 
+from specengine.draft.proposals import Draft, chain_parents
+
 _MAX_OCCURRENCES = 16  # looked at for distinct continuations; bounds the cost of frequent contexts
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Nodes of one request: the root first, parents before children."""
-
-    tokens: list[int]
-    parents: list[int]
-
-    @property
-    def is_chain(self) -> bool:
-        return self.parents == list(range(-1, len(self.parents) - 1))
 
 
 def merge(root: int, branches: list[list[int]], max_nodes: int) -> Draft:
@@ -26,8 +15,7 @@ def merge(root: int, branches: list[list[int]], max_nodes: int) -> Draft:
     until max_nodes are taken: branches that agree go deep, branches that differ share the budget.
     """
     if len(branches) == 1:
-        tokens = [root, *branches[0]][:max_nodes]
-        return Draft(tokens, list(range(-1, len(tokens) - 1)))
+        return Draft([root, *branches[0]][:max_nodes])
     tokens, parents = [root], [-1]
     nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     at = [0] * len(branches)
@@ -38,12 +26,16 @@ def merge(root: int, branches: list[list[int]], max_nodes: int) -> Draft:
             key = (at[i], branch[depth])
             if key not in nodes:
                 if len(tokens) == max_nodes:
-                    return Draft(tokens, parents)
+                    return _draft(tokens, parents)
                 nodes[key] = len(tokens)
                 tokens.append(branch[depth])
                 parents.append(at[i])
             at[i] = nodes[key]
-    return Draft(tokens, parents)
+    return _draft(tokens, parents)
+
+
+def _draft(tokens: list[int], parents: list[int]) -> Draft:
+    return Draft(tokens, None if parents == chain_parents(len(tokens)) else parents)
 
 
 def distinct(continuations: Iterable[list[int]], count: int) -> list[list[int]]:
