@@ -135,7 +135,7 @@ class GraphConfig(Section):
 class SpecConfig(Section):
     flag_prefix: ClassVar[str] = "speculative_"
 
-    algorithm: str | None = option(None, "how to draft: NGRAM; default: no speculation")
+    algorithm: str | None = option(None, "how to draft: NGRAM or SUFFIX; default: no speculation")
     num_draft_tokens: int = option(8, "nodes sent to verification, the root included")
     ngram_branches: int = option(1, "continuations tried a match; 1 drafts a chain, more a tree")
     ngram_min_match: int = option(2, "shortest suffix that counts as a match, in tokens")
@@ -144,6 +144,19 @@ class SpecConfig(Section):
         False, "also match earlier outputs of other requests (their text can show in timing)"
     )
     ngram_corpus_tokens: int = option(1_000_000, "capacity of the shared corpus, in tokens")
+    suffix_max_depth: int = option(64, "longest stretch of text that is counted, in tokens")
+    suffix_factor: float = option(2.0, "tokens drafted a token that matches; see suffix_offset")
+    suffix_offset: float = option(1.0, "drafts have at most suffix_factor * match + this tokens")
+    suffix_min_prob: float = option(0.1, "smallest estimated probability of a drafted path")
+    suffix_branches: int = option(1, "continuations tried a token; 1 drafts a chain, more a tree")
+    suffix_shared_corpus: bool = option(
+        False, "also match earlier outputs of other requests (their text can show in timing)"
+    )
+    suffix_corpus_tokens: int = option(
+        1_000_000, "capacity of the shared corpus, in tokens of about 150 bytes"
+    )
+    hybrid_suffix: bool = option(False, "let long suffix matches override the algorithm's drafts")
+    hybrid_suffix_min_match: int = option(8, "shortest match that overrides, in tokens")
 
     def _check_ranges(self) -> None:
         self._require(
@@ -157,6 +170,23 @@ class SpecConfig(Section):
             self.ngram_max_match >= self.ngram_min_match,
             "ngram_max_match",
             f"must be at least --speculative-ngram-min-match ({self.ngram_min_match})",
+        )
+        self._check_suffix()
+
+    def _check_suffix(self) -> None:
+        self._at_least(2, "suffix_max_depth")
+        self._at_least(0, "suffix_factor")
+        self._at_least(1, "suffix_branches", "hybrid_suffix_min_match")
+        self._at_least(4, "suffix_corpus_tokens")
+        self._require(
+            0.0 < self.suffix_min_prob <= 1.0,
+            "suffix_min_prob",
+            "must lie above 0 and be at most 1, such as 0.1",
+        )
+        self._require(
+            not self.hybrid_suffix or self.hybrid_suffix_min_match < self.suffix_max_depth,
+            "hybrid_suffix_min_match",
+            f"matches stay below --speculative-suffix-max-depth ({self.suffix_max_depth})",
         )
 
 

@@ -10,7 +10,9 @@ from specengine.core.errors import ConfigError
 from specengine.core.request import Req
 from specengine.core.spec import Drafter
 from specengine.draft.empty import EmptyDrafter
+from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.ngram.drafter import NgramDrafter
+from specengine.draft.suffix.drafter import SuffixDrafter
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class DraftContext:
 
 DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
     "NGRAM": lambda context: NgramDrafter(context.spec, context.node_limit),
+    "SUFFIX": lambda context: SuffixDrafter(context.spec, context.node_limit),
 }
 
 
@@ -32,7 +35,21 @@ def max_nodes(spec: SpecConfig) -> int:
 
 
 def make_drafter(context: DraftContext) -> Drafter:
-    """Raises ConfigError for an unknown algorithm."""
+    """Raises ConfigError for an unknown algorithm, or one that --speculative-hybrid-suffix cannot
+    stand beside."""
+    drafter = _make_algorithm(context)
+    if not context.spec.hybrid_suffix:
+        return drafter
+    if isinstance(drafter, EmptyDrafter | SuffixDrafter):
+        raise ConfigError(
+            "--speculative-hybrid-suffix stands beside another drafter; for suffix matches alone "
+            "use --speculative-algorithm SUFFIX without it"
+        )
+    suffix = SuffixDrafter(context.spec, context.node_limit)
+    return HybridDrafter(drafter, suffix, context.spec.hybrid_suffix_min_match)
+
+
+def _make_algorithm(context: DraftContext) -> Drafter:
     name = context.spec.algorithm
     if name is None:
         return EmptyDrafter()

@@ -16,6 +16,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import Drafter, DraftProposal, PrefillResult
 from specengine.draft.ngram.drafter import NgramDrafter
+from specengine.draft.suffix.drafter import SuffixDrafter
 
 
 def request(prompt: list[int], output: list[int] | None = None) -> Req:
@@ -48,6 +49,11 @@ def seed(drafter: Drafter, req: Req) -> None:
 def drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> NgramDrafter:
     spec = {"num_draft_tokens": 5, "ngram_min_match": 2, "ngram_max_match": 4, **options}
     return NgramDrafter(SpecConfig(algorithm="NGRAM", **spec), limit)
+
+
+def suffix_drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> SuffixDrafter:
+    spec = {"num_draft_tokens": 5, "suffix_factor": 9.0, **options}
+    return SuffixDrafter(SpecConfig(algorithm="SUFFIX", **spec), limit)
 
 
 def nodes(proposal: DraftProposal, i: int = 0) -> tuple[list[int], list[int]]:

@@ -1,0 +1,100 @@
+"""A long suffix match in place of another drafter's proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
+from specengine.core.spec import Drafter, DraftProposal, PrefillResult, VerifyResult
+from specengine.draft.proposals import Draft, assemble
+from specengine.draft.suffix.drafter import SuffixDrafter
+
+
+class HybridDrafter:
+    """Copied text is what suffixes predict better, and for nothing; all else is left to `inner`.
+
+    Each request goes its own way: one whose text ends in at least min_match tokens that were seen
+    before drafts what followed them. Where all do, `inner` is not asked to draft. It observes every
+    round all the same, so it must take up what was accepted whoever drafted it.
+    """
+
+    def __init__(self, inner: Drafter, suffix: SuffixDrafter, min_match: int) -> None:
+        self.inner = inner
+        self.suffix = suffix
+        self.min_match = min_match
+        self.needs_hidden = inner.needs_hidden
+        self.writes_kv = inner.writes_kv
+        self.emits_probs = inner.emits_probs
+        self.proposes_tree = inner.proposes_tree or suffix.proposes_tree
+        self.max_nodes = max(inner.max_nodes, suffix.max_nodes)
+
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self.inner.seed(batch, output, result)
+        self.suffix.seed(batch, output, result)
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        drafts = [self._long_match(req) for req in batch.reqs]
+        found = [draft for draft in drafts if draft is not None]
+        if len(found) == len(drafts):
+            return assemble(found)
+        proposal = self.inner.draft(batch)
+        return override(proposal, drafts) if found else proposal
+
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
+        self.inner.observe(batch, output, result)
+        self.suffix.observe(batch, output, result)
+
+    def release(self, req: Req) -> None:
+        self.inner.release(req)
+        self.suffix.release(req)
+
+    def _long_match(self, req: Req) -> Draft | None:
+        if self.suffix.match_length(req) < self.min_match:
+            return None
+        draft = self.suffix.draft_one(req)
+        return draft if len(draft.tokens) > 1 else None
+
+
+def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftProposal:
+    """The proposal with the drafts in place of its own where there are any. They were certain, so
+    their draft_probs, where the proposal has those, are one-hot."""
+    ours = assemble([draft or Draft([0], confidence=[1.0]) for draft in drafts])
+    device, width = proposal.tokens.device, max(proposal.tokens.shape[1], ours.tokens.shape[1])
+    chosen_B = torch.tensor([draft is not None for draft in drafts]).to(device)
+
+    def merge(theirs: Tensor, ours: Tensor) -> Tensor:
+        chosen = chosen_B.view(-1, *[1] * (theirs.dim() - 1))
+        return torch.where(chosen, _widen(ours.to(device), width), _widen(theirs, width))
+
+    probs, confidence = proposal.draft_probs, proposal.confidence
+    counts = zip(drafts, ours.num_nodes, proposal.num_nodes, strict=True)
+    return replace(
+        proposal,
+        tokens=merge(proposal.tokens, ours.tokens),
+        parents=merge(proposal.parents, ours.parents),
+        num_nodes=[theirs if draft is None else own for draft, own, theirs in counts],
+        is_chain=proposal.is_chain and ours.is_chain,
+        draft_probs=None if probs is None else merge(probs, _one_hot(ours.tokens, probs)),
+        confidence=None
+        if confidence is None or ours.confidence is None
+        else merge(confidence, ours.confidence),
+    )
+
+
+def _one_hot(tokens_BN: Tensor, like_BNV: Tensor) -> Tensor:
+    tokens_BN = tokens_BN.to(like_BNV.device)
+    probs_BNV = like_BNV.new_zeros(*tokens_BN.shape, like_BNV.shape[2])
+    return probs_BNV.scatter_(2, tokens_BN[:, :, None], 1.0)
+
+
+def _widen(one: Tensor, width: int) -> Tensor:
+    """[B, N] or [B, N, V] with N padded with 0."""
+    missing = width - one.shape[1]
+    return pad(one, [0, 0] * (one.dim() - 2) + [0, missing])

@@ -1,0 +1,77 @@
+"""SUFFIX: draft the likely continuations of what was said before (Oliaro et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.config import SpecConfig
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.draft.generations import Generations
+from specengine.draft.proposals import Draft, assemble
+from specengine.draft.suffix.expand import Expander
+from specengine.draft.suffix.text import RequestText
+from specengine.draft.suffix.tree import SuffixTree
+
+
+class SuffixDrafter:
+    """Keeps a suffix tree of each request's text and, where configured, one of the outputs of
+    others; finds the longest suffix of the text that it has seen, and drafts what followed, each
+    token with the share of the occurrences that went on with it. Runs on the host.
+
+    node_limit(req): the most nodes, root included, that a request can use in this round; a round
+    emits at most one token a node.
+    """
+
+    needs_hidden = False
+    writes_kv = False
+    emits_probs = False
+
+    def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
+        self.max_nodes = spec.num_draft_tokens
+        self.proposes_tree = spec.suffix_branches > 1
+        self._node_limit = node_limit
+        self._max_depth = spec.suffix_max_depth
+        self._expander = Expander(spec)
+        self._texts: dict[Req, RequestText] = {}
+        self._corpus: Generations[SuffixTree] | None = None
+        if spec.suffix_shared_corpus:
+            self._corpus = Generations(
+                spec.suffix_corpus_tokens, lambda: SuffixTree(self._max_depth)
+            )
+
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        """Index prompts here, so that the first round need not."""
+        for req in batch.reqs:
+            self._text_of(req)
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        """confidence: the estimated probability that the path down to a node stands."""
+        return assemble([self.draft_one(req) for req in batch.reqs])
+
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
+        """Committed tokens are read from the requests when they next draft."""
+
+    def release(self, req: Req) -> None:
+        """Forget a request; one that finished leaves its output to the shared corpus."""
+        self._texts.pop(req, None)
+        if self._corpus is not None and req.is_finished:
+            self._corpus.add(req.output_ids)
+
+    def match_length(self, req: Req) -> int:
+        """Tokens at the end of the request's text that were seen before, below suffix_max_depth."""
+        return self._text_of(req).match_length
+
+    def draft_one(self, req: Req) -> Draft:
+        max_tokens = min(self.max_nodes, self._node_limit(req)) - 1
+        return self._text_of(req).draft(self._expander, max_tokens)
+
+    def _text_of(self, req: Req) -> RequestText:
+        text = self._texts.get(req)
+        if text is None:
+            text = self._texts[req] = RequestText(req, self._max_depth, self._corpus)
+        else:
+            text.update()
+        return text

@@ -1,0 +1,57 @@
+"""A request's text, and where the end of it was seen before."""
+
+from __future__ import annotations
+
+from specengine.core.request import Req
+from specengine.draft.generations import Generations
+from specengine.draft.proposals import Draft
+from specengine.draft.suffix.expand import Expander
+from specengine.draft.suffix.match import Follower, Match
+from specengine.draft.suffix.tree import SuffixTree
+
+
+class RequestText:
+    """Prompt and output of one request, matched with themselves and with the shared corpus."""
+
+    def __init__(self, req: Req, max_depth: int, corpus: Generations[SuffixTree] | None) -> None:
+        self._req = req
+        self._corpus = corpus
+        self._followers: dict[SuffixTree, Follower] = {}
+        self._tree = SuffixTree(max_depth)
+        self._tree.extend(req.prompt_ids)
+        self.update()
+
+    def update(self) -> None:
+        """Take in the output tokens committed since, and what the corpus has gained."""
+        new = self._req.output_ids[len(self._tree.tokens) - len(self._req.prompt_ids) :]
+        self._tree.extend(new)
+        if self._corpus is not None:
+            self._follow(self._corpus, len(new))
+
+    @property
+    def match_length(self) -> int:
+        """Of the longest suffix seen before, in tokens."""
+        others = [follower.match.length for follower in self._followers.values()]
+        return max([self._tree.length, *others])
+
+    def draft(self, expander: Expander, max_tokens: int) -> Draft:
+        """The best draft, the request's own among equals."""
+        root = self._req.last_token
+        own = expander.best(root, Match.own(self._tree), max_tokens)
+        if not self._followers:
+            return own
+        others = [expander.best(root, one.match, max_tokens) for one in self._followers.values()]
+        return max([own, *others], key=lambda draft: draft.num_expected)
+
+    def _follow(self, corpus: Generations[SuffixTree], num_new: int) -> None:
+        text = self._tree.tokens
+        followers: dict[SuffixTree, Follower] = {}
+        for tree in corpus.texts:
+            follower = self._followers.get(tree)
+            if follower is None:
+                follower = Follower(tree)
+                follower.follow(text, len(text))
+            else:
+                follower.follow(text, num_new)
+            followers[tree] = follower
+        self._followers = followers
