@@ -171,6 +171,7 @@ class ForwardBatch:
     tree: Tree | None = None
     attn_plan: AttnPlan | None = None  # set by init_forward_metadata
 
+    capture_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
     captured: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a capture layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
 

@@ -80,7 +80,7 @@ class LogitsOutput:
     logits: Tensor  # [R, V] in float32; R = len(logits_rows), or T
     argmax: Tensor | None = None  # int64 [R], where the graph already took it
     hidden: Tensor | None = None  # [T, H] after the final norm, every row of the batch
-    features: Tensor | None = None  # [T, F], outputs of model.capture_layers side by side
+    features: Tensor | None = None  # [T, F], outputs of the runner's capture_layers, joined
 
 
 class DecoderModel(Protocol):
@@ -89,10 +89,10 @@ class DecoderModel(Protocol):
     config: Any
     num_layers: int
     vocab_size: int
-    capture_layers: tuple[int, ...]  # layers whose outputs forward leaves on batch.captured
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
+        """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]. Outputs of the layers
+        batch.capture_layers, residual included, are left on batch.captured in order of depth."""
         ...
 
     def forward_split_prefill(

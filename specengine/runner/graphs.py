@@ -27,8 +27,7 @@ class CapturedDecode:
 
     graph: torch.cuda.CUDAGraph
     batch: ForwardBatch
-    logits: Tensor  # [bs, V] float32
-    argmax: Tensor  # int64 [bs]
+    output: LogitsOutput  # rows of padding included
 
 
 class DecodeGraphRunner:
@@ -80,16 +79,18 @@ class DecodeGraphRunner:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
-            logits, argmax = self._run(batch)
-        return CapturedDecode(graph, batch, logits, argmax)
+            output = self._run(batch)
+        return CapturedDecode(graph, batch, output)
 
-    def _run(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    def _run(self, batch: ForwardBatch) -> LogitsOutput:
         table = batch.req_to_token_pool.req_to_token
         torch.sub(batch.seq_lens, 1, out=batch.positions)
         batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
+        batch.captured.clear()
         hidden = self.runner.forward_decode(batch)
         logits = self.runner.model.compute_logits(hidden)
-        return logits, logits.argmax(dim=-1)
+        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+        return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
 
     def _fixed_batch(self, bs: int) -> ForwardBatch:
         tokens, slots, seq_lens = self.inputs[: 3 * bs].view(3, bs)
@@ -114,6 +115,7 @@ class DecodeGraphRunner:
             req_to_token_pool=self.runner.pools.req_to_token_pool,
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
             attn_backend=self.runner.attn_backend,
+            capture_layers=self.runner.capture_layers,
         )
 
     def can_run(self, batch: ModelWorkerBatch) -> bool:
@@ -158,5 +160,14 @@ class DecodeGraphRunner:
         captured = self.replay_prepare(batch)
         captured.graph.replay()
         self.counters["replays"] += 1
-        count = batch.batch_size
-        return LogitsOutput(captured.logits[:count], captured.argmax[:count])
+        return _first_rows(captured.output, batch.batch_size)
+
+
+def _first_rows(output: LogitsOutput, count: int) -> LogitsOutput:
+    argmax, hidden, features = output.argmax, output.hidden, output.features
+    return LogitsOutput(
+        logits=output.logits[:count],
+        argmax=None if argmax is None else argmax[:count],
+        hidden=None if hidden is None else hidden[:count],
+        features=None if features is None else features[:count],
+    )

@@ -43,11 +43,14 @@ class ModelRunner:
         device: torch.device,
         pools: MemoryPools,
         attn_backend: AttentionBackend,
+        capture_layers: tuple[int, ...] = (),
     ) -> None:
+        """capture_layers: ascending; what a drafter takes its features from."""
         self.model = model
         self.device = device
         self.pools = pools
         self.attn_backend = attn_backend
+        self.capture_layers = capture_layers
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
         self.num_eager = 0  # forwards that no graph served
 
@@ -59,13 +62,15 @@ class ModelRunner:
         self.graph.capture()
 
     def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
-        return ForwardBatch.init_new(
+        on_device = ForwardBatch.init_new(
             batch,
             self.device,
             self.pools.req_to_token_pool,
             self.pools.token_to_kv_pool,
             self.attn_backend,
         )
+        on_device.capture_layers = self.capture_layers
+        return on_device
 
     @torch.inference_mode()
     def forward(

@@ -43,7 +43,6 @@ class LlamaForCausalLM(nn.Module):
         self.config = config
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
-        self.capture_layers: tuple[int, ...] = ()
         self.model = DecoderStack(config, self.decoder_shape(config), self.sliding_windows(config))
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
@@ -66,7 +65,7 @@ class LlamaForCausalLM(nn.Module):
         residual: Tensor | None = None
         for layer_id, layer in enumerate(self.model.layers):
             hidden, residual = layer(positions, hidden, residual, batch)
-            if layer_id in self.capture_layers:
+            if layer_id in batch.capture_layers:
                 batch.captured.append(hidden if residual is None else hidden + residual)
         return self.model.norm.add(hidden, residual)[0]
 
