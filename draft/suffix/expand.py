@@ -13,7 +13,7 @@ from specengine.draft.suffix.match import Match
 from specengine.draft.suffix.tree import Child, Node
 
 # Suffixes of a match whose continuations are compared.
-_MAX_SUFFIXES = 4
+_MAX_SUFFIXES = 2
 # Children looked at for the best few. They stand in the order in which they first occurred, so that
 # frequent ones are rather in front; the best of all is known without looking.
 _MAX_CHILDREN = 64
@@ -57,20 +57,20 @@ class Expander:
             return self._chain(root, match, below, max_tokens)
         return self._tree(root, match, below, max_tokens)
 
-    def _chain(self, root: int, match: Match, child: Child, room: int) -> Draft:
+    def _chain(self, root: int, match: Match, child: Child, max_tokens: int) -> Draft:
         tokens, probs, depth, prob = [root], [1.0], match.length, 1.0
-        while True:
-            run = _read(match, child, depth, room)
-            tokens += run
-            probs += [prob] * len(run)
-            room -= len(run)
-            if room == 0 or isinstance(child, int) or not child.children:
-                break
+        text, end = match.tree.tokens, max_tokens + 1
+        while len(tokens) < end:
+            if isinstance(child, int) or not child.children:
+                run = _read_on(match, child, depth, end - len(tokens))
+                return Draft(tokens + run, None, probs + [prob] * len(run))
+            tokens += text[child.start + depth : child.start + child.depth]
+            probs += [prob] * (child.depth - depth)
             prob *= child.best_count / child.count
             if prob < self._min_prob:
                 break
             depth, child = child.depth, child.children[child.best]
-        return Draft(tokens, None, probs)
+        return Draft(tokens[:end], None, probs[:end])
 
     def _tree(self, root: int, match: Match, below: Child, max_tokens: int) -> Draft:
         tokens, parents, probs, order = [root], [-1], [1.0], 0
@@ -109,12 +109,15 @@ def _counted(child: Child) -> tuple[int, int, Child]:
 
 
 def _read(match: Match, child: Child, depth: int, room: int) -> list[int]:
-    """The tokens of a child's path from `depth` on, up to where it parts again, or else on through
-    the text after its latest occurrence."""
-    tokens = match.tree.tokens
-    start = child if isinstance(child, int) else child.start
-    if not isinstance(child, int) and child.children:
-        return tokens[start + depth : start + min(child.depth, depth + room)]
+    """The tokens of a child's path from `depth` on, up to where it parts again."""
+    if isinstance(child, int) or not child.children:
+        return _read_on(match, child, depth, room)
+    return match.tree.tokens[child.start + depth : child.start + min(child.depth, depth + room)]
+
+
+def _read_on(match: Match, child: Child, depth: int, room: int) -> list[int]:
+    """The text after the latest occurrence of a path that never parts again."""
+    tokens, start = match.tree.tokens, child if isinstance(child, int) else child.start
     run = tokens[start + depth : start + depth + room]
     if len(run) < room:
         run = _repeat(tokens[start + match.length :], depth - match.length, room)
