@@ -9,10 +9,18 @@ from torch import Tensor
 
 from specengine.kernels.keyed_uniform import keyed_uniform
 
+_LANE = 1 << 32
+
 
 class Stream(IntEnum):
     """What a draw decides. Draws of different streams are independent: a number that chose a draft
-    token and also its acceptance would bias the output."""
+    token and also its acceptance would bias the output.
+
+    A position may be drafted and judged in several rounds, until a token stands there. Draws of
+    DRAFT and ACCEPT are therefore keyed by lane as well, the index of the node in its draft: block
+    verification looks at coins and drafts beyond the place where it stops, and if the next round
+    met the same numbers again, the output would be biased.
+    """
 
     SAMPLE = 0  # the target's token
     DRAFT = 1  # the drafter's token
@@ -20,6 +28,7 @@ class Stream(IntEnum):
     RESIDUAL = 3  # the token in place of a rejected one
 
 
-def draw(seeds: Tensor, output_pos: Tensor, stream: Stream) -> Tensor:
-    """seeds, output_pos (index of the output token decided): int64 [R] -> float64 [R] in [0, 1)."""
-    return keyed_uniform(seeds, output_pos, int(stream))
+def draw(seeds: Tensor, output_pos: Tensor, stream: Stream, lane: Tensor | int = 0) -> Tensor:
+    """seeds, output_pos (index of the output token decided), lane (0 .. 2^31 - 1, tells draws about
+    the same position apart): int64 [R] -> float64 [R] in [0, 1)."""
+    return keyed_uniform(seeds, output_pos + lane * _LANE, int(stream))

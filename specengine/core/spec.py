@@ -20,18 +20,31 @@ class DraftProposal:
     children of a node in order of preference.
 
     An empty proposal has the root alone; decoding without speculation is exactly that.
+
+    draft_probs are for tokens that were sampled. Row i is the distribution, up to a factor, that
+    the token of node i was really drawn from: after temperature, top-k and whatever else the
+    drafter applies. Siblings are drawn from one distribution without replacement; each of their
+    rows is that distribution before any token was taken out. The row of a token that was certain
+    has its mass on that token alone. The root's row is not read, nor are those of greedy requests.
+    Whether a node exists may depend on the tokens above it, but neither on its own token nor on
+    those drawn beside or below it: that would bias the output.
     """
 
     tokens: Tensor  # int64 [B, N]; entries past num_nodes are undefined
     parents: Tensor  # int64 [B, N]; the root's is -1
     num_nodes: list[int]  # [B], 1 .. N, root included
     is_chain: bool  # parents[i] == i - 1 throughout: no tree mask, no KV to move
-    draft_probs: Tensor | None = None  # [B, N, V], None for deterministic drafts
+    draft_probs: Tensor | None = None  # float32 [B, N, V]; None where every draft is deterministic
     confidence: Tensor | None = None  # [B, N] in 0..1
 
     @property
     def num_drafted(self) -> list[int]:
         return [n - 1 for n in self.num_nodes]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody drafted."""
+        return max(self.num_nodes, default=1) == 1
 
 
 @dataclass

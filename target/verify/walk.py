@@ -37,3 +37,11 @@ def walk_all(proposal: DraftProposal, sampled: list[int]) -> list[Walk]:
         walks.append(walk(tokens[i], parents[i], sampled[start : start + count]))
         start += count
     return walks
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    """The nodes from the root, which is 0, down to `node`."""
+    path = [node]
+    while path[-1] > 0:
+        path.append(parents[path[-1]])
+    return path[::-1]

@@ -1,0 +1,88 @@
+"""What every verifier does alike: the batch to verify, and the result of a round."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.forward_mode import ForwardMode
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import TokenLogprob
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.layers.logprobs import token_logprobs
+from specengine.target.verify.rows import ancestors
+from specengine.target.verify.tree import depths, flat_nodes
+from specengine.target.verify.walk import Walk
+
+
+class TreeVerifier(ABC):
+    """A Verifier whose rule gives the path that stands in each tree, and the token after it."""
+
+    def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
+        """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""
+        worker_batch = batch.get_model_worker_batch()
+        if proposal.is_empty:
+            return worker_batch
+        nodes = flat_nodes(proposal.num_nodes, proposal.tokens.shape[1])
+        nodes = nodes.to(proposal.tokens.device, non_blocking=True)
+        return replace(
+            worker_batch,
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            input_ids=proposal.tokens.reshape(-1)[nodes],
+            extend_lens=list(proposal.num_nodes),
+            tree=None if proposal.is_chain else _tree(proposal, nodes),
+        )
+
+    def accept(
+        self, output: LogitsOutput, batch: ScheduleBatch, proposal: DraftProposal
+    ) -> VerifyResult:
+        """`output` has a row a node, in the order that prepare gave."""
+        walks = self.walks(output, batch.sampling, proposal)
+        return VerifyResult(
+            tokens=[walk.tokens for walk in walks],
+            num_accepted=[len(walk.tokens) - 1 for walk in walks],
+            num_drafted=proposal.num_drafted,
+            kv_keep=None if proposal.is_chain else [walk.nodes for walk in walks],
+            logprobs=_logprobs(output.logits, batch.sampling, proposal, walks),
+        )
+
+    @abstractmethod
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        """The rule, for every request of the batch."""
+
+
+def _tree(proposal: DraftProposal, nodes: Tensor) -> Tree:
+    mask_BNN = ancestors(proposal)
+    return Tree(depths_T=depths(mask_BNN).view(-1)[nodes], mask_BNN=mask_BNN)
+
+
+def _logprobs(
+    logits_TV: Tensor, sampling: SamplingBatch, proposal: DraftProposal, walks: list[Walk]
+) -> list[list[TokenLogprob]] | None:
+    """Beside the emitted tokens; an empty list for each request that asks for none."""
+    if sampling.max_logprobs is None:
+        return None
+    rows: list[int] = []
+    tokens: list[int] = []
+    counts: list[int] = []
+    asked = [count is not None for count in sampling.logprobs]
+    start = 0
+    for walk, count, num_nodes in zip(walks, sampling.logprobs, proposal.num_nodes, strict=True):
+        if count is not None:
+            rows += [start + node for node in walk.nodes]
+            tokens += walk.tokens
+            counts += [count] * len(walk.nodes)
+        start += num_nodes
+    index = torch.tensor([rows, tokens], device=logits_TV.device)
+    found = iter(token_logprobs(logits_TV, index[0], index[1], counts))
+    return [
+        [next(found) for _ in walk.nodes] if asks else []
+        for walk, asks in zip(walks, asked, strict=True)
+    ]

@@ -1,0 +1,44 @@
+"""Which row of the verification's logits decides what."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.core.spec import DraftProposal
+from specengine.layers.logits import PathTokens, RowMap
+from specengine.target.verify.tree import ancestor_mask, depths, flat_nodes, node_mask
+
+
+def ancestors(proposal: DraftProposal) -> Tensor:
+    """bool [B, N, N], True where node i is or descends from node j."""
+    parents = proposal.parents
+    exists = node_mask(proposal.num_nodes, parents.shape[1], parents.device)
+    return ancestor_mask(parents, exists)
+
+
+def row_map(proposal: DraftProposal, sampling: SamplingBatch) -> RowMap:
+    """Row of node i: the request it belongs to, its depth, and, where penalties count tokens, the
+    drafted tokens from the root's child down to the node itself."""
+    if sampling.is_plain:
+        return RowMap()
+    width, device = proposal.tokens.shape[1], proposal.tokens.device
+    nodes = flat_nodes(proposal.num_nodes, width).to(device, non_blocking=True)
+    penalised = sampling.edits is not None and sampling.edits.penalties is not None
+    request, depth = nodes // width, nodes % width
+    path = None
+    if penalised or not proposal.is_chain:
+        mask_BNN = ancestors(proposal)
+        depth = depths(mask_BNN).view(-1)[nodes]
+        if penalised:
+            path = _path_tokens(proposal, request, mask_BNN.view(-1, width)[nodes])
+    request, depth = torch.stack([request, depth]).to(sampling.device, non_blocking=True)
+    return RowMap(request, depth, path and path.to(sampling.device))
+
+
+def _path_tokens(proposal: DraftProposal, request_T: Tensor, mask_TN: Tensor) -> PathTokens:
+    """The root is committed already, and counted as such."""
+    mask_TN = mask_TN.clone()
+    mask_TN[:, 0] = False
+    return PathTokens(proposal.tokens[request_T].where(mask_TN, 0), mask_TN)

@@ -1,0 +1,45 @@
+"""Target-only sampling of trees: the draft's probabilities are not needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.target.verify.coins import Coins
+from specengine.target.verify.probs import RoundProbs
+from specengine.target.verify.sampled import SampledVerifier, Verdict
+
+
+class TargetOnlyVerifier(SampledVerifier):
+    """One coin a node is held against the cumulative probability of its children, each of which is
+    accepted with the target's probability of its token. Where none is, the next token is drawn from
+    the target without them.
+
+    Accepts what MatchVerifier accepts in distribution, without its seed-by-seed identity with plain
+    decoding. Siblings carry different tokens.
+    """
+
+    needs_draft_probs = False
+
+    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+        nodes_BN = probs.nodes()
+        is_child_BNN = probs.parents_BN[:, None, :] == nodes_BN[:, :, None]
+        is_child_BNN &= (probs.depths_BN > 0)[:, None, :]
+        chances_BNN = probs.target_of_tokens()[:, None, :] * is_child_BNN
+        chosen_BN = coins.pick(chances_BNN, nodes_BN)
+        stands_BN = chosen_BN.gather(1, probs.parents_BN) == nodes_BN
+        ends_B = _end_of_path(stands_BN | (nodes_BN == 0), probs)
+        return Verdict(ends_B, _without_children(probs, ends_B))
+
+
+def _end_of_path(stands_BN: Tensor, probs: RoundProbs) -> Tensor:
+    """int64 [B], the deepest node that stands together with all above it."""
+    broken_BN = (probs.mask_BNN & ~stands_BN[:, None, :]).any(-1)
+    return probs.depths_BN.masked_fill(broken_BN, -1).argmax(-1)
+
+
+def _without_children(probs: RoundProbs, nodes_B: Tensor) -> Tensor:
+    target_BV = probs.target(nodes_B)
+    hits_BV = torch.zeros_like(target_BV)
+    hits_BV.scatter_add_(1, probs.tokens_BN, probs.children(nodes_B).double())
+    return target_BV.masked_fill(hits_BV > 0, 0.0)
