@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Backend = Literal["auto", "torch", "triton"]
+from specengine.kernels.native import ops as native
+
+Backend = Literal["auto", "torch", "triton", "native"]
 
 
 @cache
@@ -23,6 +25,11 @@ def use_triton(backend: Backend, x: Tensor) -> bool:
     if backend == "auto":
         return x.is_cuda and has_triton()
     return backend == "triton"
+
+
+def use_native(backend: Backend, x: Tensor) -> bool:
+    """ "auto" is the compiled C form for few rows on a CPU, where a compiler made it."""
+    return backend == "native" or (backend == "auto" and native.fits(x))
 
 
 @cache

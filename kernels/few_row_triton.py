@@ -20,8 +20,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 
-# The one-row kernel holds a whole weight row in a tile.
+# Values of a weight row that a program of one row holds at once.
 MAX_TILE = 4096
+# Bytes of both operands of a product, which go through shared memory.
+MAX_OPERANDS = 176 * 1024
 
 
 @triton.jit
@@ -47,51 +49,67 @@ def _gated(gate, up, x_ptr):
 
 
 @triton.jit
-def _one_row_kernel(
+def _multiply(x, w, ROWS: tl.constexpr):
+    """x [ROWS, K] @ w [OUTS, K].T, float32 [ROWS, OUTS]."""
+    if ROWS == 1:
+        return tl.sum(x.to(tl.float32) * w.to(tl.float32), axis=1)[None, :]
+    return tl.dot(x, tl.trans(w), input_precision="ieee")
+
+
+@triton.jit
+def _whole_row_kernel(
     x_ptr,
     norm_ptr,
     weight_ptr,
     bias_ptr,
     residual_ptr,
     out_ptr,
+    num_rows,
     num_outs,
     hidden,
+    stride_x,
+    stride_residual,
     eps,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
+    """BLOCK_K >= hidden: all of a program's weights are in flight before anything waits."""
+    rows = tl.arange(0, ROWS)
     outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     cols = tl.arange(0, BLOCK_K)
-    is_out, is_col = outs < num_outs, cols < hidden
+    is_row, is_out, is_col = rows < num_rows, outs < num_outs, cols < hidden
     place = weight_ptr + outs[:, None].to(tl.int64) * hidden + cols[None, :]
-    mask = is_out[:, None] & is_col[None, :]
+    w_mask = is_out[:, None] & is_col[None, :]
     if DEPENDENT:
         gdc_launch_dependents()
-    w = tl.load(place, mask=mask, other=0.0)
+    w = tl.load(place, mask=w_mask, other=0.0)
     if GATED:
-        w_up = tl.load(place + num_outs.to(tl.int64) * hidden, mask=mask, other=0.0)
+        w_up = tl.load(place + num_outs.to(tl.int64) * hidden, mask=w_mask, other=0.0)
     if HAS_NORM:
         gain = tl.load(norm_ptr + cols, mask=is_col, other=0.0)
     if DEPENDENT:
         gdc_wait()
-    x = tl.load(x_ptr + cols, mask=is_col, other=0.0)
+    x_mask = is_row[:, None] & is_col[None, :]
+    x = tl.load(x_ptr + rows[:, None] * stride_x + cols[None, :], mask=x_mask, other=0.0)
     if HAS_NORM:
         wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / hidden + eps)
-        x = (wide * scale).to(x_ptr.dtype.element_ty) * gain
-    x = x.to(tl.float32)[None, :]
-    product = tl.sum(x * w.to(tl.float32), axis=1)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / hidden + eps)
+        x = (wide * scale[:, None]).to(x_ptr.dtype.element_ty) * gain[None, :]
+    product = _multiply(x, w, ROWS)
     if GATED:
-        product = _gated(product, tl.sum(x * w_up.to(tl.float32), axis=1), x_ptr)
+        product = _gated(product, _multiply(x, w_up, ROWS), x_ptr)
+    mask = is_row[:, None] & is_out[None, :]
     product = _finish(
-        product, x_ptr, bias_ptr, residual_ptr, outs, outs, is_out, is_out, HAS_BIAS, HAS_RESIDUAL
-    )
-    tl.store(out_ptr + outs, product, mask=is_out)
+        product, x_ptr, bias_ptr, residual_ptr, rows[:, None] * stride_residual + outs[None, :],
+        outs[None, :], mask, is_out[None, :], HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+    tl.store(out_ptr + rows[:, None] * num_outs + outs[None, :], product, mask=mask)
 
 
 @triton.jit
@@ -108,7 +126,7 @@ def _inverse_rms(x_ptr, rows, num_rows, stride_x, hidden, eps, BLOCK_K: tl.const
 
 
 @triton.jit
-def _rows_kernel(
+def _looped_kernel(
     x_ptr,
     norm_ptr,
     weight_ptr,
@@ -175,14 +193,18 @@ class Tile:
     warps: int
 
 
-def tile_for(rows: int, outs: int, hidden: int, gated: bool) -> Tile:
-    """Measured on an H200 (benchmarks/results, few-row-linear)."""
+def tile_for(rows: int, outs: int, hidden: int, gated: bool, itemsize: int) -> Tile:
+    """Measured on an H200 (benchmarks/results, few-row-linear). Whole weight rows where shared
+    memory holds a program's operands."""
     block_k = triton.next_power_of_2(hidden)
     if rows == 1 and block_k <= MAX_TILE:
-        return Tile(16 if outs > 8192 else 4 if outs < 1024 or gated else 8, block_k, 4)
-    if outs > 8192:
-        return Tile(64, min(block_k, 128), 4)
-    return Tile(16, min(block_k, 512 if hidden > 1024 else 256), 4)
+        wide = 16 if outs > 8192 else 2 if gated else 8
+        return Tile(wide if outs >= 960 else 2 if block_k <= 1024 else 4, block_k, 2)
+    num_outs = 64 if outs > 8192 else 32 if outs >= 960 else 16
+    operands = block_k * (16 + num_outs * (2 if gated else 1)) * itemsize
+    if outs > 8192 or operands > MAX_OPERANDS:
+        return Tile(num_outs if outs > 8192 else 16, min(block_k, 128), 4)
+    return Tile(num_outs, block_k, 8 if num_outs > 16 or block_k > 1024 else 2)
 
 
 def _launch(
@@ -197,7 +219,7 @@ def _launch(
 ) -> Tensor:
     num_rows, hidden = x.shape
     num_outs = out.shape[1]
-    tile = tile_for(num_rows, num_outs, hidden, gated)
+    tile = tile_for(num_rows, num_outs, hidden, gated, x.element_size())
     dependent = has_dependent_launch(x)
     tensors = (
         x,
@@ -218,19 +240,16 @@ def _launch(
         "num_warps": tile.warps,
         **({"launch_pdl": True} if dependent else {}),
     }
-    grid = (triton.cdiv(num_outs, tile.outs),)
-    if num_rows == 1 and tile.block_k >= hidden:
-        _one_row_kernel[grid](*tensors, num_outs, hidden, eps, **options)
-        return out
-    stride_residual = residual.stride(0) if residual is not None else 0
-    rows = max(16, triton.next_power_of_2(num_rows))
-    _rows_kernel[grid](
+    is_whole = tile.block_k >= hidden
+    kernel = _whole_row_kernel if is_whole else _looped_kernel
+    rows = 1 if is_whole and num_rows == 1 else max(16, triton.next_power_of_2(num_rows))
+    kernel[(triton.cdiv(num_outs, tile.outs),)](
         *tensors,
         num_rows,
         num_outs,
         hidden,
         x.stride(0),
-        stride_residual,
+        residual.stride(0) if residual is not None else 0,
         eps,
         ROWS=rows,
         **options,

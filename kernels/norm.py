@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from specengine.kernels import norm_ref
-from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.dispatch import Backend, use_native, use_triton
+from specengine.kernels.native import ops as native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto") -> Tensor:
@@ -21,6 +22,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
         from specengine.kernels import norm_triton
 
         return norm_triton.rms_norm(x, weight, eps)
+    if x.dim() == 2 and use_native(backend, x):
+        return native.rms_norm(x, weight, eps)
     return norm_ref.rms_norm(x, weight, eps)
 
 
@@ -36,4 +39,6 @@ def fused_add_rms_norm(
         from specengine.kernels import norm_triton
 
         return norm_triton.fused_add_rms_norm(x, residual, weight, eps)
+    if use_native(backend, x) and residual.stride(-1) == 1:
+        return native.fused_add_rms_norm(x, residual, weight, eps)
     return norm_ref.fused_add_rms_norm(x, residual, weight, eps)

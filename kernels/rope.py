@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from specengine.kernels import rope_ref
-from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.dispatch import Backend, use_native, use_triton
+from specengine.kernels.native import ops as native
 
 
 def rope_store_kv(
@@ -39,4 +40,6 @@ def rope_store_kv(
         from specengine.kernels import rope_triton
 
         return rope_triton.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
+    if cos_sin_cache is not None and use_native(backend, q) and native.side_by_side(q, k, v):
+        return native.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
     return rope_ref.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)

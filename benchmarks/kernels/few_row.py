@@ -114,10 +114,10 @@ def make(shape: Shape, rows: int, copies: int) -> Case:
 
 
 def candidates(rows: int, hidden: int) -> list[Tile]:
-    outs = [1, 2, 4, 8, 16] if rows == 1 else [16, 32, 64]
-    depth = [256, 512, 1024, 2048] if rows == 1 else [64, 128, 256, 512, 1024]
-    tiles = [Tile(*t) for t in itertools.product(outs, depth, [2, 4, 8])]
-    return [t for t in tiles if t.block_k < 2 * hidden and t.outs * t.block_k <= 32768]
+    whole = 1 << (hidden - 1).bit_length()
+    outs, depths = ([2, 4, 8], [whole]) if rows == 1 else ([8, 16, 32], [whole, 128, 256])
+    tiles = [Tile(*t) for t in itertools.product(outs, depths, [2, 4, 8])]
+    return [t for t in tiles if t.outs * t.block_k <= 65536]
 
 
 def best_tile(case: Case, copies: int) -> tuple[float, Tile]:

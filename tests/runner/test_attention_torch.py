@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from specengine.core.batch import ForwardMode
 from specengine.core.errors import ConfigError
-from specengine.runner.attention import make_attention_backend
+from specengine.kernels.native.library import library
+from specengine.runner.attention import make_attention_backend, torch_native
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
 from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
 from tests.runner.attention_cases import BUSHY, FORK, ROOT_ALONE, Case, Layer, dense_attention
@@ -101,7 +103,18 @@ def test_low_precision_softmax_is_float32(dtype: torch.dtype) -> None:
     check(Case([(30, 6), (12, 1)], dtype=dtype), tolerance)
 
 
-def test_very_uneven_batches_run_request_by_request() -> None:
+def test_few_keys_go_to_the_compiled_form() -> None:
+    backend = TorchAttentionBackend()
+    few = Case([(20, 1), (30, 1)], ForwardMode.DECODE).batch(backend)
+    many = Case([(200, 1), (90, 1)], ForwardMode.DECODE).batch(backend)
+    is_native = [
+        isinstance(backend.init_forward_metadata(b).metadata, NativeDecode) for b in (few, many)
+    ]
+    assert is_native == [library() is not None, False]
+
+
+def test_very_uneven_batches_run_request_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_native, "_MAX_KEYS", 0)
     backend = TorchAttentionBackend()
     even = Case([(20, 1), (30, 1)], ForwardMode.DECODE).batch(backend)
     assert isinstance(backend.init_forward_metadata(even).metadata, PaddedAttention)

@@ -7,9 +7,13 @@ from torch import Tensor
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import AttentionLayer
+from specengine.runner.attention import torch_native
 from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
 from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
+
+Plan = NativeDecode | PaddedAttention | SpanAttention
 
 # Measured on two AVX-512 cores: a request of its own costs a call as much as 100 padded columns.
 _CALL_IN_COLUMNS = 100
@@ -22,8 +26,7 @@ class TorchAttentionBackend:
     name = "torch"
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
-        plan = plan_padded(batch) if _padding_pays(batch) else plan_spans(batch)
-        return attach_plan(self.name, batch, plan)
+        return attach_plan(self.name, batch, _plan(batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         raise ConfigError(
@@ -45,9 +48,15 @@ class TorchAttentionBackend:
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"
-        attention: PaddedAttention | SpanAttention = batch.attn_plan.metadata
+        attention: Plan = batch.attn_plan.metadata
         k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         return attention.forward(q, layer, k_cache, v_cache)
+
+
+def _plan(batch: ForwardBatch) -> Plan:
+    if torch_native.fits(batch):
+        return torch_native.plan_native(batch)
+    return plan_padded(batch) if _padding_pays(batch) else plan_spans(batch)
 
 
 def _padding_pays(batch: ForwardBatch) -> bool:

@@ -1,0 +1,186 @@
+/* The small operations of a decoder layer for few rows on a CPU, one row at a time on one thread.
+ *
+ * A small model's decode calls some twenty operators a layer, each worth a few microseconds of
+ * dispatch; these take four. Plain C, no headers of PyTorch: it compiles in a second. Every row is
+ * computed alike whatever rows stand beside it. Included once a scalar type by the block below. */
+
+#ifndef SCALAR
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline float f32_load(float x) { return x; }
+static inline float f32_store(float x) { return x; }
+
+static inline float bf16_load(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+/* Round to nearest even; a NaN stays one. */
+static inline uint16_t bf16_store(float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+/* exp by range reduction and a polynomial of degree 5 (Cephes' coefficients), about 1 ulp; written
+ * so that compilers vectorise it. 0 below the least normal float. */
+static inline float exp_f32(float x) {
+    float clamped = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = nearbyintf(clamped * 1.44269504f);
+    float r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    uint32_t bits = (uint32_t)((int32_t)n + 127) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return x < -87.0f ? 0.0f : p * scale;
+}
+
+#define LANES 16
+
+#define NAME(op) op##_f32
+#define SCALAR float
+#define LOAD f32_load
+#define STORE f32_store
+#include "ops.c"
+#undef NAME
+#undef SCALAR
+#undef LOAD
+#undef STORE
+
+#define NAME(op) op##_bf16
+#define SCALAR uint16_t
+#define LOAD bf16_load
+#define STORE bf16_store
+#include "ops.c"
+
+#else
+
+/* total = x + residual (where there is one), out = total / rms(total) * weight; both rounded to the
+ * type before the product, as transformers rounds them. */
+void NAME(add_rms_norm)(const SCALAR *x, int64_t stride_x, const SCALAR *residual,
+                        int64_t stride_residual, const SCALAR *weight, SCALAR *total, SCALAR *out,
+                        int64_t rows, int64_t hidden, float eps) {
+    for (int64_t row = 0; row < rows; row++) {
+        const SCALAR *in = x + row * stride_x;
+        if (residual) {
+            const SCALAR *other = residual + row * stride_residual;
+            SCALAR *sum = total + row * hidden;
+            for (int64_t i = 0; i < hidden; i++) sum[i] = STORE(LOAD(in[i]) + LOAD(other[i]));
+            in = sum;
+        }
+        float squares[LANES] = {0};
+        int64_t i = 0;
+        for (; i + LANES <= hidden; i += LANES)
+            for (int lane = 0; lane < LANES; lane++)
+                squares[lane] += LOAD(in[i + lane]) * LOAD(in[i + lane]);
+        for (; i < hidden; i++) squares[0] += LOAD(in[i]) * LOAD(in[i]);
+        float square = 0.0f;
+        for (int lane = 0; lane < LANES; lane++) square += squares[lane];
+        float scale = 1.0f / sqrtf(square / (float)hidden + eps);
+        SCALAR *result = out + row * hidden;
+        for (i = 0; i < hidden; i++)
+            result[i] = STORE(LOAD(STORE(LOAD(in[i]) * scale)) * LOAD(weight[i]));
+    }
+}
+
+/* out = silu(gate) * up; a row of x is gate, then up. */
+void NAME(silu_and_mul)(const SCALAR *x, int64_t stride, SCALAR *out, int64_t rows, int64_t width) {
+    for (int64_t row = 0; row < rows; row++) {
+        const SCALAR *gate = x + row * stride, *up = gate + width;
+        SCALAR *result = out + row * width;
+        for (int64_t i = 0; i < width; i++) {
+            float g = LOAD(gate[i]);
+            result[i] = STORE(LOAD(STORE(g / (1.0f + exp_f32(-g)))) * LOAD(up[i]));
+        }
+    }
+}
+
+static void NAME(rotate)(const SCALAR *in, SCALAR *out, const float *cos_sin, int64_t head_dim,
+                         int64_t rotary_dim) {
+    int64_t half = rotary_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float first = LOAD(in[i]), second = LOAD(in[i + half]);
+        float cosine = cos_sin[i], sine = cos_sin[half + i];
+        out[i] = STORE(first * cosine - second * sine);
+        out[i + half] = STORE(second * cosine + first * sine);
+    }
+    memcpy(out + rotary_dim, in + rotary_dim, (size_t)(head_dim - rotary_dim) * sizeof(SCALAR));
+}
+
+/* Rotate q into out, and k into its slot beside v. Heads of a row lie side by side. */
+void NAME(rope_store_kv)(const SCALAR *q, int64_t stride_q, const SCALAR *k, int64_t stride_k,
+                         const SCALAR *v, int64_t stride_v, const int64_t *positions,
+                         const float *cos_sin, int64_t rotary_dim, SCALAR *k_cache,
+                         SCALAR *v_cache, const int64_t *loc, SCALAR *out, int64_t tokens,
+                         int64_t q_heads, int64_t kv_heads, int64_t head_dim) {
+    int64_t kv_size = kv_heads * head_dim;
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *angles = cos_sin + positions[t] * rotary_dim;
+        for (int64_t h = 0; h < q_heads; h++)
+            NAME(rotate)(q + t * stride_q + h * head_dim, out + (t * q_heads + h) * head_dim,
+                         angles, head_dim, rotary_dim);
+        for (int64_t h = 0; h < kv_heads; h++)
+            NAME(rotate)(k + t * stride_k + h * head_dim,
+                         k_cache + loc[t] * kv_size + h * head_dim, angles, head_dim, rotary_dim);
+        memcpy(v_cache + loc[t] * kv_size, v + t * stride_v, (size_t)kv_size * sizeof(SCALAR));
+    }
+}
+
+static inline float NAME(dot)(const SCALAR *a, const SCALAR *b, int64_t size) {
+    float sums[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) sums[lane] += LOAD(a[i + lane]) * LOAD(b[i + lane]);
+    float sum = 0.0f;
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+    for (; i < size; i++) sum += LOAD(a[i]) * LOAD(b[i]);
+    return sum;
+}
+
+/* One query a request over its keys begin .. end - 1, softmax in float32. `slots` holds the slots
+ * of a request's tokens, a row a request; scores is room for one row of keys, acc for one head. */
+void NAME(attend_decode)(const SCALAR *q, const SCALAR *k_cache, const SCALAR *v_cache,
+                         const int32_t *table, int64_t stride_table, const int64_t *table_rows,
+                         const int64_t *begins, const int64_t *ends, SCALAR *out, float *scores,
+                         float *acc, int64_t requests, int64_t q_heads, int64_t kv_heads,
+                         int64_t head_dim, float scale) {
+    int64_t group = q_heads / kv_heads, kv_size = kv_heads * head_dim;
+    for (int64_t r = 0; r < requests; r++) {
+        const int32_t *slots = table + table_rows[r] * stride_table;
+        for (int64_t h = 0; h < q_heads; h++) {
+            const SCALAR *query = q + (r * q_heads + h) * head_dim;
+            int64_t place = (h / group) * head_dim;
+            float best = -INFINITY, total = 0.0f;
+            for (int64_t t = begins[r]; t < ends[r]; t++) {
+                float s = scale * NAME(dot)(query, k_cache + slots[t] * kv_size + place, head_dim);
+                scores[t] = s;
+                best = s > best ? s : best;
+            }
+            for (int64_t t = begins[r]; t < ends[r]; t++) {
+                scores[t] = exp_f32(scores[t] - best);
+                total += scores[t];
+            }
+            for (int64_t i = 0; i < head_dim; i++) acc[i] = 0.0f;
+            for (int64_t t = begins[r]; t < ends[r]; t++) {
+                const SCALAR *value = v_cache + slots[t] * kv_size + place;
+                for (int64_t i = 0; i < head_dim; i++) acc[i] += scores[t] * LOAD(value[i]);
+            }
+            SCALAR *result = out + (r * q_heads + h) * head_dim;
+            for (int64_t i = 0; i < head_dim; i++) result[i] = STORE(acc[i] / total);
+        }
+    }
+}
+
+#endif

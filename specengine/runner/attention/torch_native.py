@@ -1,0 +1,58 @@
+"""Decode attention by the compiled C form: short requests on a CPU, without a gather or a mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.native import ops as native
+
+# One thread walks the keys: with more of them in a batch, PyTorch's threads are faster.
+_MAX_KEYS = 256
+
+
+@dataclass
+class NativeDecode:
+    req_to_token: Tensor  # int32 [rows, context]
+    rows: Tensor  # int64 [B]
+    ends: Tensor  # int64 [B]
+    scratch: Tensor  # float32
+
+    def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+        """q [B, num_heads, head_dim], one row a request -> the same shape."""
+        window = layer.sliding_window
+        begins = torch.zeros_like(self.ends) if window is None else (self.ends - window).clamp(0)
+        return native.attend_decode(
+            q,
+            k_cache,
+            v_cache,
+            self.req_to_token,
+            self.rows,
+            begins,
+            self.ends,
+            self.scratch,
+            layer.scale,
+        )
+
+
+def fits(batch: ForwardBatch) -> bool:
+    k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(0)
+    return (
+        batch.forward_mode.is_decode()
+        and native.fits(k_cache[: batch.batch_size])
+        and sum(batch.prefix_lens_cpu) < _MAX_KEYS
+    )
+
+
+def plan_native(batch: ForwardBatch) -> NativeDecode:
+    k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(0)
+    return NativeDecode(
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        rows=batch.req_pool_indices,
+        ends=batch.seq_lens,
+        scratch=torch.empty(batch.max_seq_len + k_cache.shape[2]),
+    )
