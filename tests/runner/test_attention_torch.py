@@ -103,14 +103,13 @@ def test_low_precision_softmax_is_float32(dtype: torch.dtype) -> None:
     check(Case([(30, 6), (12, 1)], dtype=dtype), tolerance)
 
 
-def test_few_keys_go_to_the_compiled_form() -> None:
+def test_few_keys_go_to_the_compiled_form(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = TorchAttentionBackend()
-    few = Case([(20, 1), (30, 1)], ForwardMode.DECODE).batch(backend)
-    many = Case([(200, 1), (90, 1)], ForwardMode.DECODE).batch(backend)
-    is_native = [
-        isinstance(backend.init_forward_metadata(b).metadata, NativeDecode) for b in (few, many)
-    ]
-    assert is_native == [library() is not None, False]
+    batch = Case([(20, 1), (30, 1)], ForwardMode.DECODE).batch(backend)
+    for most, is_native in ((51, library() is not None), (50, False)):
+        monkeypatch.setattr(torch_native, "_MAX_KEYS", most)
+        plan = backend.init_forward_metadata(batch).metadata
+        assert isinstance(plan, NativeDecode) == is_native
 
 
 def test_very_uneven_batches_run_request_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
