@@ -33,6 +33,9 @@ REPEAT = (
 )
 
 
+WEIGHTS = ["float32", "bfloat16", "int8", "int4"]
+
+
 @dataclass
 class Contender:
     name: str
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--draft-tokens", type=int, default=8)
+    parser.add_argument("--weights", nargs="+", default=WEIGHTS, choices=WEIGHTS)
     args = parser.parse_args()
     from transformers import AutoModelForCausalLM
 
@@ -103,12 +107,9 @@ def main() -> None:
     directory = resolve_model(ModelConfig(model="smollm2")).directory
     rows: list[dict[str, Any]] = []
     ngram = SpecConfig(algorithm="NGRAM", num_draft_tokens=args.draft_tokens)
-    for dtype, quantization in (
-        ("float32", None),
-        ("bfloat16", None),
-        ("auto", "int8"),
-        ("auto", "int4"),
-    ):
+    for weights in args.weights:
+        quantization = weights if weights.startswith("int") else None
+        dtype = "auto" if quantization else weights
         reference_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=reference_dtype).eval()
         flags = {"dtype": dtype, "quantization": quantization, "max_total_tokens": 16384}
@@ -127,7 +128,7 @@ def main() -> None:
         for one, against in ((base, base), (ours, base), (batch, ours), (text, base), (fast, text)):
             rows.append(
                 {
-                    "weights": quantization or dtype,
+                    "weights": weights,
                     "run": one.name,
                     "tok/s": 1 / statistics.median(one.seconds_per_token),
                     "against": against.name,
