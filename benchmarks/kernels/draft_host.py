@@ -33,7 +33,7 @@ from specengine.core.spec import Drafter
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
 
-PROMPT, VOCAB, COMMITTED = 500, 5000, 2
+PROMPT, VOCAB, COMMITTED, NODES = 500, 5000, 2, 8
 
 
 def text(length: int, seed: int) -> list[int]:
@@ -93,10 +93,12 @@ def main() -> None:
     args = parser.parse_args()
 
     def ngram(**options: Any) -> Drafter:
-        return NgramDrafter(SpecConfig(algorithm="NGRAM", **options), lambda req: 100)
+        spec = SpecConfig(algorithm="NGRAM", num_draft_tokens=NODES, **options)
+        return NgramDrafter(spec, lambda req: NODES)
 
     def suffix(**options: Any) -> Drafter:
-        return SuffixDrafter(SpecConfig(algorithm="SUFFIX", **options), lambda req: 100)
+        spec = SpecConfig(algorithm="SUFFIX", num_draft_tokens=NODES, **options)
+        return SuffixDrafter(spec, lambda req: NODES)
 
     contenders: dict[str, Callable[[], Drafter]] = {
         "NGRAM": ngram,

@@ -146,7 +146,9 @@ def test_declares_what_either_needs() -> None:
 
 
 def test_the_flag_puts_it_around_an_algorithm() -> None:
-    spec = SpecConfig(algorithm="NGRAM", hybrid_suffix=True, hybrid_suffix_min_match=5)
+    spec = SpecConfig(
+        algorithm="NGRAM", num_draft_tokens=8, hybrid_suffix=True, hybrid_suffix_min_match=5
+    )
     made = make_drafter(DraftContext(spec, lambda req: 100))
     assert isinstance(made, HybridDrafter)
     assert made.min_match == 5
@@ -154,6 +156,6 @@ def test_the_flag_puts_it_around_an_algorithm() -> None:
 
 @pytest.mark.parametrize("algorithm", [None, "SUFFIX"])
 def test_there_must_be_another_drafter(algorithm: str | None) -> None:
-    spec = SpecConfig(algorithm=algorithm, hybrid_suffix=True)
+    spec = SpecConfig(algorithm=algorithm, num_draft_tokens=8, hybrid_suffix=True)
     with pytest.raises(ConfigError, match="--speculative-hybrid-suffix"):
         make_drafter(DraftContext(spec, lambda req: 100))
