@@ -137,6 +137,13 @@ class SpecConfig(Section):
 
     algorithm: str | None = option(None, "how to draft: NGRAM or SUFFIX; default: no speculation")
     num_draft_tokens: int = option(8, "nodes sent to verification, the root included")
+    verify: str = option(
+        "auto",
+        "which drafted tokens stand; all but relaxed keep the target's distribution",
+        ("auto", "match", "rejection", "block", "target_only", "sibling", "relaxed"),
+    )
+    relaxed_top_k: int = option(3, "relaxed: tokens that may stand, the target's best")
+    relaxed_delta: float = option(0.3, "relaxed: how much less probable than the best they may be")
     ngram_branches: int = option(1, "continuations tried a match; 1 drafts a chain, more a tree")
     ngram_min_match: int = option(2, "shortest suffix that counts as a match, in tokens")
     ngram_max_match: int = option(12, "longest suffix looked up, in tokens")
@@ -172,6 +179,8 @@ class SpecConfig(Section):
             f"must be at least --speculative-ngram-min-match ({self.ngram_min_match})",
         )
         self._check_suffix()
+        self._at_least(1, "relaxed_top_k")
+        self._require(0.0 <= self.relaxed_delta <= 1.0, "relaxed_delta", "must be between 0 and 1")
 
     def _check_suffix(self) -> None:
         self._at_least(2, "suffix_max_depth")

@@ -56,6 +56,7 @@ class VerifyResult:
     num_drafted: list[int]  # [B]
     kv_keep: list[list[int]] | None  # node indices on the accepted path, root first; None: a chain
     logprobs: list[list[TokenLogprob]] | None = None  # beside tokens, where any request asks
+    is_lossy: bool = False  # the rule does not keep the target's distribution
 
 
 class Drafter(Protocol):

@@ -14,7 +14,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
-from specengine.engine.registry import DraftContext, make_drafter, max_nodes
+from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.layers.prefill_sampler import sample_prefill
 from specengine.layers.rotary import config_head_dim
@@ -36,7 +36,6 @@ from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.scheduler import Scheduler
 from specengine.target.registry import find_model_class
-from specengine.target.verify.match import MatchVerifier
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -141,6 +140,7 @@ def _assemble(
         return IncrementalDecoder(tokenizer, sampling.skip_special_tokens)
 
     scheduler = Scheduler(policy, ledger, vocab_size, loaded.device, make_decoder)
+    drafter = make_drafter(DraftContext(config.spec, scheduler.round_limit))
     return Engine(
         EngineParts(
             config=config,
@@ -151,8 +151,8 @@ def _assemble(
             context_length=context,
             worker=worker,
             scheduler=scheduler,
-            drafter=make_drafter(DraftContext(config.spec, scheduler.round_limit)),
-            verifier=MatchVerifier(),
+            drafter=drafter,
+            verifier=make_verifier(config.spec, drafter),
             sample_prefill=sample_prefill,
         )
     )

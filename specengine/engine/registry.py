@@ -1,4 +1,4 @@
-"""Speculative algorithms by name. A new one is one file and one line here."""
+"""Drafters and verifiers by name. A new one is one file and one line here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,13 @@ from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
+from specengine.target.verify.base import TreeVerifier
+from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.match import MatchVerifier
+from specengine.target.verify.rejection import RejectionVerifier
+from specengine.target.verify.relaxed import RelaxedVerifier
+from specengine.target.verify.sibling import SiblingVerifier
+from specengine.target.verify.target_only import TargetOnlyVerifier
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,15 @@ class DraftContext:
 DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
     "NGRAM": lambda context: NgramDrafter(context.spec, context.node_limit),
     "SUFFIX": lambda context: SuffixDrafter(context.spec, context.node_limit),
+}
+
+VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
+    "match": lambda spec: MatchVerifier(),
+    "rejection": lambda spec: RejectionVerifier(),
+    "block": lambda spec: BlockVerifier(),
+    "target_only": lambda spec: TargetOnlyVerifier(),
+    "sibling": lambda spec: SiblingVerifier(),
+    "relaxed": lambda spec: RelaxedVerifier(spec.relaxed_top_k, spec.relaxed_delta),
 }
 
 
@@ -57,3 +73,27 @@ def _make_algorithm(context: DraftContext) -> Drafter:
         known = ", ".join(DRAFTERS)
         raise ConfigError(f"--speculative-algorithm {name} is not known; known are {known}")
     return DRAFTERS[name.upper()](context)
+
+
+def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
+    """Raises ConfigError where the verifier asked for cannot judge what the drafter proposes."""
+    verifier = VERIFIERS[_auto_verifier(drafter) if spec.verify == "auto" else spec.verify](spec)
+    flag = f"--speculative-verify {spec.verify}"
+    if verifier.needs_draft_probs and not drafter.emits_probs:
+        raise ConfigError(
+            f"{flag} weighs the probabilities that drafts were sampled with, and these drafts are "
+            "not sampled; use match, target_only or auto, or --speculative-draft-sampling where a "
+            "model drafts"
+        )
+    if drafter.proposes_tree and not verifier.takes_trees:
+        raise ConfigError(
+            f"{flag} verifies chains, and the drafter proposes trees; use sibling or auto, or "
+            "draft one branch"
+        )
+    return verifier
+
+
+def _auto_verifier(drafter: Drafter) -> str:
+    if not drafter.emits_probs:
+        return "match"
+    return "sibling" if drafter.proposes_tree else "block"

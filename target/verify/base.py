@@ -23,6 +23,10 @@ from specengine.target.verify.walk import Walk
 class TreeVerifier(ABC):
     """A Verifier whose rule gives the path that stands in each tree, and the token after it."""
 
+    takes_trees = True  # or chains alone
+    needs_draft_probs = False
+    is_lossy = False
+
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
         """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""
         worker_batch = batch.get_model_worker_batch()
@@ -49,6 +53,7 @@ class TreeVerifier(ABC):
             num_drafted=proposal.num_drafted,
             kv_keep=None if proposal.is_chain else [walk.nodes for walk in walks],
             logprobs=_logprobs(output.logits, batch.sampling, proposal, walks),
+            is_lossy=self.is_lossy,
         )
 
     @abstractmethod

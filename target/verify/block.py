@@ -40,6 +40,8 @@ class BlockVerifier(SampledVerifier):
     Coins and drafts beyond the end have been looked at: they must be new in the next round.
     """
 
+    takes_trees = False
+
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         nodes_BD = probs.nodes()[:, 1:]
         target_BD, draft_BD = probs.target_of_tokens(), probs.draft_of_tokens()

@@ -26,6 +26,8 @@ class RejectionVerifier(SampledVerifier):
     """Accept each token with ``min(1, target / draft)``, up to the first that is rejected; draw
     from ``norm(relu(target - draft))`` in its place."""
 
+    takes_trees = False
+
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         chances_BD = accept_chance(probs.target_of_tokens(), probs.draft_of_tokens())[:, 1:]
         stands_BD = stands(coins, chances_BD, probs.nodes()[:, 1:]) & probs.exists_BN[:, 1:]

@@ -3,8 +3,6 @@ SpecInfer, algorithm 2; without replacement as in Jeon et al. 2024)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -20,25 +18,24 @@ def scaled(weights: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, weights / total, otherwise)
 
 
-@dataclass
 class Contest:
-    """What is left of the target and of the draft after one node, while siblings are rejected."""
+    """What the siblings below one node have left of the target, while they are rejected."""
 
-    target_BV: Tensor  # float64
-    draft_BV: Tensor  # float64
+    def __init__(self, target_BV: Tensor) -> None:
+        self.target_BV = target_BV  # float64
+        self._taken_BV = torch.zeros_like(target_BV, dtype=torch.bool)
 
-    def chance(self, tokens_B: Tensor) -> Tensor:
-        """float64 [B], of each request's next sibling."""
-        target, draft = (x.gather(1, tokens_B[:, None]) for x in (self.target_BV, self.draft_BV))
-        return accept_chance(target, draft).squeeze(1)
+    def draft(self, draft_BV: Tensor) -> Tensor:
+        """A sibling's row without the tokens of those before it: what its own was drawn from."""
+        left_BV = draft_BV.masked_fill(self._taken_BV, 0.0)
+        return scaled(left_BV, otherwise=left_BV)
 
-    def reject(self, tokens_B: Tensor, where_B: Tensor) -> None:
-        """The target gives away what the draft covered; the draft cannot say the token again."""
-        target = scaled(residual(self.target_BV, self.draft_BV), otherwise=self.target_BV)
-        draft = self.draft_BV.scatter(1, tokens_B[:, None], 0.0)
-        draft = scaled(draft, otherwise=draft)
-        self.target_BV = torch.where(where_B[:, None], target, self.target_BV)
-        self.draft_BV = torch.where(where_B[:, None], draft, self.draft_BV)
+    def reject(self, draft_BV: Tensor, tokens_B: Tensor, where_B: Tensor) -> None:
+        """The target gives away what the draft covered; the token cannot be drawn again."""
+        left_BV = scaled(residual(self.target_BV, draft_BV), otherwise=self.target_BV)
+        self.target_BV = torch.where(where_B[:, None], left_BV, self.target_BV)
+        taken_BV = self._taken_BV.scatter(1, tokens_B[:, None], True)
+        self._taken_BV = torch.where(where_B[:, None], taken_BV, self._taken_BV)
 
 
 class SiblingVerifier(SampledVerifier):
@@ -59,7 +56,7 @@ class SiblingVerifier(SampledVerifier):
         for _ in range(height):
             # Where the path has ended, the same coins end it here again.
             children_BK = children_BNK[requests, ends_B]
-            contest = Contest(probs.target(ends_B), probs.draft(children_BK[:, 0]))
+            contest = Contest(probs.target(ends_B))
             ends_B = _descend(contest, probs, coins, ends_B, children_BK)
         return Verdict(ends_B, contest.target_BV)
 
@@ -72,10 +69,12 @@ def _descend(
     for child_B in children_BK.unbind(1):
         offered_B = (child_B > 0) & (next_B == ends_B)
         tokens_B = probs.tokens_BN.gather(1, child_B[:, None]).squeeze(1)
-        chance_B = contest.chance(tokens_B).where(offered_B, 0.0)
-        stands_B = stands(coins, chance_B[:, None], child_B[:, None]).squeeze(1)
+        draft_BV = contest.draft(probs.draft(child_B))
+        pair = (x.gather(1, tokens_B[:, None]) for x in (contest.target_BV, draft_BV))
+        chance_B1 = accept_chance(*pair).where(offered_B[:, None], 0.0)
+        stands_B = stands(coins, chance_B1, child_B[:, None]).squeeze(1)
         next_B = torch.where(stands_B, child_B, next_B)
-        contest.reject(tokens_B, offered_B & ~stands_B)
+        contest.reject(draft_BV, tokens_B, offered_B & ~stands_B)
     return next_B
 
 
