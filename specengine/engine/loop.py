@@ -10,11 +10,15 @@ from typing import Any
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig
 from specengine.core.errors import QueueFullError, RequestError
+from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import Drafter, PrefillResult, Verifier
+from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.detokenizer import Detokenizer
+from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.round import SpeculativeRound
 from specengine.runner.worker import TpModelWorker
@@ -36,6 +40,7 @@ class EngineParts:
     drafter: Drafter
     verifier: Verifier
     sample_prefill: Callable[[LogitsOutput, ScheduleBatch], PrefillResult]
+    grammars: GrammarCompiler
 
 
 @dataclass(eq=False)
@@ -79,6 +84,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
+        self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
 
@@ -103,10 +109,14 @@ class Engine:
                 sampling=sampling,
                 eos_ids=self.parts.eos_ids,
                 seed=choice_seed(base, index),
+                grammar=self._start_grammar(sampling),
             )
             self.scheduler.add(req)
             detokenizer = Detokenizer(self.parts.tokenizer, sampling)
             self.choices[req] = Choice(req, rid, index, detokenizer)
+
+    def _start_grammar(self, sampling: SamplingParams) -> GrammarState | None:
+        return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
 
     def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
         vocab = self.parts.vocab_size
@@ -135,6 +145,7 @@ class Engine:
                 self._prefill(batch)
             else:
                 self.scheduler.commit_round(batch, self.round.run(batch))
+                self.watch.check(self.scheduler.spec_totals)
             self._release_drafts()
         return self._collect()
 
@@ -156,7 +167,7 @@ class Engine:
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
-        result = self.parts.sample_prefill(output, batch)
+        result = self.parts.sample_prefill(output, masked_prefill(batch))
         self.drafter.seed(batch, output, result)
         self.scheduler.commit_prefill(batch, result)
 

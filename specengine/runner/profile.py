@@ -19,15 +19,18 @@ def peak_of_forward(
     num_tokens: int,
     num_requests: int,
     device: torch.device,
+    capture_layers: tuple[int, ...] = (),
+    feature_size: int | None = None,
 ) -> int:
     """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits needs on top
-    of weights and KV. Runs the model on a small KV pool of its own."""
+    of weights and KV. Runs the model on a small KV pool of its own. feature_size: width of the
+    features that a drafter's model takes in."""
     memory = DeviceMemory(device)
     lens = [num_tokens // num_requests] * num_requests
     table = ReqToTokenPool(num_requests, lens[0], device)
     kv = MHATokenToKVPool(sum(lens) + 1, kv_shape, device)
     rows = [table.alloc() for _ in lens]
-    runner = ModelRunner(model, device, MemoryPools(table, kv), attn_backend)
+    runner = ModelRunner(model, device, MemoryPools(table, kv), attn_backend, capture_layers)
     batch = ModelWorkerBatch(
         forward_mode=ForwardMode.EXTEND,
         input_ids=torch.zeros(sum(lens), dtype=torch.int64),
@@ -39,5 +42,9 @@ def peak_of_forward(
     )
     before = memory.current()
     memory.reset_peak()
-    runner.forward(batch)
+    on_device = runner.new_forward_batch(batch)
+    if feature_size is not None:
+        dtype = kv_shape.dtype
+        on_device.features = torch.zeros(sum(lens), feature_size, dtype=dtype, device=device)
+    runner.forward(on_device)
     return memory.peak() - before

@@ -138,7 +138,7 @@ class Admission:
     def _expected_need(self, req: Req) -> int:
         """Slots that the request is expected to ask for from now on."""
         output = min(self.policy.remaining_tokens(req), LOOKAHEAD)
-        growth = math.ceil(self.demand.share * output) + self.policy.max_nodes
+        growth = math.ceil(self.demand.share * output) + self.policy.round_slots
         start = max(req.kv_len, req.prefill_len)
         return self.ledger.shortage(req, min(start + growth, self.policy.context_len))
 

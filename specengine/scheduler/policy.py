@@ -10,14 +10,22 @@ from specengine.core.request import Req
 @dataclass(frozen=True, kw_only=True)
 class SchedulePolicy:
     """context_len: tokens of a request, prompt and output together. max_nodes: the most a round
-    verifies for one request, root included; 1 without speculation. chunked_prefill_size: prompt
-    tokens a forward; -1 never splits."""
+    verifies for one request, root included; 1 without speculation. draft_slots: KV slots that a
+    drafter fills beyond a request's tokens. chunked_prefill_size: prompt tokens a forward; -1 never
+    splits."""
 
     context_len: int
     max_running_requests: int
     chunked_prefill_size: int
     max_nodes: int = 1
+    draft_slots: int = 0
     enable_mixed_chunk: bool = False
+
+    @property
+    def round_slots(self) -> int:
+        """KV slots that a round can write for one request: verification and drafting take turns
+        in the same ones."""
+        return max(self.max_nodes, self.draft_slots)
 
     def remaining_tokens(self, req: Req) -> int:
         """Tokens that the request may still emit."""

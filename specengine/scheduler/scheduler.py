@@ -187,7 +187,7 @@ class Scheduler:
         return self.batches.prefill(chunks, riders=list(self.queues.running) if mixed else [])
 
     def _decode(self) -> ScheduleBatch | None:
-        self.rounds.reserve(self.policy.max_nodes)
+        self.rounds.reserve(self.policy.round_slots)
         return self.batches.decode(self.queues.running) if self.queues.running else None
 
     def _commit_chunk(self, req: Req, length: int) -> None:

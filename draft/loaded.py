@@ -1,0 +1,61 @@
+"""Draft models: what they are loaded for, and what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from specengine.core.config import ModelConfig, SpecConfig
+from specengine.core.errors import ConfigError
+from specengine.core.interfaces import DecoderModel
+from specengine.layers.rotary import config_head_dim
+from specengine.memory.kv_cache import KVShape
+from specengine.runner.loader.load import FindModelClass
+from specengine.runner.loader.loaded_model import LoadedModel
+
+
+@dataclass(frozen=True)
+class DraftTarget:
+    """What a draft model is loaded for."""
+
+    spec: SpecConfig  # resolved
+    loaded: LoadedModel
+    context_length: int  # positions that a request can have
+    dtype: torch.dtype
+    find_model_class: FindModelClass
+
+    def draft_model_config(self) -> ModelConfig:
+        """The target's, but for the name of the model: weights of a dummy target's draft are random
+        as well. Raises ConfigError where no draft model was named."""
+        if self.spec.draft_model_path is None:
+            raise ConfigError(
+                f"--speculative-algorithm {self.spec.algorithm} drafts with a model; name it with "
+                "--speculative-draft-model-path"
+            )
+        config = self.loaded.config.model
+        load_format = "dummy" if config.load_format == "dummy" else "auto"
+        return replace(config, model=self.spec.draft_model_path, load_format=load_format)
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """A drafter's weights in place."""
+
+    models: tuple[DecoderModel, ...]  # one, or one a level
+    kv_shape: KVShape  # layers of all of them together
+    capture_layers: tuple[int, ...] = ()  # target layers whose outputs it reads, ascending
+    feature_size: int | None = None  # width of what a model takes in beside tokens
+
+
+NO_DRAFT = LoadedDraft((), KVShape(0, 1, 1, torch.float32))
+
+
+def kv_shape_of(hf_config: Any, num_layers: int, dtype: torch.dtype) -> KVShape:
+    return KVShape(
+        num_layers=num_layers,
+        num_kv_heads=hf_config.num_key_value_heads or hf_config.num_attention_heads,
+        head_dim=config_head_dim(hf_config),
+        dtype=dtype,
+    )

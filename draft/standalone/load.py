@@ -1,0 +1,64 @@
+"""Loading a smaller model of the target's vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from specengine.core.errors import ModelLoadError
+from specengine.core.interfaces import DecoderModel
+from specengine.draft.loaded import DraftTarget, LoadedDraft, kv_shape_of
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.source import resolve_model
+from specengine.runner.loader.tokenizer import load_tokenizer
+
+_SAMPLE = "Hello, world! 12345 = x**2;\n\tdef f(a): return 'ünïcode' 你好\n"
+
+
+def load_standalone(target: DraftTarget) -> LoadedDraft:
+    """Raises ConfigError or ModelLoadError where the draft is missing or does not fit."""
+    model_config = target.loaded.config.model
+    source = resolve_model(target.draft_model_config())
+    _check_fit(source, target)
+    model = load_model(
+        source,
+        target.find_model_class,
+        target.dtype,
+        target.loaded.device,
+        model_config.quantization,
+        model_config.random_seed,
+    )
+    shape = kv_shape_of(source.hf_config, source.hf_config.num_hidden_layers, target.dtype)
+    return LoadedDraft((cast(DecoderModel, model),), shape)
+
+
+def _check_fit(draft: ModelSource, target: DraftTarget) -> None:
+    if draft.context_length < target.context_length:
+        raise ModelLoadError(
+            f"the draft {draft.name} has {draft.context_length} positions (max_position_embeddings)"
+            f" and requests can have {target.context_length}; add --context-length "
+            f"{draft.context_length}, or take a draft with more"
+        )
+    wanted = target.loaded.model.vocab_size
+    if draft.hf_config.vocab_size != wanted:
+        raise ModelLoadError(
+            f"the draft {draft.name} has vocab_size {draft.hf_config.vocab_size} and the target "
+            f"{wanted}; STANDALONE needs a draft of the target's own vocabulary"
+        )
+    _check_tokenizers(load_tokenizer(draft), target.loaded.tokenizer, draft.name)
+
+
+def _check_tokenizers(draft: Any, target: Any, name: str) -> None:
+    """Vocabularies of one size may still be different ones."""
+    for token in target.all_special_tokens:
+        ours, theirs = (one.convert_tokens_to_ids(token) for one in (draft, target))
+        if ours != theirs:
+            raise ModelLoadError(
+                f"the special token {token} is {ours} in the tokenizer of the draft {name} and "
+                f"{theirs} in the target's; STANDALONE needs a draft of the target's own vocabulary"
+            )
+    if draft(_SAMPLE).input_ids != target(_SAMPLE).input_ids:
+        raise ModelLoadError(
+            f"the tokenizer of the draft {name} cuts text differently from the target's; "
+            "STANDALONE needs a draft of the target's own vocabulary"
+        )

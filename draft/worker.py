@@ -1,0 +1,141 @@
+"""The base of drafters that run a model: what a round drafts, level by level."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.config import SpecConfig
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
+from specengine.draft.choice import DraftChoice
+from specengine.runner.model_runner import ModelRunner
+from specengine.runner.worker import TpModelWorker
+
+
+class DraftWorker(TpModelWorker, ABC):
+    """Drafts num_steps levels deep: the first from what `start` gives, each further one by a
+    forward of the draft model over the level above. A drafted token's row goes to the slot at its
+    place in the request's row of the page table, which is the target's own; the KV there is the
+    draft's. What lies past the accepted tokens is overwritten by later rounds.
+
+    Requests that draft less deep than others ride along as padding does, on row 0 of the page
+    table, so that every forward of a round has the same shape.
+
+    runners: one, or one a level (the last serves the levels that follow).
+    node_limit(req): the most nodes, root included, that a request can use in this round.
+    """
+
+    needs_hidden = False
+    writes_kv = True
+    first_place = 0  # of the first drafted row, counted from the root's position
+
+    def __init__(
+        self, runners: Sequence[ModelRunner], spec: SpecConfig, node_limit: Callable[[Req], int]
+    ) -> None:
+        super().__init__(runners[0])
+        assert spec.num_steps is not None, "the engine resolves it"
+        self.runners = runners
+        self.num_steps = spec.num_steps
+        self.topk = spec.eagle_topk
+        self.max_nodes = spec.max_nodes
+        self.proposes_tree = spec.eagle_topk > 1
+        self.emits_probs = spec.draft_sampling
+        self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
+        self._node_limit = node_limit
+
+    @abstractmethod
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None: ...
+
+    @abstractmethod
+    def start(self, batch: ScheduleBatch) -> LogitsOutput:
+        """One row a request: logits of the token after the root, and, where the model continues
+        its own states, the state that they came from (`hidden`)."""
+
+    @abstractmethod
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None: ...
+
+    def release(self, req: Req) -> None:
+        """What is kept lies in the row of the request, and `seed` writes that anew."""
+
+    @torch.inference_mode()
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        """Tensors are on the device."""
+        levels = [self.levels(req) for req in batch.reqs]
+        if not any(levels):
+            roots = batch_roots(batch, self.runner.device)
+            return chain_proposal(roots, [1] * batch.batch_size, [])
+        choice = DraftChoice(batch.sampling, self.target_ids, draws=self.emits_probs)
+        return draft_chain(self, batch, levels, choice)
+
+    def levels(self, req: Req) -> int:
+        """How deep a request drafts in this round: as far as its nodes and slots reach."""
+        room = req.reserved_len - req.kv_len - self.first_place
+        return max(0, min(self.num_steps, self._node_limit(req) - 1, room // self.topk + 1))
+
+    def plan_level(
+        self, batch: ScheduleBatch, levels: list[int], level: int, tree: Tree | None = None
+    ) -> ForwardBatch:
+        """The forward over the tokens of one level, planned ahead of them: positions, slots and
+        lengths do not depend on tokens. Level 1 is the root's children. `tree` may be filled in
+        between planning and running."""
+        past = (level - 1) * self.topk
+        runs = [depth > level for depth in levels]
+        pairs = zip(batch.prefix_lens, runs, strict=True)
+        runner = self.runner_of(level)
+        step = runner.new_forward_batch(
+            ModelWorkerBatch(
+                forward_mode=ForwardMode.DECODE if tree is None else ForwardMode.DRAFT_EXTEND,
+                input_ids=torch.zeros(batch.batch_size * self.topk, dtype=torch.int64),
+                req_pool_indices=[
+                    row_of(req) if run else 0 for req, run in zip(batch.reqs, runs, strict=True)
+                ],
+                prefix_lens=[past + (root + self.first_place if run else 0) for root, run in pairs],
+                extend_lens=[self.topk] * batch.batch_size,
+                logits_rows=None,
+                sampling=None,
+                tree=tree,
+            )
+        )
+        runner.attn_backend.init_forward_metadata(step)
+        return step
+
+    def run_level(
+        self, level: int, step: ForwardBatch, tokens_T: Tensor, states_TH: Tensor | None
+    ) -> LogitsOutput:
+        step.input_ids, step.features = tokens_T, states_TH
+        return self.runner_of(level).forward(step, skip_attn_backend_init=True)
+
+    def runner_of(self, level: int) -> ModelRunner:
+        return self.runners[min(level, len(self.runners) - 1)]
+
+    def plan_extend(
+        self, reqs: Sequence[Req], starts: list[int], tokens: list[list[int]], with_logits: bool
+    ) -> ForwardBatch:
+        """The forward over tokens[i] of each request, none empty, at positions starts[i] and on.
+        with_logits: of the last row of each."""
+        counts = [len(run) for run in tokens]
+        last_rows = [end - 1 for end in accumulate(counts)]
+        return self.runner.new_forward_batch(
+            ModelWorkerBatch(
+                forward_mode=ForwardMode.DRAFT_EXTEND if max(counts) > 1 else ForwardMode.DECODE,
+                input_ids=torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64),
+                req_pool_indices=[row_of(req) for req in reqs],
+                prefix_lens=starts,
+                extend_lens=counts,
+                logits_rows=last_rows if with_logits else [],
+                sampling=None,
+            )
+        )
+
+
+def row_of(req: Req) -> int:
+    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
+    return req.req_pool_idx

@@ -1,0 +1,36 @@
+"""Notices a drafter that never helps."""
+
+from __future__ import annotations
+
+import logging
+
+from specengine.core.spec import SpecTotals
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS = 200
+_USELESS = 1.05
+
+
+class AcceptanceWatch:
+    """Warns once where drafts are hardly ever accepted. Accepted length: tokens a round that
+    drafted emits, bonus included, as 1 + accepted / rounds."""
+
+    def __init__(self) -> None:
+        self._rounds, self._accepted = 0, 0  # when last looked at
+        self._warned = False
+
+    def check(self, totals: SpecTotals) -> None:
+        rounds = totals.num_drafts - self._rounds
+        if self._warned or rounds < _ROUNDS:
+            return
+        length = 1 + (totals.num_accepted_tokens - self._accepted) / rounds
+        self._rounds, self._accepted = totals.num_drafts, totals.num_accepted_tokens
+        if length < _USELESS:
+            self._warned = True
+            logger.warning(
+                "accepted length %.2f over the last %d drafts: the drafter costs time and helps "
+                "with nothing; `specengine doctor` finds out why",
+                length,
+                rounds,
+            )

@@ -1,0 +1,26 @@
+"""A model whose weights are in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specengine.core.config import EngineConfig
+from specengine.core.interfaces import DecoderModel
+from specengine.runner.loader.model_source import ModelSource
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Engines of different settings can share one."""
+
+    source: ModelSource
+    config: EngineConfig  # resolved; of the engine that it was loaded for
+    model: DecoderModel
+    tokenizer: Any
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.config.model.device)
