@@ -47,8 +47,6 @@ static inline float exp_f32(float x) {
     return x < -87.0f ? 0.0f : p * scale;
 }
 
-#define LANES 16
-
 #define NAME(op) op##_f32
 #define SCALAR float
 #define LOAD f32_load
@@ -80,17 +78,12 @@ void NAME(add_rms_norm)(const SCALAR *x, int64_t stride_x, const SCALAR *residua
             for (int64_t i = 0; i < hidden; i++) sum[i] = STORE(LOAD(in[i]) + LOAD(other[i]));
             in = sum;
         }
-        float squares[LANES] = {0};
-        int64_t i = 0;
-        for (; i + LANES <= hidden; i += LANES)
-            for (int lane = 0; lane < LANES; lane++)
-                squares[lane] += LOAD(in[i + lane]) * LOAD(in[i + lane]);
-        for (; i < hidden; i++) squares[0] += LOAD(in[i]) * LOAD(in[i]);
         float square = 0.0f;
-        for (int lane = 0; lane < LANES; lane++) square += squares[lane];
+#pragma omp simd reduction(+ : square)
+        for (int64_t i = 0; i < hidden; i++) square += LOAD(in[i]) * LOAD(in[i]);
         float scale = 1.0f / sqrtf(square / (float)hidden + eps);
         SCALAR *result = out + row * hidden;
-        for (i = 0; i < hidden; i++)
+        for (int64_t i = 0; i < hidden; i++)
             result[i] = STORE(LOAD(STORE(LOAD(in[i]) * scale)) * LOAD(weight[i]));
     }
 }
@@ -138,47 +131,53 @@ void NAME(rope_store_kv)(const SCALAR *q, int64_t stride_q, const SCALAR *k, int
     }
 }
 
-static inline float NAME(dot)(const SCALAR *a, const SCALAR *b, int64_t size) {
-    float sums[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES)
-        for (int lane = 0; lane < LANES; lane++) sums[lane] += LOAD(a[i + lane]) * LOAD(b[i + lane]);
+static inline float NAME(dot)(const float *restrict a, const SCALAR *restrict b, int64_t size) {
     float sum = 0.0f;
-    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
-    for (; i < size; i++) sum += LOAD(a[i]) * LOAD(b[i]);
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; i++) sum += a[i] * LOAD(b[i]);
     return sum;
 }
 
-/* One query a request over its keys begin .. end - 1, softmax in float32. `slots` holds the slots
- * of a request's tokens, a row a request; scores is room for one row of keys, acc for one head. */
+/* One query over keys begin .. end - 1 of one head, softmax in float32. `place` is where the head
+ * begins in a slot; scores has room for a score a key, query and acc for a head each. */
+static void NAME(attend_head)(const float *restrict query, const SCALAR *restrict k_cache,
+                              const SCALAR *restrict v_cache, const int32_t *restrict slots,
+                              int64_t begin, int64_t end, int64_t kv_size, int64_t place,
+                              int64_t head_dim, float *restrict scores, float *restrict acc,
+                              SCALAR *restrict out) {
+    float best = -INFINITY, total = 0.0f;
+    for (int64_t t = begin; t < end; t++) {
+        scores[t] = NAME(dot)(query, k_cache + slots[t] * kv_size + place, head_dim);
+        best = scores[t] > best ? scores[t] : best;
+    }
+    for (int64_t t = begin; t < end; t++) scores[t] = exp_f32(scores[t] - best);
+    for (int64_t i = 0; i < head_dim; i++) acc[i] = 0.0f;
+    for (int64_t t = begin; t < end; t++) {
+        const SCALAR *restrict value = v_cache + slots[t] * kv_size + place;
+        float weight = scores[t];
+        total += weight;
+        for (int64_t i = 0; i < head_dim; i++) acc[i] += weight * LOAD(value[i]);
+    }
+    for (int64_t i = 0; i < head_dim; i++) out[i] = STORE(acc[i] / total);
+}
+
+/* One query a request over its keys. `table` holds the slots of a request's tokens, a row a
+ * request. scratch: the longest end, plus two heads. */
 void NAME(attend_decode)(const SCALAR *q, const SCALAR *k_cache, const SCALAR *v_cache,
                          const int32_t *table, int64_t stride_table, const int64_t *table_rows,
-                         const int64_t *begins, const int64_t *ends, SCALAR *out, float *scores,
-                         float *acc, int64_t requests, int64_t q_heads, int64_t kv_heads,
-                         int64_t head_dim, float scale) {
+                         const int64_t *begins, const int64_t *ends, SCALAR *out, float *scratch,
+                         int64_t requests, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
+                         float scale) {
     int64_t group = q_heads / kv_heads, kv_size = kv_heads * head_dim;
+    float *query = scratch, *acc = scratch + head_dim, *scores = scratch + 2 * head_dim;
     for (int64_t r = 0; r < requests; r++) {
         const int32_t *slots = table + table_rows[r] * stride_table;
         for (int64_t h = 0; h < q_heads; h++) {
-            const SCALAR *query = q + (r * q_heads + h) * head_dim;
-            int64_t place = (h / group) * head_dim;
-            float best = -INFINITY, total = 0.0f;
-            for (int64_t t = begins[r]; t < ends[r]; t++) {
-                float s = scale * NAME(dot)(query, k_cache + slots[t] * kv_size + place, head_dim);
-                scores[t] = s;
-                best = s > best ? s : best;
-            }
-            for (int64_t t = begins[r]; t < ends[r]; t++) {
-                scores[t] = exp_f32(scores[t] - best);
-                total += scores[t];
-            }
-            for (int64_t i = 0; i < head_dim; i++) acc[i] = 0.0f;
-            for (int64_t t = begins[r]; t < ends[r]; t++) {
-                const SCALAR *value = v_cache + slots[t] * kv_size + place;
-                for (int64_t i = 0; i < head_dim; i++) acc[i] += scores[t] * LOAD(value[i]);
-            }
-            SCALAR *result = out + (r * q_heads + h) * head_dim;
-            for (int64_t i = 0; i < head_dim; i++) result[i] = STORE(acc[i] / total);
+            const SCALAR *head = q + (r * q_heads + h) * head_dim;
+            for (int64_t i = 0; i < head_dim; i++) query[i] = scale * LOAD(head[i]);
+            NAME(attend_head)(query, k_cache, v_cache, slots, begins[r], ends[r], kv_size,
+                              (h / group) * head_dim, head_dim, scores, acc,
+                              out + (r * q_heads + h) * head_dim);
         }
     }
 }

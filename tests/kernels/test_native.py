@@ -69,7 +69,15 @@ def test_decode_attention(dtype: torch.dtype) -> None:
     table = torch.stack([torch.randperm(40), torch.randperm(40)]).to(torch.int32)
     begins, ends = torch.tensor([0, 4]), torch.tensor([1, 33])
     out = native.attend_decode(
-        q, k_cache, v_cache, table, torch.tensor([1, 0]), begins, ends, torch.empty(33 + 24), 0.3
+        q,
+        k_cache,
+        v_cache,
+        table,
+        torch.tensor([1, 0]),
+        begins,
+        ends,
+        torch.empty(33 + 2 * 24),
+        0.3,
     )
     for request, row in enumerate((1, 0)):
         slots = table[row, begins[request] : ends[request]].long()
