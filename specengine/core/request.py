@@ -44,6 +44,7 @@ class SpecStats:
     num_draft_tokens: int = 0
     num_accepted: int = 0
     histogram: list[int] = field(default_factory=list)  # rounds by number of accepted tokens
+    is_lossy: bool = False  # a verifier that does not keep the target's distribution was at work
 
     def record(self, drafted: int, accepted: int) -> None:
         self.num_steps += 1

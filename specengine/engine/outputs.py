@@ -73,6 +73,7 @@ def add_stats(total: SpecStats, one: SpecStats) -> None:
     total.num_steps += one.num_steps
     total.num_draft_tokens += one.num_draft_tokens
     total.num_accepted += one.num_accepted
+    total.is_lossy |= one.is_lossy
     total.histogram += [0] * (len(one.histogram) - len(total.histogram))
     for accepted, rounds in enumerate(one.histogram):
         total.histogram[accepted] += rounds
@@ -88,4 +89,5 @@ def speculative_metrics(spec: SpecStats) -> dict[str, Any]:
         "num_spec_steps": spec.num_steps,
         "num_draft_tokens": spec.num_draft_tokens,
         "num_accepted_draft_tokens": spec.num_accepted,
+        "lossy": spec.is_lossy,
     }

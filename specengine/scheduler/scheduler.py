@@ -122,6 +122,7 @@ class Scheduler:
         for index, req in enumerate(batch.reqs):
             if not req.is_finished:
                 logprobs = result.logprobs[index] if result.logprobs is not None else []
+                req.spec.is_lossy |= result.is_lossy
                 self._commit_run(req, result.tokens[index], logprobs, result.num_drafted[index])
 
     # ---- how things stand
