@@ -32,7 +32,7 @@ class NgramDrafter:
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         _check(spec)
-        self.max_nodes = spec.num_draft_tokens
+        self.max_nodes = spec.max_nodes
         self.branches = spec.ngram_branches
         self.proposes_tree = spec.ngram_branches > 1
         self._node_limit = node_limit
@@ -82,7 +82,6 @@ class NgramDrafter:
 
 def _check(spec: SpecConfig) -> None:
     least = {
-        "num_draft_tokens": 2,
         "ngram_branches": 1,
         "ngram_min_match": 1,
         "ngram_max_match": spec.ngram_min_match,

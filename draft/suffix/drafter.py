@@ -30,7 +30,7 @@ class SuffixDrafter:
     emits_probs = False
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
-        self.max_nodes = spec.num_draft_tokens
+        self.max_nodes = spec.max_nodes
         self.proposes_tree = spec.suffix_branches > 1
         self._node_limit = node_limit
         self._max_depth = spec.suffix_max_depth

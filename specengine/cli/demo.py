@@ -15,7 +15,7 @@ from specengine.cli.logs import set_up_logging
 if TYPE_CHECKING:
     from specengine.cli.chat_client import Endpoint
     from specengine.core.config import EngineConfig
-    from specengine.engine.build import LoadedModel
+    from specengine.runner.loader.loaded_model import LoadedModel
 
 # KV slots of each of the two engines, unless --max-total-tokens says otherwise.
 KV_SLOTS = 8192

@@ -131,12 +131,26 @@ class GraphConfig(Section):
         self._at_least(1, "cuda_graph_max_bs")
 
 
+_DEFAULT_NODES = 8
+
+
 @dataclass(frozen=True, kw_only=True)
 class SpecConfig(Section):
     flag_prefix: ClassVar[str] = "speculative_"
 
-    algorithm: str | None = option(None, "how to draft: NGRAM or SUFFIX; default: no speculation")
-    num_draft_tokens: int = option(8, "nodes sent to verification, the root included")
+    algorithm: str | None = option(
+        None, "how to draft: NGRAM, SUFFIX, STANDALONE, ...; default: no speculation"
+    )
+    draft_model_path: str | None = option(None, "draft model: a directory, hub id or built-in name")
+    num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")
+    eagle_topk: int = option(1, "branches a draft model tries a token; 1 drafts a chain")
+    num_draft_tokens: int | None = option(
+        None, "nodes sent to verification, root included; default 8, for a model's chain steps + 1"
+    )
+    draft_sampling: bool = option(
+        False, "sample drafts from the draft model where requests sample; default: its best tokens"
+    )
+    static_tree: bool = option(False, "shape a draft model's trees by rank, not by probability")
     verify: str = option(
         "auto",
         "which drafted tokens stand; all but relaxed keep the target's distribution",
@@ -165,13 +179,20 @@ class SpecConfig(Section):
     hybrid_suffix: bool = option(False, "let long suffix matches override the algorithm's drafts")
     hybrid_suffix_min_match: int = option(8, "shortest match that overrides, in tokens")
 
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes of a draft, root included."""
+        return _DEFAULT_NODES if self.num_draft_tokens is None else self.num_draft_tokens
+
     def _check_ranges(self) -> None:
         self._require(
-            self.num_draft_tokens >= 2,
+            self.num_draft_tokens is None or self.num_draft_tokens >= 2,
             "num_draft_tokens",
             "must be at least 2, the root and one draft; leave --speculative-algorithm out for "
             "plain decoding",
         )
+        self._require(self.draft_model_path != "", "draft_model_path", "must not be empty")
+        self._at_least(1, "num_steps", "eagle_topk")
         self._at_least(1, "ngram_branches", "ngram_min_match", "ngram_corpus_tokens")
         self._require(
             self.ngram_max_match >= self.ngram_min_match,

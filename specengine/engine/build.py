@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.core.sampling import SamplingParams
+from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.detokenizer import IncrementalDecoder
+from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
+from specengine.engine.spec_options import draft_slots
 from specengine.layers.prefill_sampler import sample_prefill
-from specengine.layers.rotary import config_head_dim
 from specengine.memory.allocator import TokenToKVPoolAllocator
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.radix_cache import RadixCache
@@ -25,6 +28,7 @@ from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.device_memory import DeviceMemory
 from specengine.runner.loader.load import load_model
+from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
@@ -42,20 +46,6 @@ T = TypeVar("T")
 
 # Rows of logits in the forward that memory is measured with.
 MAX_PROFILED_REQUESTS = 64
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model whose weights are in place. Engines of different settings can share one."""
-
-    source: ModelSource
-    config: EngineConfig  # resolved
-    model: DecoderModel
-    tokenizer: Any
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.config.model.device)
 
 
 def load(config: EngineConfig, phases: Phases) -> LoadedModel:
@@ -83,16 +73,18 @@ def build_engine(config: EngineConfig, loaded: LoadedModel | None = None) -> Eng
     phases = Phases()
     loaded = loaded or load(config, phases)
     config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
+    draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
         backend = make_attention_backend(config.model.attention_backend, loaded.device)
-        memory = _allocate(config, loaded, backend)
+        memory = _allocate(config, loaded, draft, backend)
     pools = MemoryPools(memory.rows, memory.kv)
-    runner = ModelRunner(loaded.model, loaded.device, pools, backend)
+    runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers)
+    draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
     if not config.graph.disable_cuda_graph and config.graph.cuda_graph_bs is not None:
         with phases.phase("capture graphs"):
             padding = not config.graph.disable_cuda_graph_padding
             runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
-    engine = _assemble(config, loaded, TpModelWorker(runner), memory)
+    engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
     logger.info("ready after %.1f s", phases.total)
     return engine
 
@@ -103,23 +95,31 @@ class Memory:
 
     rows: ReqToTokenPool
     kv: MHATokenToKVPool
+    draft_kv: MHATokenToKVPool  # the same slots
     num_slots: int
 
 
-def _allocate(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> Memory:
-    plan = _plan_memory(config, loaded, backend)
+def _allocate(
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
+) -> Memory:
+    plan = _plan_memory(config, loaded, draft, backend)
     # The first page belongs to nobody: padding rows of graphs write there.
     num_slots = plan.num_tokens + config.memory.page_size
     rows = _require(config.schedule.max_running_requests)
     return Memory(
         rows=ReqToTokenPool(rows, _require(config.model.context_length), loaded.device),
         kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
+        draft_kv=MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device),
         num_slots=num_slots,
     )
 
 
 def _assemble(
-    config: EngineConfig, loaded: LoadedModel, worker: TpModelWorker, memory: Memory
+    config: EngineConfig,
+    loaded: LoadedModel,
+    worker: TpModelWorker,
+    draft_runners: Sequence[ModelRunner],
+    memory: Memory,
 ) -> Engine:
     context, page_size = _require(config.model.context_length), config.memory.page_size
     ledger = KVLedger(
@@ -132,6 +132,7 @@ def _assemble(
         max_running_requests=_require(config.schedule.max_running_requests),
         chunked_prefill_size=_require(config.schedule.chunked_prefill_size),
         max_nodes=max_nodes(config.spec),
+        draft_slots=draft_slots(config.spec),
         enable_mixed_chunk=config.schedule.enable_mixed_chunk,
     )
     tokenizer, vocab_size = loaded.tokenizer, loaded.model.vocab_size
@@ -140,7 +141,10 @@ def _assemble(
         return IncrementalDecoder(tokenizer, sampling.skip_special_tokens)
 
     scheduler = Scheduler(policy, ledger, vocab_size, loaded.device, make_decoder)
-    drafter = make_drafter(DraftContext(config.spec, scheduler.round_limit))
+    num_rows = memory.rows.req_to_token.shape[0]
+    drafter = make_drafter(
+        DraftContext(config.spec, scheduler.round_limit, draft_runners, num_rows)
+    )
     return Engine(
         EngineParts(
             config=config,
@@ -164,17 +168,12 @@ def _checkpoint_dtype(source: ModelSource) -> str | None:
 
 
 def _kv_shape(loaded: LoadedModel) -> KVShape:
-    hf_config = loaded.source.hf_config
-    return KVShape(
-        num_layers=loaded.model.num_layers,
-        num_kv_heads=hf_config.num_key_value_heads or hf_config.num_attention_heads,
-        head_dim=config_head_dim(hf_config),
-        dtype=torch_dtype(loaded.config.model.dtype),
-    )
+    dtype = torch_dtype(loaded.config.model.dtype)
+    return kv_shape_of(loaded.source.hf_config, loaded.model.num_layers, dtype)
 
 
 def _plan_memory(
-    config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
 ) -> MemoryPlan:
     memory, schedule = DeviceMemory(loaded.device), config.schedule
     shape = _kv_shape(loaded)
@@ -185,14 +184,22 @@ def _plan_memory(
         chunk = _require(schedule.chunked_prefill_size)
         tokens = chunk if chunk > 0 else context
         requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
-        peak += peak_of_forward(loaded.model, backend, shape, tokens, requests, loaded.device)
+        size = (tokens, requests, loaded.device)
+        layers = draft.capture_layers
+        needed = [peak_of_forward(loaded.model, backend, shape, *size, capture_layers=layers)]
+        for model in draft.models:
+            features = draft.feature_size
+            needed.append(
+                peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=features)
+            )
+        peak += max(needed)
     plan = MemoryPlan(
         total=memory.total(),
         fraction=_require(config.memory.mem_fraction_static),
         used=memory.used(),
         peak=peak,
         current=current,
-        bytes_per_token=shape.bytes_per_token,
+        bytes_per_token=shape.bytes_per_token + draft.kv_shape.bytes_per_token,
         limit_tokens=limit,
         page_size=config.memory.page_size,
     )

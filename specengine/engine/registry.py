@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specengine.core.config import SpecConfig
@@ -11,8 +11,12 @@ from specengine.core.request import Req
 from specengine.core.spec import Drafter
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
+from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.draft.ngram.drafter import NgramDrafter
+from specengine.draft.standalone.load import load_standalone
+from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.suffix.drafter import SuffixDrafter
+from specengine.runner.model_runner import ModelRunner
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.match import MatchVerifier
@@ -28,11 +32,21 @@ class DraftContext:
 
     spec: SpecConfig
     node_limit: Callable[[Req], int]  # most nodes a request can use now, root included
+    runners: Sequence[ModelRunner] = ()  # of the draft model, where there is one
+    num_rows: int = 0  # rows of the page table, row 0 included
 
 
 DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
     "NGRAM": lambda context: NgramDrafter(context.spec, context.node_limit),
     "SUFFIX": lambda context: SuffixDrafter(context.spec, context.node_limit),
+    "STANDALONE": lambda context: StandaloneWorker(
+        context.runners, context.spec, context.node_limit
+    ),
+}
+
+# How algorithms that draft with a model come to it.
+DRAFT_LOADERS: dict[str, Callable[[DraftTarget], LoadedDraft]] = {
+    "STANDALONE": load_standalone,
 }
 
 VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
@@ -47,7 +61,7 @@ VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
 
 def max_nodes(spec: SpecConfig) -> int:
     """The most nodes of a proposal, root included."""
-    return 1 if spec.algorithm is None else spec.num_draft_tokens
+    return 1 if spec.algorithm is None else spec.max_nodes
 
 
 def make_drafter(context: DraftContext) -> Drafter:
@@ -67,12 +81,15 @@ def make_drafter(context: DraftContext) -> Drafter:
 
 def _make_algorithm(context: DraftContext) -> Drafter:
     name = context.spec.algorithm
-    if name is None:
-        return EmptyDrafter()
+    return EmptyDrafter() if name is None else DRAFTERS[check_algorithm(name)](context)
+
+
+def check_algorithm(name: str) -> str:
+    """The name as the tables here have it. Raises ConfigError where it is not known."""
     if name.upper() not in DRAFTERS:
         known = ", ".join(DRAFTERS)
         raise ConfigError(f"--speculative-algorithm {name} is not known; known are {known}")
-    return DRAFTERS[name.upper()](context)
+    return name.upper()
 
 
 def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:

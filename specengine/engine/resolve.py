@@ -8,6 +8,7 @@ import torch
 
 from specengine.core.config import EngineConfig, GraphConfig
 from specengine.core.errors import ConfigError
+from specengine.engine.spec_options import resolve_spec
 
 _DTYPES = {
     "float32": torch.float32,
@@ -58,6 +59,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         memory=replace(config.memory, mem_fraction_static=fraction),
         schedule=replace(config.schedule, max_running_requests=rows, chunked_prefill_size=chunk),
         graph=replace(config.graph, disable_cuda_graph=sizes is None, cuda_graph_bs=sizes),
+        spec=resolve_spec(config.spec),
     )
 
 

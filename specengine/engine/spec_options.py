@@ -1,0 +1,72 @@
+"""Resolves the shape of drafts from what was given of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specengine.core.config import SpecConfig
+from specengine.core.errors import ConfigError
+from specengine.engine.registry import DRAFT_LOADERS, check_algorithm
+
+_DEFAULT_STEPS = 3
+_DEFAULT_TREE_NODES = 8
+
+
+def resolve_spec(spec: SpecConfig) -> SpecConfig:
+    """Fill in the shape of drafts. Raises ConfigError where options contradict each other, or mean
+    nothing to the algorithm."""
+    if spec.algorithm is None:
+        return spec
+    if check_algorithm(spec.algorithm) not in DRAFT_LOADERS:
+        _refuse_model_options(spec)
+        return replace(spec, num_draft_tokens=spec.max_nodes)
+    return _chain(spec) if spec.eagle_topk == 1 else _tree(spec)
+
+
+def _refuse_model_options(spec: SpecConfig) -> None:
+    plain = SpecConfig()
+    for name in ("draft_model_path", "num_steps", "eagle_topk", "draft_sampling", "static_tree"):
+        if getattr(spec, name) != getattr(plain, name):
+            raise ConfigError(
+                f"{SpecConfig.options()[name].flag} is for algorithms that draft with a model "
+                f"({', '.join(DRAFT_LOADERS)}); leave it out with {spec.algorithm}"
+            )
+
+
+def _chain(spec: SpecConfig) -> SpecConfig:
+    nodes, steps = spec.num_draft_tokens, spec.num_steps
+    if steps is None:
+        steps = _DEFAULT_STEPS if nodes is None or spec.hybrid_suffix else nodes - 1
+    nodes = steps + 1 if nodes is None else nodes
+    # A suffix match beside the model may be longer than what the model drafts.
+    if nodes < steps + 1 or (nodes > steps + 1 and not spec.hybrid_suffix):
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {nodes}: a chain of --speculative-num-steps {steps} "
+            f"has {steps + 1} nodes; leave one of the two out, or draft a tree with "
+            "--speculative-eagle-topk"
+        )
+    if spec.static_tree:
+        raise ConfigError("--speculative-static-tree needs --speculative-eagle-topk above 1")
+    return replace(spec, num_steps=steps, num_draft_tokens=nodes)
+
+
+def _tree(spec: SpecConfig) -> SpecConfig:
+    steps = _DEFAULT_STEPS if spec.num_steps is None else spec.num_steps
+    most = 1 + spec.eagle_topk + (steps - 1) * spec.eagle_topk**2
+    nodes = spec.num_draft_tokens
+    if nodes is None:
+        nodes = min(_DEFAULT_TREE_NODES, most)
+    if nodes > most and not spec.hybrid_suffix:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {nodes}: --speculative-num-steps {steps} and "
+            f"--speculative-eagle-topk {spec.eagle_topk} give trees of at most {most} nodes"
+        )
+    return replace(spec, num_steps=steps, num_draft_tokens=nodes)
+
+
+def draft_slots(spec: SpecConfig) -> int:
+    """KV slots that the levels of a tree take up beyond the root's; a chain stays within those of
+    its nodes."""
+    if spec.num_steps is None or spec.eagle_topk == 1:
+        return 0
+    return 1 + (spec.num_steps - 1) * spec.eagle_topk
