@@ -42,6 +42,11 @@ class GrammarSpec:
         text: Any = self.text
         if not isinstance(text, str):
             raise RequestError(f"the {self.kind} of {self.param} must be a text", self.param)
+        if self.kind == "choice" and not _are_choices(text):
+            raise RequestError(
+                f"the choices of {self.param} must be a list of texts, none of them empty",
+                self.param,
+            )
 
     @classmethod
     def json_schema(cls, schema: Any, param: str = "grammar") -> GrammarSpec:
@@ -62,11 +67,16 @@ class GrammarSpec:
 
     @classmethod
     def choice(cls, choices: Sequence[str], param: str = "grammar") -> GrammarSpec:
-        if isinstance(choices, str) or not all(isinstance(c, str) and c for c in choices):
-            raise RequestError(f"the choices of {param} must be non-empty texts", param)
-        if not choices:
-            raise RequestError(f"{param} has no choices; give at least one", param)
-        return cls("choice", _as_json(list(choices), param), param)
+        return cls("choice", _as_json(choices, param), param)
+
+
+def _are_choices(text: str) -> bool:
+    try:
+        choices = json.loads(text)
+    except ValueError:
+        return False
+    is_list = isinstance(choices, list) and len(choices) > 0
+    return is_list and all(isinstance(choice, str) and choice for choice in choices)
 
 
 def _as_json(value: Any, param: str) -> str:

@@ -82,7 +82,7 @@ class SamplingBatch:
     output_pos: Tensor | None  # int64 [B], index of the next output token; None: nobody reads it
     random: RandomParams | None  # None: every request is greedy
     edits: LogitEdits | None
-    mask: TokenMask | None = None  # a slot a row chosen from; the engine sets it each forward
+    mask: TokenMask | None = None  # one slot a row; set where the engine has tokens chosen
 
     @property
     def batch_size(self) -> int:

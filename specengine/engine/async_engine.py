@@ -72,6 +72,8 @@ class AsyncEngine:
 
         Raises RequestError or QueueFullError where it cannot be served.
         """
+        if sampling.grammar is not None:  # compiling takes too long for the engine's thread
+            await asyncio.to_thread(self._engine.parts.grammars.start, sampling.grammar)
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
         self._post(lambda: self._add(rid, prompt_ids, sampling, caller))

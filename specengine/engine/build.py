@@ -15,6 +15,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.drafting import load_draft, make_draft_runners
+from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
@@ -158,6 +159,7 @@ def _assemble(
             drafter=drafter,
             verifier=make_verifier(config.spec, drafter),
             sample_prefill=sample_prefill,
+            grammars=GrammarCompiler(tokenizer, vocab_size, loaded.source.eos_token_ids),
         )
     )
 

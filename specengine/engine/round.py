@@ -7,6 +7,7 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import KVPool, ReqToTokenTable
 from specengine.core.spec import Drafter, Verifier, VerifyResult
+from specengine.engine.grammar.drafts import constrain
 from specengine.runner.worker import TpModelWorker
 
 
@@ -22,10 +23,11 @@ class SpeculativeRound:
         self.verifier = verifier
 
     def run(self, batch: ScheduleBatch) -> VerifyResult:
-        proposal = self.drafter.draft(batch)
+        drafted = constrain(batch, self.drafter.draft(batch))
+        proposal = drafted.proposal
         verify_batch = self.verifier.prepare(batch, proposal)
         output = self.worker.forward_batch_generation(verify_batch)
-        result = self.verifier.accept(output, batch, proposal)
+        result = self.verifier.accept(output, drafted.masked(batch), proposal)
         if result.kv_keep is not None:
             pools = self.worker.get_memory_pool()
             compact_kv(batch, result.kv_keep, pools.req_to_token_pool, pools.token_to_kv_pool)
