@@ -35,7 +35,8 @@ class DraftProposal:
     num_nodes: list[int]  # [B], 1 .. N, root included
     is_chain: bool  # parents[i] == i - 1 throughout: no tree mask, no KV to move
     draft_probs: Tensor | None = None  # float32 [B, N, V]; None where every draft is deterministic
-    confidence: Tensor | None = None  # [B, N] in 0..1
+    # [B, N] in 0..1: the estimated probability that the whole path down to a node stands
+    confidence: Tensor | None = None
 
     @property
     def num_drafted(self) -> list[int]:
@@ -65,7 +66,10 @@ class Drafter(Protocol):
     or retracted).
 
     seed and observe run before the new tokens are committed to the requests; `output` is that of
-    the target's forward, its hidden states and features a row a token of the batch that ran.
+    the target's forward, its hidden states and features a row a token of the batch that ran: of
+    each request num_drafted + 1, for grammars may have cut what was proposed. Where drafters are
+    combined, a round may skip draft, or verify what another drafter proposed: observe follows all
+    the same.
     """
 
     needs_hidden: bool
