@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from specengine.core.errors import RequestError
+from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
+from specengine.server.strict import Strict
+from specengine.server.structured import ResponseFormat, StructuredOutputs
 
 MAX_CHOICES = 128
 # Fields that SamplingParams takes as they are.
@@ -32,26 +35,6 @@ _SHARED = (
     "skip_special_tokens",
     "n",
 )
-
-
-class Strict(BaseModel):
-    """Refuses what it does not know, and what it knows but cannot do.
-
-    `unsupported` holds such fields of OpenAI's API, each with the values that ask for nothing.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, harmless in cls.unsupported.items():
-            if data.get(name) is not None and data[name] not in harmless:
-                raise RequestError(f"{name} is not supported; leave it out", name)
-        return {name: value for name, value in data.items() if name not in cls.unsupported}
 
 
 def _as_strings(value: Any) -> Any:
@@ -96,6 +79,8 @@ class GenerationRequest(Strict):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     user: str | None = Field(default=None, description="accepted; nothing depends on it")
 
     @model_validator(mode="after")
@@ -112,9 +97,20 @@ class GenerationRequest(Strict):
         """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
         given = {name: getattr(self, name) for name in _SHARED}
         given["logit_bias"] = self.logit_bias
+        given["grammar"] = self._grammar()
         return SamplingParams(
             **{name: value for name, value in given.items() if value is not None}, **values
         )
+
+    def _grammar(self) -> GrammarSpec | None:
+        format, outputs = self.response_format, self.structured_outputs
+        asked = None if format is None else format.grammar()
+        if asked is not None and outputs is not None:
+            raise RequestError(
+                "response_format and structured_outputs both ask for a form; give one of them",
+                "structured_outputs",
+            )
+        return asked if outputs is None else outputs.grammar()
 
 
 class Message(Strict):
@@ -163,7 +159,6 @@ class ChatRequest(GenerationRequest):
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
         "reasoning_effort": (),
-        "response_format": ({"type": "text"},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "tool_choice": ("none",),

@@ -17,9 +17,9 @@ from specengine.target.verify.walk import Walk
 
 class RelaxedVerifier(MatchVerifier):
     """Like MatchVerifier, but where no child carries the token that the target samples, the first
-    child stands that is fair: among the target's top_k tokens, and with a probability, taken before
-    temperature, at most `delta` below the best one's. The output is not the target's, and every
-    result says so."""
+    child stands that is fair: not forbidden, among the target's top_k tokens, and with a
+    probability, taken before temperature, at most `delta` below the best one's. The output is not
+    the target's, and every result says so."""
 
     is_lossy = True
 
@@ -57,7 +57,8 @@ class RelaxedVerifier(MatchVerifier):
             probs_RV = edit_logits(logits_TV[chunk], sampling, part).softmax(-1)
             best_RK = probs_RV.topk(min(self.top_k, probs_RV.shape[1])).values
             floor_R1 = torch.maximum(best_RK[:, -1:], best_RK[:, :1] - self.delta)
-            fair.append(probs_RV.gather(1, tokens_TN[chunk]) >= floor_R1)
+            probs_RN = probs_RV.gather(1, tokens_TN[chunk])
+            fair.append((probs_RN >= floor_R1) & (probs_RN > 0))
         return torch.cat(fair)
 
 

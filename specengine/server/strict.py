@@ -1,0 +1,29 @@
+"""The base of every request body."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from specengine.core.errors import RequestError
+
+
+class Strict(BaseModel):
+    """Refuses what it does not know, and what it knows but cannot do.
+
+    `unsupported` holds such fields of OpenAI's API, each with the values that ask for nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, harmless in cls.unsupported.items():
+            if data.get(name) is not None and data[name] not in harmless:
+                raise RequestError(f"{name} is not supported; leave it out", name)
+        return {name: value for name, value in data.items() if name not in cls.unsupported}
