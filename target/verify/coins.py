@@ -23,6 +23,8 @@ class Coins(Protocol):
 class KeyedCoins:
     """Uniforms keyed by the output position of a node's token and by the node's index."""
 
+    stream = Stream.ACCEPT
+
     def __init__(self, uniforms_BN: Tensor) -> None:
         self.uniforms_BN = uniforms_BN  # float64 in [0, 1)
 
@@ -34,7 +36,7 @@ class KeyedCoins:
         positions_BN = sampling.output_pos[:, None] + depths_BN - 1
         seeds_BN = sampling.random.seeds[:, None].expand_as(depths_BN)
         flat = [x.reshape(-1) for x in (seeds_BN, positions_BN, lanes_BN)]
-        return cls(draw(flat[0], flat[1], Stream.ACCEPT, flat[2]).view(depths_BN.shape))
+        return cls(draw(flat[0], flat[1], cls.stream, flat[2]).view(depths_BN.shape))
 
     def pick(self, chances_BMK: Tensor, nodes_BM: Tensor) -> Tensor:
         uniforms_BM = self.uniforms_BN.gather(1, nodes_BM)

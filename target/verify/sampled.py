@@ -36,6 +36,7 @@ class SampledVerifier(MatchVerifier):
     """
 
     needs_draft_probs = True
+    coins = KeyedCoins
 
     def walks(
         self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
@@ -44,26 +45,26 @@ class SampledVerifier(MatchVerifier):
         if proposal.is_empty or sampling.all_greedy or without_probs:
             return super().walks(output, sampling, proposal)
         probs = RoundProbs.of(output.logits, sampling, proposal)
-        verdict = self.judge(probs, KeyedCoins.draw(sampling, probs.depths_BN))
-        return _to_host(probs, verdict.ends_B, self.next_tokens(probs, verdict, sampling))
+        verdict = self.judge(probs, self.coins.draw(sampling, probs.depths_BN))
+        uniforms_B = self.next_uniforms(probs, verdict.ends_B, sampling)
+        tokens_B = invert_cdf(next_weights(probs, verdict), uniforms_B)
+        return _to_host(probs, verdict.ends_B, tokens_B)
 
     @abstractmethod
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         """The rule."""
 
-    def next_tokens(self, probs: RoundProbs, verdict: Verdict, sampling: SamplingBatch) -> Tensor:
-        """int64 [B]."""
+    def next_uniforms(self, probs: RoundProbs, ends_B: Tensor, sampling: SamplingBatch) -> Tensor:
+        """float64 [B], for the token after each path."""
         assert sampling.random is not None
         assert sampling.output_pos is not None
-        ends, seeds = verdict.ends_B, sampling.random.seeds
-        position_B = sampling.output_pos + probs.depths_BN.gather(1, ends[:, None]).squeeze(1)
-        rejected_B = probs.children(ends).any(-1)
-        uniforms_B = torch.where(
-            rejected_B,
-            draw(seeds, position_B, Stream.RESIDUAL),
-            draw(seeds, position_B, Stream.SAMPLE),
+        seeds_B = sampling.random.seeds
+        position_B = sampling.output_pos + probs.depths_BN.gather(1, ends_B[:, None]).squeeze(1)
+        return torch.where(
+            probs.children(ends_B).any(-1),
+            draw(seeds_B, position_B, Stream.RESIDUAL),
+            draw(seeds_B, position_B, Stream.SAMPLE),
         )
-        return invert_cdf(next_weights(probs, verdict), uniforms_B)
 
 
 def next_weights(probs: RoundProbs, verdict: Verdict) -> Tensor:
