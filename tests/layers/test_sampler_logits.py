@@ -10,11 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specengine.core.grammar import TokenMask
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.layers import logits as pipeline
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
+from specengine.layers.sampler import Sampler
 from tests.layers.sampling_reading import distribution, edited
 
 CPU = torch.device("cpu")
@@ -160,3 +163,49 @@ def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = list(pipeline.row_chunks(8, VOCAB))
     assert parts == [slice(0, 3), slice(3, 6), slice(6, 8)]
     assert list(pipeline.row_chunks(2, 10**9)) == [slice(0, 1), slice(1, 2)]
+
+
+def token_mask(allowed: list[set[int] | None]) -> TokenMask:
+    """A row each; None leaves every token."""
+    masks = [row for row in allowed if row is not None]
+    words = torch.tensor([[sum(1 << token for token in row)] for row in masks], dtype=torch.int32)
+    places = iter(range(len(masks)))
+    slots = [-1 if row is None else next(places) for row in allowed]
+    return TokenMask(words, torch.tensor(slots, dtype=torch.int32))
+
+
+def test_a_mask_forbids_tokens_in_its_rows_alone() -> None:
+    reqs = [make_req({"temperature": 0.7, "top_k": 3}, [1], [])] * 3
+    logits = random_logits(3)
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    before = edit_logits(logits, sampling, RowMap())
+    sampling.mask = token_mask([{1, 5}, None, {0}])
+    after = edit_logits(logits, sampling, RowMap())
+    for row, allowed in enumerate([{1, 5}, set(range(VOCAB)), {0}]):
+        for token in range(VOCAB):
+            expected = before[row, token].item() if token in allowed else float("-inf")
+            assert after[row, token].item() == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_reach_every_chunk_of_rows(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows map to requests in another order than to masks."""
+    monkeypatch.setattr(pipeline, "_MAX_ELEMENTS", 2 * VOCAB)
+    reqs = [make_req({"temperature": temperature, "seed": 3}, [1], [])] * 4
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    sampling.mask = token_mask([{7}, None, {3}, {2}, {9, 10}])
+    assert not sampling.is_plain
+    rows = RowMap(torch.tensor([3, 3, 1, 0, 2]), torch.tensor([0, 1, 0, 0, 0]))
+    tokens = Sampler()(LogitsOutput(random_logits(5)), sampling, rows).tolist()
+    assert [tokens[0], tokens[2], tokens[3]] == [7, 3, 2]
+    assert tokens[4] in (9, 10)
+
+
+def test_grammars_see_to_min_tokens_themselves() -> None:
+    """Their masks hold back what ends the output, but not where nothing else is allowed."""
+    req = make_req({"min_tokens": 4, "temperature": 0.0}, [1], [])
+    assert SamplingBatch.from_reqs([req], VOCAB, CPU).edits is not None
+    req.grammar = object()  # type: ignore[assignment]
+    assert SamplingBatch.from_reqs([req], VOCAB, CPU).edits is None

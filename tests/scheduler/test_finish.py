@@ -100,3 +100,65 @@ def test_a_stop_string_inside_one_token() -> None:
 def test_the_longest_of_those_that_end_together() -> None:
     checker = StopStrings(["b", "ab", "ba"], PieceDecoder())
     assert [checker.add(token) for token in (0, 3)] == [None, "ab"]
+
+
+class CountedGrammar:
+    """Takes any tokens but 8, and is complete after `length` of them, or after the end token 2."""
+
+    error = "too complex"
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.taken: list[int] = []
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.taken) == self.length or 2 in self.taken
+
+    def accept(self, token: int) -> bool:
+        if token != 8:
+            self.taken.append(token)
+        return token != 8
+
+    def take_back(self, count: int) -> None:
+        raise AssertionError("what is committed stands")
+
+    def fill_mask(self, words: Any) -> None:
+        raise AssertionError("nothing is chosen here")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "tokens", "kept", "reason"),
+    [
+        ({}, [5, 6], 2, None),
+        ({}, [5, 6, 7, 9], 3, FinishReason("stop")),
+        ({"max_tokens": 3}, [5, 6, 7], 3, FinishReason("stop")),
+        ({"max_tokens": 2}, [5, 6, 7], 2, FinishReason("length")),
+        ({"min_tokens": 9}, [5, 6, 7, 9], 3, FinishReason("stop")),
+        ({}, [5, 2, 7], 2, FinishReason("stop", 2)),
+        ({"min_tokens": 9}, [5, 2, 7], 2, FinishReason("stop", 2)),
+        ({"ignore_eos": True}, [5, 2, 7], 2, FinishReason("stop", 2)),
+        ({"stop_token_ids": (6,)}, [5, 6, 7], 2, FinishReason("stop", 6)),
+        ({"stop": ("bb",)}, [1, 1, 1], 2, FinishReason("stop", "bb")),
+    ],
+    ids=str,
+)
+def test_a_complete_grammar_ends_the_output(
+    sampling: dict[str, Any], tokens: list[int], kept: int, reason: FinishReason | None
+) -> None:
+    """Whatever min_tokens and ignore_eos say; the grammar sees what is kept, and nothing more."""
+    req = request(**sampling)
+    grammar = req.grammar = CountedGrammar(3)
+    cut = find_cut(req, tokens, context_len=20)
+    assert (cut.kept, cut.reason) == (kept, reason)
+    assert grammar.taken == tokens[:kept]
+
+
+def test_a_grammar_that_fails_ends_the_request_with_its_error() -> None:
+    req = request()
+    req.grammar = CountedGrammar(9)
+    cut = find_cut(req, [5, 8, 6], context_len=20)
+    assert cut.kept == 2
+    assert cut.reason is not None
+    assert cut.reason.kind == "error"
+    assert "too complex" in (cut.reason.message or "")

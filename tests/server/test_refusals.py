@@ -46,7 +46,6 @@ def lives_on(site: Any, engine: Any) -> Any:
         ("messages", [], "at least 1"),
         ("tools", [{"type": "function"}], "not supported"),
         ("tool_choice", "auto", "not supported"),
-        ("response_format", {"type": "json_object"}, "not supported"),
         ("audio", {"voice": "x"}, "not supported"),
         ("store", True, "not supported"),
         ("reasoning_effort", "low", "not supported"),

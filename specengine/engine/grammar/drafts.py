@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ class LegalNode:
     depth: int  # below the root, which has 0
 
 
-def legal_nodes(state: GrammarState, tree: HostTree) -> Iterator[LegalNode]:
+def legal_nodes(state: GrammarState, tree: HostTree) -> Generator[LegalNode, None, None]:
     """The nodes whose path the grammar allows, depth first; while one is looked at, `state` stands
     after it. In the end it stands where it stood."""
     path, illegal = [0], set[int]()

@@ -1,0 +1,256 @@
+"""Drafts within grammars: what is cut, and what each node's row may say.
+
+The tree of most tests, its letters and its node numbers:
+
+        r0 ── a1 ── b3 ── a6
+         │     └─── x4 ── b7
+         └─── x2 ── a5
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.forward_mode import ForwardMode
+from specengine.core.grammar import GrammarSpec
+from specengine.core.request import Req
+from specengine.core.sampling import SamplingParams
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.core.spec import DraftProposal
+from specengine.engine.grammar.drafts import HostTree, constrain, legal_nodes
+from specengine.engine.grammar.masks import masked_prefill
+from tests.engine.grammar_world import EOS, VOCAB, World, allowed, mask_of
+
+AB = GrammarSpec.regex("[ab]{1,9}")
+LETTERS = "raxbxaab"
+PARENTS = [-1, 0, 0, 1, 1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def world(small_models: dict[str, Path]) -> World:
+    return World(small_models["llama"])
+
+
+def free(world: World) -> Req:
+    """A request without a grammar."""
+    return Req("free", world.ids("p"), SamplingParams(), output_ids=world.ids("x"))
+
+
+def batch_of(reqs: list[Req], samples: list[bool] | None = None) -> ScheduleBatch:
+    return ScheduleBatch(
+        reqs=reqs,
+        forward_mode=ForwardMode.DECODE,
+        input_ids=[req.last_token for req in reqs],
+        prefix_lens=[req.seq_len - 1 for req in reqs],
+        extend_lens=[1] * len(reqs),
+        samples=samples or [True] * len(reqs),
+        sampling=SamplingBatch.from_reqs(reqs, VOCAB, torch.device("cpu")),
+    )
+
+
+def proposal_of(world: World, trees: list[tuple[str, list[int]]], **more: Any) -> DraftProposal:
+    width = max(len(letters) for letters, _ in trees)
+    return DraftProposal(
+        tokens=torch.tensor([world.ids(t) + [-7] * (width - len(t)) for t, _ in trees]),
+        parents=torch.tensor([p + [-9] * (width - len(p)) for _, p in trees]),
+        num_nodes=[len(letters) for letters, _ in trees],
+        is_chain=all(p == list(range(-1, len(p) - 1)) for _, p in trees),
+        **more,
+    )
+
+
+def shown(world: World, proposal: DraftProposal) -> list[tuple[str, list[int]]]:
+    """Letters and parents of each request's nodes."""
+    rows = zip(proposal.tokens.tolist(), proposal.parents.tolist(), proposal.num_nodes, strict=True)
+    return [(world.tokenizer.decode(t[:n]), p[:n]) for t, p, n in rows]
+
+
+def test_what_leaves_the_grammar_is_cut_with_all_below_it(world: World) -> None:
+    reqs = [world.request(AB, "a"), free(world)]
+    drafted = constrain(
+        batch_of(reqs), proposal_of(world, [(LETTERS, PARENTS), (LETTERS, PARENTS)])
+    )
+    assert shown(world, drafted.proposal) == [("raba", [-1, 0, 1, 2]), (LETTERS, PARENTS)]
+    assert drafted.proposal.num_drafted == [3, 7]
+
+
+def test_a_chain_ends_where_it_leaves_the_grammar(world: World) -> None:
+    chain = [-1, 0, 1, 2, 3]
+    reqs = [world.request(AB, "a"), world.request(AB, "ab"), world.request(AB, "b")]
+    drafted = constrain(
+        batch_of(reqs),
+        proposal_of(world, [("abaxa", chain), ("xa", chain[:2]), ("bxbb", chain[:4])]),
+    )
+    assert shown(world, drafted.proposal) == [("aba", chain[:3]), ("xa", chain[:2]), ("b", [-1])]
+    assert drafted.proposal.is_chain
+
+
+def test_a_completed_grammar_ends_the_draft(world: World) -> None:
+    req = world.request(GrammarSpec.regex("abc"), "a")
+    drafted = constrain(batch_of([req]), proposal_of(world, [("abca", [-1, 0, 1, 2])]))
+    assert shown(world, drafted.proposal) == [("abc", [-1, 0, 1])]
+
+
+def test_sampled_nodes_stay_to_be_rejected(world: World) -> None:
+    """Only what can never be reached is cut: the verifier must see each token that was drawn."""
+    probs = torch.rand(1, len(PARENTS), VOCAB)
+    confidence = torch.rand(1, len(PARENTS))
+    proposal = proposal_of(world, [(LETTERS, PARENTS)], draft_probs=probs, confidence=confidence)
+    drafted = constrain(batch_of([world.request(AB, "a")]), proposal).proposal
+    assert shown(world, drafted) == [("raxbxa", [-1, 0, 0, 1, 1, 3])]
+    kept = [0, 1, 2, 3, 4, 6]
+    assert drafted.draft_probs is not None
+    assert torch.equal(drafted.draft_probs[0, : len(kept)], probs[0, kept])
+    assert drafted.confidence is not None
+    assert torch.equal(drafted.confidence[0, : len(kept)], confidence[0, kept])
+
+
+@pytest.mark.parametrize("reqs", ["free", "legal"])
+def test_nothing_is_copied_where_nothing_is_cut(world: World, reqs: str) -> None:
+    req = free(world) if reqs == "free" else world.request(AB, "a")
+    proposal = proposal_of(world, [("raba", [-1, 0, 1, 2])])
+    assert constrain(batch_of([req]), proposal).proposal is proposal
+
+
+def test_masks_of_nodes(world: World) -> None:
+    """Row of each node that a grammar rules; after abb, only the end may follow."""
+    spec = GrammarSpec.regex("ab?b?")
+    reqs = [free(world), world.request(spec, "a")]
+    trees = [("xy", [-1, 0]), ("abxb", [-1, 0, 0, 1])]
+    batch = batch_of(reqs)
+    masked = constrain(batch, proposal_of(world, trees)).masked(batch)
+    assert batch.sampling.mask is None
+    mask = masked.sampling.mask
+    assert mask is not None
+    assert mask.slots_R.tolist() == [-1, -1, 0, 1, 2]
+    b = world.token("b")
+    assert [allowed(words) for words in mask.words_MW] == [{EOS, b}, {EOS, b}, {EOS}]
+
+
+def test_rows_of_rejected_nodes_have_no_mask(world: World) -> None:
+    batch = batch_of([world.request(AB, "a")])
+    proposal = proposal_of(world, [("raxb", [-1, 0, 0, 1])], draft_probs=torch.rand(1, 4, VOCAB))
+    mask = constrain(batch, proposal).masked(batch).sampling.mask
+    assert mask is not None
+    assert (mask.slots_R >= 0).tolist() == [True, True, False, True]
+
+
+def test_without_grammars_there_is_no_mask(world: World) -> None:
+    batch = batch_of([free(world)])
+    assert constrain(batch, proposal_of(world, [("xy", [-1, 0])])).masked(batch) is batch
+    assert masked_prefill(batch) is batch
+
+
+def test_prefill_masks_are_of_the_rows_that_sample(world: World) -> None:
+    spec = GrammarSpec.choice(["a", "b"])
+    reqs = [free(world), world.request(spec), world.request(AB), world.request(spec)]
+    batch = batch_of(reqs, samples=[True, True, False, True])
+    mask = masked_prefill(batch).sampling.mask
+    assert mask is not None
+    assert mask.slots_R.tolist() == [-1, 0, 1]
+    ab = {world.token("a"), world.token("b")}
+    assert [allowed(words) for words in mask.words_MW] == [ab, ab]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "masks"),
+    [
+        ({}, ["ab$", "ab$", "ab$"]),
+        ({"min_tokens": 3}, ["ab", "ab", "ab$"]),
+        ({"min_tokens": 2}, ["ab", "ab$", "ab$"]),
+        ({"ignore_eos": True}, ["ab", "ab", "ab"]),
+        ({"stop_token_ids": "b"}, ["ab$", "ab$", "ab$"]),
+        ({"min_tokens": 3, "stop_token_ids": "b"}, ["a", "a", "ab$"]),
+        ({"min_tokens": 2, "stop_token_ids": "b", "ignore_eos": True}, ["a", "ab", "ab"]),
+        ({"min_tokens": 3, "stop_token_ids": "ab"}, ["ab$", "ab$", "ab$"]),
+    ],
+    ids=str,
+)
+def test_what_would_end_the_output_too_early(
+    world: World, sampling: dict[str, Any], masks: list[str]
+) -> None:
+    """Forbidden before min_tokens, unless the grammar allows nothing else. $ is the end token."""
+    stops = tuple(world.ids(sampling.get("stop_token_ids", "")))
+    req = world.request(AB, "a", **(sampling | {"stop_token_ids": stops}))
+    batch = batch_of([req])
+    mask = constrain(batch, proposal_of(world, [("aab", [-1, 0, 1])])).masked(batch).sampling.mask
+    assert mask is not None
+    names = {world.token("a"): "a", world.token("b"): "b", EOS: "$"}
+    expected = [set(letters) for letters in masks]
+    assert [{names[t] for t in allowed(words)} for words in mask.words_MW] == expected
+
+
+class Failed:
+    """A state that hit a limit of the parser."""
+
+    is_complete = False
+    error = "too complex"
+
+    def accept(self, token: int) -> bool:
+        return False
+
+    def take_back(self, count: int) -> None:
+        assert count == 0
+
+    def fill_mask(self, words: Any) -> None:
+        words[:] = 0
+
+
+def test_a_failed_grammar_leaves_something_to_choose(world: World) -> None:
+    req = free(world)
+    req.grammar = Failed()
+    batch = batch_of([req])
+    drafted = constrain(batch, proposal_of(world, [("xy", [-1, 0])]))
+    assert drafted.proposal.num_nodes == [1]
+    mask = drafted.masked(batch).sampling.mask
+    assert mask is not None
+    assert (mask.words_MW == -1).all()
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[str, list[int]]:
+    size = draw(st.integers(1, 12))
+    letters = draw(st.text("abc", min_size=size, max_size=size))
+    return letters, [-1, *(draw(st.integers(0, node - 1)) for node in range(1, size))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees(), st.sampled_from(["[ab]{1,9}", "(ab?c)+", "a*b", "(a|bc|cab){2,3}"]))
+def test_legal_nodes_are_those_whose_text_is_legal(
+    world: World, tree: tuple[str, list[int]], pattern: str
+) -> None:
+    """Each node's path, accepted on its own by a state of its own, and nothing is left behind."""
+    letters, parents = tree
+    spec = GrammarSpec.regex(pattern)
+    state = world.compiler.start(spec)
+    before = mask_of(state)
+    found = {
+        one.node: (one.depth, mask_of(state))
+        for one in legal_nodes(state, HostTree(world.ids(letters), parents))
+    }
+    expected = {}
+    for node in range(len(letters)):
+        path = [node]
+        while path[0] > 0:
+            path.insert(0, parents[path[0]])
+        fresh = world.compiler.start(spec)
+        if all(fresh.accept(world.token(letters[n])) for n in path[1:]):
+            expected[node] = (len(path) - 1, mask_of(fresh))
+    assert found == expected
+    assert mask_of(state) == before
+
+
+def test_a_walk_given_up_halfway_is_undone(world: World) -> None:
+    state = world.start(AB)
+    before = mask_of(state)
+    walk = legal_nodes(state, HostTree(world.ids("raba"), [-1, 0, 1, 2]))
+    assert [next(walk).node for _ in range(3)] == [0, 1, 2]
+    walk.close()
+    assert mask_of(state) == before
