@@ -1,0 +1,153 @@
+"""Proofs of the acceptance rules, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from specengine.core.config import SpecConfig
+from specengine.engine.proof.check import Check, Sense
+from specengine.engine.proof.enumeration import (
+    Drafts,
+    Outcomes,
+    joint_error,
+    judged,
+    matched,
+    round_probs,
+)
+from specengine.engine.proof.mutants import MUTANTS
+from specengine.engine.proof.shapes import CHAIN, CUT_CHAIN, FAN, LONG_CHAIN, TREE, Shape
+from specengine.engine.proof.tables import TablePair, generate, joint_p
+from specengine.engine.registry import VERIFIERS
+from specengine.target.verify.base import TreeVerifier
+from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.sampled import SampledVerifier
+
+_LENGTH = 4  # tokens of the joint histograms
+
+
+@dataclass(frozen=True)
+class Effort:
+    num_pairs: int  # random targets and drafters that are enumerated
+    num_requests: int  # of each histogram
+
+
+QUICK = Effort(num_pairs=2, num_requests=4000)
+FULL = Effort(num_pairs=8, num_requests=20000)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A number that tells lossless rules from others, and how far apart they are."""
+
+    check: str
+    measure: Callable[[TreeVerifier, Shape, Effort], float]
+    sense: Sense
+    bound: float
+    mutant_bound: float
+
+    def holds(self, verifier: TreeVerifier, shape: Shape, subject: str, effort: Effort) -> Check:
+        return Check(
+            self.check, subject, self.measure(verifier, shape, effort), self.sense, self.bound
+        )
+
+    def catches(self, mutant: TreeVerifier, shape: Shape, subject: str, effort: Effort) -> Check:
+        opposite: Sense = ">=" if self.sense == "<=" else "<="
+        statistic = self.measure(mutant, shape, effort)
+        return Check(f"{self.check} catches", subject, statistic, opposite, self.mutant_bound)
+
+
+def enumeration_error(verifier: TreeVerifier, shape: Shape, effort: Effort) -> float:
+    """The largest error of a joint probability, over random targets and drafters."""
+    errors = []
+    for seed in range(effort.num_pairs):
+        pair = TablePair.random(_vocab(shape), seed)
+        errors += [joint_error(one, pair, shape) for one in _outcomes(verifier, pair, shape)]
+    return max(errors)
+
+
+def _outcomes(verifier: TreeVerifier, pair: TablePair, shape: Shape) -> Iterator[Outcomes]:
+    certain = Drafts.certain(pair, shape)
+    if isinstance(verifier, SampledVerifier):
+        yield judged(verifier, pair, shape, Drafts.sampled(pair, shape))
+        yield judged(verifier, pair, shape, certain)
+    else:
+        yield matched(pair, shape, certain)
+
+
+def impossible_tokens(verifier: TreeVerifier, shape: Shape, effort: Effort) -> float:
+    """Drafted tokens that the target never says, and that stand where every uniform is 0."""
+    assert isinstance(verifier, SampledVerifier)
+    count = 0
+    for seed in range(effort.num_pairs):
+        pair = TablePair.random(_vocab(shape), seed)
+        _, probs = round_probs(pair, shape, Drafts.sampled(pair, shape))
+        zeros_BN = torch.zeros(probs.tokens_BN.shape, dtype=torch.float64)
+        ends_B = verifier.judge(probs, verifier.coins(zeros_BN)).ends_B
+        requests = torch.arange(len(ends_B))
+        accepted_BN = probs.mask_BNN[requests, ends_B] & (probs.depths_BN > 0)
+        count += int((accepted_BN & (probs.target_of_tokens() == 0)).sum())
+    return float(count)
+
+
+def rounds_p(verifier: TreeVerifier, shape: Shape, effort: Effort) -> float:
+    """χ² of joint outputs after rounds on the real random streams."""
+    pair = TablePair.random(_vocab(shape), seed=0)
+    return joint_p(generate(pair, shape, verifier, effort.num_requests, _LENGTH), pair)
+
+
+def repeated_drafts_p(verifier: TreeVerifier, shape: Shape, effort: Effort) -> float:
+    """The same, where a position that is drafted again is drawn with the same number, on a pair of
+    tables that shows the difference early."""
+    pair, count = TablePair.random(_vocab(shape), seed=7), 2 * effort.num_requests
+    return joint_p(generate(pair, shape, verifier, count, 5, keyed_by_node=False), pair)
+
+
+ENUMERATION = Proof("enumeration", enumeration_error, "<=", 1e-12, mutant_bound=1e-6)
+ZERO_COINS = Proof("uniforms of 0", impossible_tokens, "<=", 0, mutant_bound=1)
+ROUNDS = Proof("χ² of rounds", rounds_p, ">=", 1e-5, mutant_bound=1e-9)
+REPEATED_DRAFTS = Proof("χ² of rounds", repeated_drafts_p, ">=", 1e-5, mutant_bound=1e-9)
+PROOFS = {proof.check: proof for proof in (ENUMERATION, ZERO_COINS, ROUNDS)}
+
+
+def rule_checks(effort: Effort) -> Iterator[Check]:
+    """Every lossless verifier on every shape that it takes, then what is wrong on purpose."""
+    for name, make in VERIFIERS.items():
+        verifier = make(SpecConfig())
+        if verifier.is_lossy:
+            yield Check("says that it is lossy", name, 1.0, ">=", 1.0)
+            continue
+        for shape in _shapes(verifier):
+            subject = f"{name}, {shape.name}"
+            yield ENUMERATION.holds(verifier, shape, subject, effort)
+            if isinstance(verifier, SampledVerifier):
+                yield ZERO_COINS.holds(verifier, shape, subject, effort)
+            yield ROUNDS.holds(verifier, shape, subject, effort)
+    yield from mutant_checks(effort)
+
+
+def mutant_checks(effort: Effort) -> Iterator[Check]:
+    for name, make in VERIFIERS.items():
+        rule = make(SpecConfig())
+        if not isinstance(rule, SampledVerifier):
+            continue
+        for mutant in MUTANTS:
+            if mutant.weighs_draft and not rule.needs_draft_probs:
+                continue
+            proof = PROOFS[mutant.caught_by]
+            shape = TREE if rule.takes_trees and proof is ENUMERATION else CHAIN
+            subject = f"{name}, {shape.name}: {mutant.name}"
+            yield proof.catches(mutant(rule), shape, subject, effort)
+    subject = f"block, {LONG_CHAIN.name}: drafts repeated with the same numbers"
+    yield REPEATED_DRAFTS.catches(BlockVerifier(), LONG_CHAIN, subject, effort)
+
+
+def _shapes(verifier: TreeVerifier) -> tuple[Shape, ...]:
+    return (CHAIN, CUT_CHAIN, TREE, FAN) if verifier.takes_trees else (CHAIN, CUT_CHAIN)
+
+
+def _vocab(shape: Shape) -> int:
+    """Enough for siblings without replacement, where each distribution may lack a token."""
+    return 4 if shape is FAN else 3
