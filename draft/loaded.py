@@ -26,17 +26,29 @@ class DraftTarget:
     dtype: torch.dtype
     find_model_class: FindModelClass
 
-    def draft_model_config(self) -> ModelConfig:
-        """The target's, but for the name of the model: weights of a dummy target's draft are random
-        as well. Raises ConfigError where no draft model was named."""
+    @property
+    def hidden_size(self) -> int:
+        return int(self.loaded.source.hf_config.hidden_size)
+
+    @property
+    def is_dummy(self) -> bool:
+        """Its weights are random, and so are the draft's."""
+        return self.loaded.source.is_dummy
+
+    def draft_model_path(self) -> str:
+        """Raises ConfigError where no draft model was named."""
         if self.spec.draft_model_path is None:
             raise ConfigError(
                 f"--speculative-algorithm {self.spec.algorithm} drafts with a model; name it with "
                 "--speculative-draft-model-path"
             )
+        return self.spec.draft_model_path
+
+    def draft_model_config(self) -> ModelConfig:
+        """The target's, but for the name of the model. Raises ConfigError as above."""
+        load_format = "dummy" if self.is_dummy else "auto"
         config = self.loaded.config.model
-        load_format = "dummy" if config.load_format == "dummy" else "auto"
-        return replace(config, model=self.spec.draft_model_path, load_format=load_format)
+        return replace(config, model=self.draft_model_path(), load_format=load_format)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.request import Req
 from specengine.core.spec import Drafter
+from specengine.draft.eagle.load import load_eagle, load_eagle3
+from specengine.draft.eagle.worker import Eagle3Worker, EagleWorker
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.loaded import DraftTarget, LoadedDraft
@@ -42,11 +44,19 @@ DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
     "STANDALONE": lambda context: StandaloneWorker(
         context.runners, context.spec, context.node_limit
     ),
+    "EAGLE": lambda context: EagleWorker(
+        context.runners, context.spec, context.node_limit, context.num_rows
+    ),
+    "EAGLE3": lambda context: Eagle3Worker(
+        context.runners, context.spec, context.node_limit, context.num_rows
+    ),
 }
 
 # How algorithms that draft with a model come to it.
 DRAFT_LOADERS: dict[str, Callable[[DraftTarget], LoadedDraft]] = {
     "STANDALONE": load_standalone,
+    "EAGLE": load_eagle,
+    "EAGLE3": load_eagle3,
 }
 
 VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {

@@ -63,11 +63,13 @@ class SelfAttention(nn.Module):
         layer_id: int,
         rotary: RotaryEmbedding,
         sliding_window: int | None = None,
+        input_size: int | None = None,
     ) -> None:
+        """input_size: of what the projections read, where it is not hidden_size."""
         super().__init__()
         self.head_dim = shape.head_dim
         self.sizes = [shape.num_heads * shape.head_dim] + [shape.num_kv_heads * shape.head_dim] * 2
-        self.qkv_proj = MergedLinear(shape.hidden_size, self.sizes, shape.qkv_bias)
+        self.qkv_proj = MergedLinear(input_size or shape.hidden_size, self.sizes, shape.qkv_bias)
         self.o_proj = Linear(self.sizes[0], shape.hidden_size, shape.o_bias)
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else None
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else None

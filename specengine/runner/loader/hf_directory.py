@@ -80,6 +80,19 @@ def iterate_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
             raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
 
 
+def read_tensor_shapes(directory: Path) -> dict[str, list[int]]:
+    """Shape of every weight by name, without reading any."""
+    shapes = {}
+    for path in weight_files(directory):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (not a dict)
+                    shapes[name] = list(file.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{path} is not a readable safetensors file: {error}") from error
+    return shapes
+
+
 def _indexed_files(index: Path) -> list[Path]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

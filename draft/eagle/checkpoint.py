@@ -1,0 +1,154 @@
+"""What a directory says about an EAGLE draft: its configuration, and the tensors that it has.
+
+Two layouts are known. SGLang's and SpecForge's: a flat config.json, the layer as `midlayer.*`,
+`eagle_config.eagle_aux_hidden_state_layer_ids` counting layers by their output from 0. And that of
+speculators: the layer's configuration nested in `transformer_layer_config`, the layer as
+`layers.0.*`, and `eagle_aux_hidden_state_layer_ids` beside it counting as vLLM does, where id n is
+what layer n reads: the output of layer n - 1. A wrong set of layers makes every draft useless and
+shows nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from specengine.core.errors import ModelLoadError
+from specengine.draft.eagle.model import parameter_name
+from specengine.runner.loader.hf_directory import read_tensor_shapes
+from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads")
+
+
+@dataclass(frozen=True)
+class EagleCheckpoint:
+    """`shapes`: of the tensors, under the names of the model's parameters. A checkpoint without
+    directory is a shape to be filled with random weights."""
+
+    name: str
+    raw: dict[str, Any]  # config.json
+    directory: Path | None = None
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str, with_weights: bool = True) -> EagleCheckpoint:
+        """Of a local directory or a hub id. Raises ModelLoadError."""
+        directory = Path(path).expanduser()
+        if not directory.is_dir():
+            if not is_hub_id(path):
+                raise ModelLoadError(
+                    f"--speculative-draft-model-path {path}: neither a directory nor a hub id"
+                )
+            directory = fetch_from_hub(path, with_weights)
+        shapes = read_tensor_shapes(directory) if with_weights else {}
+        named = {parameter_name(name): shape for name, shape in shapes.items()}
+        return cls(path, _read_raw(directory / "config.json"), directory, named)
+
+    @property
+    def layer_raw(self) -> dict[str, Any]:
+        return dict(self.raw.get("transformer_layer_config", self.raw))
+
+    @property
+    def eagle_config(self) -> dict[str, Any]:
+        return dict(self.raw.get("eagle_config") or {})
+
+    def has(self, name: str) -> bool:
+        return name in self.shapes
+
+    def wants(self, option: str, tensor: str = "") -> bool:
+        """Whether the configuration sets an option, or a tensor is there that belongs to it."""
+        return bool(self.raw.get(option) or self.eagle_config.get(option)) or self.has(tensor)
+
+    def draft_vocab_size(self, target_vocab_size: int) -> int:
+        """Raises ModelLoadError for a draft of another vocabulary than the target's."""
+        embedded = self.layer_raw.get("vocab_size", target_vocab_size)
+        if embedded != target_vocab_size:
+            raise ModelLoadError(
+                f"the draft {self.name} was made for a target of vocab_size {embedded}, and this "
+                f"one's is {target_vocab_size}; take the draft of this target"
+            )
+        return int(self.raw.get("draft_vocab_size") or target_vocab_size)
+
+    def refuse_other_features(self) -> None:
+        if self.eagle_config.get("use_aux_hidden_state") is False:
+            raise ModelLoadError(
+                f"eagle_config.use_aux_hidden_state of the draft {self.name} is false: it reads "
+                "the target's last state alone, which --speculative-algorithm EAGLE3 does not do"
+            )
+
+    def layer_config(self, context_length: int) -> Any:
+        """The transformers configuration of the decoder layer, with room for the target's context:
+        drafts are often trained on shorter texts and say so."""
+        raw = self.layer_raw
+        for name in _NEEDED:
+            if name not in raw:
+                raise ModelLoadError(f"config.json of the draft {self.name} lacks {name}")
+        config = _transformers_config(raw, self.name)
+        if config.hidden_act != "silu":
+            raise ModelLoadError(
+                f"hidden_act {config.hidden_act!r} of the draft {self.name} is not supported; only "
+                "silu is"
+            )
+        if (layers := raw.get("num_hidden_layers", 1)) != 1:
+            raise ModelLoadError(
+                f"num_hidden_layers of the draft {self.name} is {layers}; EAGLE "
+                "drafts have one layer. For a whole model as the draft use "
+                "--speculative-algorithm STANDALONE"
+            )
+        config.max_position_embeddings = max(config.max_position_embeddings, context_length)
+        return config
+
+    def capture_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Target layers, from 0, whose outputs are the features. Raises ModelLoadError where they
+        cannot be."""
+        own, shared = self.eagle_config.get(_IDS), self.raw.get(_IDS)
+        field_name = _IDS
+        if own is not None:
+            field_name, layers = f"eagle_config.{_IDS}", tuple(own)
+        elif shared is not None:
+            layers = tuple(layer - 1 for layer in shared)
+        else:
+            layers = (1, num_layers // 2 - 1, num_layers - 4)
+        ascending = all(low < high for low, high in pairwise(layers))
+        if not layers or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
+            raise ModelLoadError(
+                f"the draft {self.name} reads the outputs of layers {list(layers)} of the target, "
+                f"counted from 0, which has {num_layers}; they must ascend within 0.."
+                f"{num_layers - 1}. Correct {field_name} in the draft's config.json, or take the "
+                "draft of this target"
+            )
+        return layers
+
+    def require_shape(self, name: str, expected: list[int], why: str) -> None:
+        """Raises ModelLoadError where a tensor is there and has another shape."""
+        found = self.shapes.get(name)
+        if found is not None and found != expected:
+            raise ModelLoadError(
+                f"{name} of the draft {self.name} is {found} and must be {expected}: {why}"
+            )
+
+
+def _read_raw(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{path} is not a JSON object")
+    return raw
+
+
+def _transformers_config(raw: dict[str, Any], name: str) -> Any:
+    from transformers import AutoConfig
+
+    left_out = {"model_type", "architectures", "auto_map"}
+    fields = {key: value for key, value in raw.items() if key not in left_out}
+    try:
+        return AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
+    except Exception as error:
+        raise ModelLoadError(f"config.json of the draft {name} cannot be used: {error}") from error

@@ -1,0 +1,160 @@
+"""From an EAGLE checkpoint to a model that drafts for a loaded target."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from specengine.core.errors import ModelLoadError
+from specengine.draft.eagle.checkpoint import EagleCheckpoint
+from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
+from specengine.draft.loaded import DraftTarget, LoadedDraft, kv_shape_of
+from specengine.layers.decoder import DecoderShape
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.model_source import ModelSource
+
+_DUMMY_VOCABULARY = 32_000
+_LAYER = "layers.0."
+# What a draft of random weights takes over from its target's configuration.
+_MEASURES = frozenset(
+    {
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+        "vocab_size",
+        "max_position_embeddings",
+        "rope_parameters",
+    }
+)
+
+
+def load_eagle(target: DraftTarget) -> LoadedDraft:
+    """EAGLE and EAGLE-2. Raises ConfigError or ModelLoadError."""
+    checkpoint = _open(target)
+    size = target.hidden_size
+    form = _form(checkpoint, target, num_features=1)
+    checkpoint.require_shape(
+        "fc.weight",
+        [size, 2 * size],
+        f"it joins an embedding and a state of the target (hidden_size {size})",
+    )
+    return _load(checkpoint, target, form, EagleModel)
+
+
+def load_eagle3(target: DraftTarget) -> LoadedDraft:
+    """Raises ConfigError or ModelLoadError."""
+    checkpoint = _open(target)
+    checkpoint.refuse_other_features()
+    layers = checkpoint.capture_layers(target.loaded.model.num_layers)
+    size = target.hidden_size
+    form = _form(checkpoint, target, num_features=len(layers))
+    checkpoint.require_shape(
+        "fc.weight",
+        [form.shape.hidden_size, form.feature_size],
+        f"it takes the outputs of {len(layers)} target layers {list(layers)} of hidden_size {size}",
+    )
+    return _load(checkpoint, target, form, Eagle3Model, layers)
+
+
+def _open(target: DraftTarget) -> EagleCheckpoint:
+    """The draft that was named; beside dummy weights its configuration alone, or, where none was
+    named, one of the target's own measures."""
+    path, config = target.spec.draft_model_path, target.loaded.source.hf_config
+    if not target.is_dummy:
+        return EagleCheckpoint.read(target.draft_model_path())
+    if path is not None:
+        return EagleCheckpoint.read(path, with_weights=False)
+    raw = {name: value for name, value in config.to_dict().items() if name in _MEASURES}
+    size = min(_DUMMY_VOCABULARY, config.vocab_size)
+    return EagleCheckpoint("of random weights", {**raw, "draft_vocab_size": size})
+
+
+def _form(checkpoint: EagleCheckpoint, target: DraftTarget, num_features: int) -> EagleForm:
+    config = checkpoint.layer_config(target.context_length)
+    vocab_size = target.loaded.model.vocab_size
+    draft_vocab_size = checkpoint.draft_vocab_size(vocab_size)
+    size, has = target.hidden_size, checkpoint.has
+    form = EagleForm(
+        config=config,
+        shape=_shape(config, checkpoint),
+        target_vocab_size=vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        feature_size=num_features * size,
+        has_embed_tokens=has("embed_tokens.weight"),
+        has_lm_head=has("lm_head.weight") or (target.is_dummy and draft_vocab_size != vocab_size),
+        has_fc_bias=has("fc.bias"),
+        has_input_layernorm=has(_LAYER + "input_layernorm.weight"),
+        num_fc_norms=num_features if checkpoint.wants("fc_norm", "fc_norm.0.weight") else 0,
+        has_joint_norm=checkpoint.wants("norm_before_fc", "input_norm.weight"),
+        norm_before_residual=checkpoint.wants("norm_before_residual"),
+        norm_output=checkpoint.wants("norm_output"),
+    )
+    _check_vocabulary(checkpoint, form, target.is_dummy)
+    _check_shared(checkpoint, form, size)
+    return form
+
+
+def _shape(config: Any, checkpoint: EagleCheckpoint) -> DecoderShape:
+    def has(name: str) -> bool:
+        return checkpoint.has(_LAYER + name)
+
+    return DecoderShape.from_config(
+        config,
+        qkv_bias=has("self_attn.q_proj.bias"),
+        o_bias=has("self_attn.o_proj.bias"),
+        mlp_bias=has("mlp.up_proj.bias"),
+        qk_norm=has("self_attn.q_norm.weight"),
+    )
+
+
+def _check_vocabulary(checkpoint: EagleCheckpoint, form: EagleForm, is_dummy: bool) -> None:
+    vocab_size, draft_vocab_size = form.target_vocab_size, form.draft_vocab_size
+    why = f"the target's vocab_size is {vocab_size} and draft_vocab_size {draft_vocab_size}"
+    size = form.shape.hidden_size
+    checkpoint.require_shape("lm_head.weight", [draft_vocab_size, size], why)
+    checkpoint.require_shape("embed_tokens.weight", [vocab_size, size], why)
+    checkpoint.require_shape("d2t", [draft_vocab_size], why)
+    checkpoint.require_shape("t2d", [vocab_size], why)
+    if form.has_own_vocabulary and not is_dummy and not checkpoint.has("d2t"):
+        raise ModelLoadError(
+            f"the draft {checkpoint.name} has no tensor d2t, which says what its tokens are to the "
+            f"target: {why}"
+        )
+
+
+def _check_shared(checkpoint: EagleCheckpoint, form: EagleForm, hidden_size: int) -> None:
+    """The target's embedding and head serve drafts of the target's hidden size only."""
+    own = form.shape.hidden_size
+    if own != hidden_size and not (form.has_embed_tokens and form.has_lm_head):
+        raise ModelLoadError(
+            f"hidden_size of the draft {checkpoint.name} is {own} and the target's {hidden_size}; "
+            "so it needs embed_tokens.weight and lm_head.weight of its own. Take the draft of this "
+            "target"
+        )
+
+
+def _load(
+    checkpoint: EagleCheckpoint,
+    target: DraftTarget,
+    form: EagleForm,
+    model_class: type[EagleModel],
+    capture_layers: tuple[int, ...] = (),
+) -> LoadedDraft:
+    model_config, target_model = target.loaded.config.model, cast(Any, target.loaded.model)
+    source = ModelSource(
+        checkpoint.name, form.config, directory=checkpoint.directory, is_dummy=target.is_dummy
+    )
+    loaded = load_model(
+        source,
+        lambda architectures: lambda config: model_class(form),
+        target.dtype,
+        target.loaded.device,
+        model_config.quantization,
+        model_config.random_seed + 1,
+    )
+    model = cast(EagleModel, loaded)
+    model.share(target_model.model.embed_tokens, target_model.lm_head)
+    kv_shape = kv_shape_of(form.config, 1, target.dtype)
+    return LoadedDraft((model,), kv_shape, capture_layers, form.shape.hidden_size)

@@ -1,0 +1,228 @@
+"""The models of EAGLE (Li et al. 2024, arXiv:2401.15077) and EAGLE-3 (2025, arXiv:2503.01840).
+
+Row i stands for position i and takes (feature_i, token_{i+1}); its output is the state that the
+next step continues in the feature's place, and that logits of token_{i+2} are read from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from specengine.core.errors import ModelLoadError
+from specengine.layers.decoder import PACKED_MODULES, DecoderShape, SelfAttention
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.linear import Linear, LMHead
+from specengine.layers.mlp import GatedMLP
+from specengine.layers.norm import RMSNorm
+from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.weights import fill_places, weight_places
+
+if TYPE_CHECKING:
+    from specengine.core.batch import ForwardBatch
+
+# Tensors that checkpoints carry and drafting does not need: the mask that d2t repeats, parts of the
+# target.
+_IGNORED = ("t2d", "verifier_")
+
+
+@dataclass(frozen=True)
+class EagleForm:
+    """What checkpoints of one family have or lack. `config` is that of the decoder layer."""
+
+    config: Any
+    shape: DecoderShape
+    target_vocab_size: int
+    draft_vocab_size: int
+    feature_size: int  # of the target: hidden size, times the number of layers in EAGLE-3
+    has_embed_tokens: bool = False  # else the target's
+    has_lm_head: bool = False  # else the target's
+    has_fc_bias: bool = False
+    has_input_layernorm: bool = False  # EAGLE: the original has none
+    num_fc_norms: int = 0  # EAGLE-3: a norm for each layer's feature
+    has_joint_norm: bool = False  # EAGLE-3: one norm over all features together
+    norm_before_residual: bool = False  # EAGLE-3: the residual stream starts normed
+    norm_output: bool = False  # EAGLE-3: the next step continues the normed state
+
+    @property
+    def has_own_vocabulary(self) -> bool:
+        return self.draft_vocab_size != self.target_vocab_size
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer whose attention reads something else than the residual stream."""
+
+    def __init__(
+        self,
+        form: EagleForm,
+        input_size: int,
+        input_layernorm: RMSNorm | None,
+        hidden_norm: RMSNorm | None = None,
+    ) -> None:
+        """input_size: of what attention reads. The norms stand in front of it, for the caller."""
+        super().__init__()
+        shape = form.shape
+        self.input_layernorm = input_layernorm
+        self.hidden_norm = hidden_norm
+        rotary = RotaryEmbedding.from_config(form.config)
+        self.self_attn = SelfAttention(shape, 0, rotary, input_size=input_size)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
+
+    def forward(
+        self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H]."""
+        heads = self.self_attn(positions, attended, batch)
+        normed, residual = self.post_attention_layernorm.add(heads, residual)
+        out: Tensor = self.mlp(normed) + residual
+        return out
+
+
+class EagleModel(nn.Module):
+    """EAGLE and EAGLE-2: ``layer(fc(cat(embed(token), feature)))``; the target's head reads the
+    state as it reads its own normed one, which is what the feature is.
+
+    `share` must give it the target's embedding and head before it runs.
+    """
+
+    num_layers = 1
+    target_ids: Tensor | None  # int64 [draft_vocab_size] or None, where ids are the target's own
+
+    def __init__(self, form: EagleForm) -> None:
+        super().__init__()
+        self.form = form
+        self.config = form.config
+        self.vocab_size = form.draft_vocab_size
+        ids = torch.arange(form.draft_vocab_size) if form.has_own_vocabulary else None
+        self.register_buffer("target_ids", ids, persistent=False)
+        size = form.shape.hidden_size
+        self.embed_tokens = (
+            VocabEmbedding(form.target_vocab_size, size) if form.has_embed_tokens else None
+        )
+        self.lm_head = LMHead(size, form.draft_vocab_size) if form.has_lm_head else None
+        self.add_layer(form, size)
+
+    def add_layer(self, form: EagleForm, size: int) -> None:
+        self.fc = Linear(2 * size, size, form.has_fc_bias)
+        norm = RMSNorm(size, form.shape.rms_norm_eps) if form.has_input_layernorm else None
+        self.layers = nn.ModuleList([EagleLayer(form, size, norm)])
+
+    @property
+    def layer(self) -> EagleLayer:
+        return cast(EagleLayer, self.layers[0])
+
+    def share(self, embed_tokens: VocabEmbedding, lm_head: LMHead) -> None:
+        """Use the target's, where the checkpoint brought none."""
+        self.embed_tokens = self.embed_tokens or embed_tokens
+        self.lm_head = self.lm_head or lm_head
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's features [T, feature_size] as what a row takes in, [T, H]."""
+        return features
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        """input_ids int64 [T], the token after each row's; batch.features [T, H], fused features or
+        the states of the step before -> states [T, H]."""
+        assert self.embed_tokens is not None
+        assert batch.features is not None
+        stream = self.fc(torch.cat([self.embed_tokens(input_ids), batch.features], dim=-1))
+        norm = self.layer.input_layernorm
+        attended = stream if norm is None else norm(stream)
+        out: Tensor = self.layer(positions, attended, stream, batch)
+        return out
+
+    def forward_split_prefill(
+        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
+    ) -> Tensor:
+        """There is one layer, so the first call is the last."""
+        batch.split_index = end_layer
+        return self.forward(input_ids, positions, batch)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """States [R, H] -> float32 [R, draft_vocab_size]."""
+        assert self.lm_head is not None
+        logits: Tensor = self.lm_head(hidden).float()
+        if self.target_ids is not None and not self.form.has_lm_head:
+            return logits.index_select(1, self.target_ids)
+        return logits
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill every parameter. Raises ModelLoadError naming any tensor that is missing, unexpected
+        or of the wrong shape, and a d2t that leads out of the target's vocabulary."""
+        places = weight_places(self, PACKED_MODULES)
+        fill_places(places, self._renamed(weights), "the EAGLE draft", _IGNORED)
+
+    def _renamed(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if name == "d2t":
+                self.set_target_ids(tensor)
+            else:
+                yield parameter_name(name), tensor
+
+    def set_target_ids(self, d2t: Tensor) -> None:
+        """d2t: int [draft_vocab_size], what to add to a draft id to have the target's."""
+        size, most = self.form.draft_vocab_size, self.form.target_vocab_size
+        if d2t.shape != (size,):
+            raise ModelLoadError(
+                f"d2t has shape {list(d2t.shape)} and draft_vocab_size is {size}; they must agree"
+            )
+        ids = torch.arange(size, device="cpu") + d2t.cpu().to(torch.int64)
+        low, high, different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
+        if low < 0 or high >= most or different < size:
+            raise ModelLoadError(
+                f"d2t leads to token ids {low}..{high}, {different} different ones of {size}; they "
+                f"must differ, and lie in the target's vocabulary (vocab_size {most}). Is it a "
+                "table of ids? It must hold offsets"
+            )
+        self.target_ids = ids.to(self.fc.plain.device)
+
+
+class Eagle3Model(EagleModel):
+    """EAGLE-3: ``fuse`` makes one feature of those of several layers; attention reads
+    ``cat(norm(embed(token)), norm(feature))`` and the feature itself is the residual stream."""
+
+    def add_layer(self, form: EagleForm, size: int) -> None:
+        eps = form.shape.rms_norm_eps
+        self.fc = Linear(form.feature_size, size, form.has_fc_bias)
+        part = form.feature_size // max(form.num_fc_norms, 1)
+        self.fc_norm = nn.ModuleList(RMSNorm(part, eps) for _ in range(form.num_fc_norms))
+        self.input_norm = RMSNorm(form.feature_size, eps) if form.has_joint_norm else None
+        norms = RMSNorm(size, eps), RMSNorm(size, eps)
+        self.layers = nn.ModuleList([EagleLayer(form, 2 * size, *norms)])
+        self.norm = RMSNorm(size, eps)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        if self.form.num_fc_norms:
+            parts = features.chunk(self.form.num_fc_norms, dim=-1)
+            normed = [norm(x.contiguous()) for norm, x in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, dim=-1)
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        out: Tensor = self.fc(features)
+        return out
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        assert self.embed_tokens is not None
+        assert batch.features is not None
+        embedding_norm, feature_norm = self.layer.input_layernorm, self.layer.hidden_norm
+        assert embedding_norm is not None
+        assert feature_norm is not None
+        normed = feature_norm(batch.features)
+        attended = torch.cat([embedding_norm(self.embed_tokens(input_ids)), normed], dim=-1)
+        residual = normed if self.form.norm_before_residual else batch.features
+        out: Tensor = self.layer(positions, attended, residual, batch)
+        return self.norm(out) if self.form.norm_output else out
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return super().compute_logits(hidden if self.form.norm_output else self.norm(hidden))
+
+
+def parameter_name(name: str) -> str:
+    """A checkpoint's tensor as it is called here."""
+    name = name.removeprefix("model.")
+    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name

@@ -1,0 +1,99 @@
+"""EAGLE's family: drafts continue the target's own hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.config import SpecConfig
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
+from specengine.core.spec import PrefillResult, VerifyResult
+from specengine.draft.eagle.model import Eagle3Model
+from specengine.draft.worker import DraftWorker, row_of
+from specengine.runner.model_runner import ModelRunner
+
+
+class EagleWorker(DraftWorker):
+    """Row i takes (feature_i, token_{i+1}) and sits at position i, in the slot of position i. So
+    the row before the root knows the root already: its output is the state that a round starts
+    from, and the drafted rows begin at the root's position.
+
+    After each prefill chunk all of its rows are run, the tokens shifted by one; the last takes the
+    next token of the prompt, or the one that was sampled. After verification the accepted rows are
+    run again on the target's own features. Nothing else is carried from chunk to chunk and from
+    round to round than the last row's state, in the request's row of `states`.
+
+    Slots of a cached prefix are not written: their KV came with the request that brought the
+    prefix. Where the texts part, its last row may have seen another next token; one entry that is
+    slightly off costs a little acceptance at most.
+    """
+
+    needs_hidden = True
+
+    def __init__(
+        self,
+        runners: Sequence[ModelRunner],
+        spec: SpecConfig,
+        node_limit: Callable[[Req], int],
+        num_rows: int,
+    ) -> None:
+        """num_rows: of the page table, row 0 included."""
+        super().__init__(runners, spec, node_limit)
+        k_cache, _ = self.runner.pools.token_to_kv_pool.get_kv_buffer(0)
+        size = self.runner.model.config.hidden_size
+        self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
+
+    def features(self, output: LogitsOutput, rows: Tensor | None) -> Tensor:
+        """[T, H], what rows of the draft model take of the target's output; None is every row."""
+        assert output.hidden is not None
+        return output.hidden if rows is None else output.hidden[rows]
+
+    @torch.inference_mode()
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        tokens = []
+        lens = zip(batch.prefix_lens, batch.extend_lens, strict=True)
+        for req, (prefix, count), sampled in zip(batch.reqs, lens, result.tokens, strict=True):
+            known = req.token_ids[prefix + 1 : prefix + count + 1]
+            tokens.append(known if len(known) == count else [*known, cast(int, sampled)])
+        self.extend_states(batch, tokens, self.features(output, None))
+
+    def start(self, batch: ScheduleBatch) -> LogitsOutput:
+        rows = torch.tensor([row_of(req) for req in batch.reqs])
+        states = self.states[rows.to(self.states.device, non_blocking=True)]
+        return LogitsOutput(self.runner.model.compute_logits(states), hidden=states)
+
+    @torch.inference_mode()
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
+        rows: list[int] = []
+        first = 0
+        for i, (emitted, drafted) in enumerate(zip(result.tokens, result.num_drafted, strict=True)):
+            path = range(len(emitted)) if result.kv_keep is None else result.kv_keep[i]
+            rows += [first + node for node in path]
+            first += drafted + 1
+        every = rows == list(range(first))
+        index = None if every else torch.tensor(rows).to(self.states.device, non_blocking=True)
+        self.extend_states(batch, result.tokens, self.features(output, index))
+
+    def extend_states(
+        self, batch: ScheduleBatch, tokens: list[list[int]], features: Tensor
+    ) -> None:
+        """Run rows from the root's position on, and keep the state of each request's last one."""
+        step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
+        step.features = features
+        output = self.runner.forward(step)
+        assert output.hidden is not None
+        self.states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
+
+
+class Eagle3Worker(EagleWorker):
+    """EAGLE-3: the features are outputs of several target layers, fused once."""
+
+    def features(self, output: LogitsOutput, rows: Tensor | None) -> Tensor:
+        assert output.features is not None
+        features = output.features if rows is None else output.features[rows]
+        return cast(Eagle3Model, self.runner.model).fuse(features)

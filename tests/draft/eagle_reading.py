@@ -1,0 +1,133 @@
+"""EAGLE's and EAGLE-3's equations, read plainly from a checkpoint's own tensors and the hidden
+states of transformers' target. Shares no code with the models under test."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+class EagleReading:
+    """Drafts for one request at a time, always from the start of its text."""
+
+    def __init__(self, draft: Path, target: Path) -> None:
+        import transformers
+
+        self.raw = json.loads((draft / "config.json").read_text())
+        self.config = self.raw.get("transformer_layer_config", self.raw)
+        named = load_file(draft / "model.safetensors")
+        self.tensors = {name.replace("midlayer", "layers.0"): one for name, one in named.items()}
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(target)
+        self.target = loaded.float().eval()
+        self.is_eagle3 = "layers.0.hidden_norm.weight" in self.tensors
+        self.head, self.target_ids = self._head_and_ids()
+
+    @torch.no_grad()
+    def logits(self, committed: list[int], drafted: list[int]) -> Tensor:
+        """[1 + len(drafted), draft vocabulary]: of the token after the root, which ends
+        `committed`, and after each of the drafted ones."""
+        self.keys = self.values = torch.empty(0)
+        states = self._rows(self._features(committed[:-1]), committed[1:])[-1:]
+        rows = [states]
+        for token in drafted:
+            rows.append(self._rows(rows[-1], [token]))
+        states = torch.cat(rows)
+        if self.is_eagle3 and not self.raw.get("norm_output"):
+            states = self._norm("norm", states)
+        return states @ self.head.T
+
+    def _features(self, tokens: list[int]) -> Tensor:
+        """[T, H]"""
+        before_norm: list[Tensor] = []
+        hook = self.target.model.norm.register_forward_pre_hook(
+            lambda module, args: before_norm.append(args[0])
+        )
+        out = self.target.model(torch.tensor([tokens]), output_hidden_states=True)
+        hook.remove()
+        if not self.is_eagle3:
+            last: Tensor = out.last_hidden_state[0]
+            return last
+        # hidden_states[n] is what layer n reads, and the last of them is normed already.
+        outputs = [*out.hidden_states[1:-1], *before_norm]
+        if "eagle_config" in self.raw:
+            layers = self.raw["eagle_config"][_IDS]
+        else:
+            layers = [layer - 1 for layer in self.raw[_IDS]]
+        parts = [outputs[layer][0] for layer in layers]
+        if "fc_norm.0.weight" in self.tensors:
+            parts = [self._norm(f"fc_norm.{i}", part) for i, part in enumerate(parts)]
+        features = torch.cat(parts, dim=-1)
+        if "input_norm.weight" in self.tensors:
+            features = self._norm("input_norm", features)
+        return self._linear("fc", features)
+
+    def _rows(self, states: Tensor, tokens: list[int]) -> Tensor:
+        """Further rows of the draft model, which see those run before: [T, H] -> [T, H]."""
+        table = self.tensors.get("embed_tokens.weight", self.target.model.embed_tokens.weight)
+        embeddings = table[tokens]
+        if not self.is_eagle3:
+            stream = self._linear("fc", torch.cat([embeddings, states], dim=-1))
+            has_norm = "layers.0.input_layernorm.weight" in self.tensors
+            read = self._norm("layers.0.input_layernorm", stream) if has_norm else stream
+            return self._layer(read, stream)
+        normed = self._norm("layers.0.hidden_norm", states)
+        read = torch.cat([self._norm("layers.0.input_layernorm", embeddings), normed], dim=-1)
+        out = self._layer(read, normed if self.raw.get("norm_before_residual") else states)
+        return self._norm("norm", out) if self.raw.get("norm_output") else out
+
+    def _layer(self, read: Tensor, stream: Tensor) -> Tensor:
+        group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
+        done, new, size = len(self.keys), len(read), self.config["head_dim"]
+        positions = torch.arange(done, done + new)
+        q, k, v = (
+            self._linear(f"layers.0.self_attn.{name}_proj", read).view(new, -1, size)
+            for name in "qkv"
+        )
+        self.keys = torch.cat([self.keys, self._rotate(k, positions)])
+        self.values = torch.cat([self.values, v])
+        keys, values = (x.repeat_interleave(group, dim=1) for x in (self.keys, self.values))
+        scores = torch.einsum("qhd,khd->hqk", self._rotate(q, positions), keys) / math.sqrt(size)
+        later = torch.arange(done + new) > positions[:, None]
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        heads = torch.einsum("hqk,khd->qhd", weights, values).reshape(new, -1)
+        stream = stream + self._linear("layers.0.self_attn.o_proj", heads)
+        normed = self._norm("layers.0.post_attention_layernorm", stream)
+        gate = F.silu(self._linear("layers.0.mlp.gate_proj", normed))
+        up = self._linear("layers.0.mlp.up_proj", normed)
+        return stream + self._linear("layers.0.mlp.down_proj", gate * up)
+
+    def _head_and_ids(self) -> tuple[Tensor, Tensor]:
+        """The head's rows, and the target's token of each."""
+        of_target: Tensor = self.target.lm_head.weight.detach()
+        own = self.tensors.get("lm_head.weight")
+        if "d2t" not in self.tensors:
+            head = of_target if own is None else own
+            return head, torch.arange(len(head))
+        ids = torch.arange(len(self.tensors["d2t"])) + self.tensors["d2t"]
+        return of_target[ids] if own is None else own, ids
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        mean: Tensor = x.pow(2).mean(-1, keepdim=True)
+        normed: Tensor = x / (mean + self.config["rms_norm_eps"]).sqrt()
+        return normed * self.tensors[f"{name}.weight"]
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[T, heads, D]; pairs (i, i + D / 2)."""
+        half = x.shape[-1] // 2
+        angles = positions[:, None, None] / self.config["rope_theta"] ** (torch.arange(half) / half)
+        left, right = x.chunk(2, dim=-1)
+        turned = [left * angles.cos() - right * angles.sin()]
+        turned += [right * angles.cos() + left * angles.sin()]
+        return torch.cat(turned, dim=-1)
