@@ -21,6 +21,7 @@ def sees(
     num_queries,
     tree_ptr,
     nodes,
+    past,
     positions_ptr,
     window,
     HAS_TREE: tl.constexpr,
@@ -29,16 +30,17 @@ def sees(
     """Whether row i, query queries[i] of its request, sees column cols[j]; none beyond end."""
     if HAS_TREE:
         news = cols - prefix
-        is_new = (news >= 0) & (cols < end)
-        places = queries[:, None] * nodes + news[None, :]
-        inside = (queries < num_queries)[:, None] & is_new[None, :]
+        in_tree = (news >= -past) & (cols < end)
+        places = queries[:, None] * (past + nodes) + (news + past)[None, :]
+        inside = (queries < num_queries)[:, None] & in_tree[None, :]
         seen = tl.load(tree_ptr + places, mask=inside, other=0) != 0
-        visible = ((news < 0) & (cols < end))[None, :] | seen
+        visible = ((news < -past) & (cols < end))[None, :] | seen
         if HAS_WINDOW:
             here = tl.load(positions_ptr + queries, mask=queries < num_queries, other=0)
-            there = tl.load(positions_ptr + news, mask=is_new, other=0)
+            there = tl.load(positions_ptr + news, mask=in_tree & (news >= 0), other=0)
             there = tl.where(news < 0, cols, there)
-            visible = visible & (there[None, :] > here[:, None] - window)
+            is_past = in_tree & (news < 0)
+            visible = visible & ((there[None, :] > here[:, None] - window) | is_past[None, :])
     else:
         here = prefix + queries
         visible = cols[None, :] < tl.minimum(here + 1, end)[:, None]
@@ -62,6 +64,7 @@ def key_range(
     num_queries,
     first_query,
     queries_per_tile,
+    past,
     window,
     split,
     splits,
@@ -77,7 +80,7 @@ def key_range(
     if not HAS_TREE:
         high = tl.minimum(prefix + first_query + queries_per_tile, high)
     if HAS_WINDOW:
-        oldest = prefix - window + 1
+        oldest = prefix - past - window + 1
         if not HAS_TREE:
             oldest += first_query
         low = tl.maximum(oldest, 0)
@@ -103,6 +106,7 @@ def attend(
     queries,
     num_queries,
     nodes,
+    past,
     window,
     scale_log2,
     HEAD_DIM: tl.constexpr,
@@ -134,6 +138,7 @@ def attend(
             num_queries,
             tree_ptr,
             nodes,
+            past,
             positions_ptr,
             window,
             HAS_TREE,

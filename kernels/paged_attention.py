@@ -26,7 +26,9 @@ class PagedBatch:
     positions: Tensor  # int64 [T], read only for a window under a tree
     max_queries: int
     max_keys: int
-    tree_mask: Tensor | None = None  # bool [B, N, N], N at least each request's queries
+    # bool [B, N, num_past + N], contiguous, N at least each request's queries
+    tree_mask: Tensor | None = None
+    num_past: int = 0  # nodes of the tree that are keys only: the last ones before the queries
     counters: Tensor | None = None  # int32 zeros, left as zeros; without them KV is never split
 
 
@@ -47,8 +49,8 @@ def paged_attention(
             prefix = seq_lens[b] - n
             for i in range(n):
                 seen = [c for c in range(seq_lens[b]) if c < prefix or c - prefix <= i]
-                # under a tree: c < prefix or tree_mask[b, i, c - prefix]
-                # with a window: also position(c) > position(prefix + i) - window
+                # under a tree: c < first or tree_mask[b, i, c - first], first = prefix - num_past
+                # with a window: also position(c) > position(prefix + i) - window, or c a past node
                 slots = req_to_token[req_pool_indices[b], seen]
                 for h in range(Hq):
                     weights = softmax(scale * q[t, h] . k_cache[slots, h // group])

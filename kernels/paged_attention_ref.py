@@ -39,14 +39,17 @@ def _visible(batch: PagedBatch, b: int, rows: slice, keys: int, window: int | No
     """bool [n, keys]"""
     n = rows.stop - rows.start
     prefix = keys - n
+    first = prefix - batch.num_past
     visible = torch.ones(n, keys, dtype=torch.bool, device=batch.seq_lens.device)
     if batch.tree_mask is None:
         visible = visible.tril(prefix)
         positions = torch.arange(keys, device=batch.seq_lens.device)
     else:
-        visible[:, prefix:] = batch.tree_mask[b, :n, :n]
+        visible[:, first:] = batch.tree_mask[b, :n, : keys - first]
         before = torch.arange(prefix, device=batch.seq_lens.device)
         positions = torch.cat((before, batch.positions[rows]))
     if window is not None:
-        visible &= positions > positions[prefix:, None] - window
+        near = positions > positions[prefix:, None] - window
+        near[:, first:prefix] = True
+        visible &= near
     return visible

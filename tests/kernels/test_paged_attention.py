@@ -49,8 +49,10 @@ def inputs(
     head_dim: int = 16,
     dtype: torch.dtype = torch.float32,
     trees: list[list[int]] | None = None,
+    num_past: int = 0,
 ) -> Inputs:
-    """Requests given by (prefix length, new tokens). Everything no request owns is NaN."""
+    """Requests given by (prefix length, new tokens), the first num_past nodes of each tree in the
+    prefix. Everything no request owns is NaN."""
     torch.manual_seed(0)
     num_heads, num_kv_heads = heads
     slots = torch.randperm(sum(p + e for p, e in lens)) + 1
@@ -61,7 +63,11 @@ def inputs(
     kv[:, 0] = float("nan")
     news = [e for _, e in lens]
     depths = [range(e) for e in news] if trees is None else [depths_of(tree) for tree in trees]
-    positions = [p + d for (p, _), depth in zip(lens, depths, strict=True) for d in depth]
+    positions = [
+        p - num_past + d
+        for (p, _), depth in zip(lens, depths, strict=True)
+        for d in depth[num_past:]
+    ]
     batch = PagedBatch(
         req_to_token=table.to(device),
         req_pool_indices=torch.arange(1, len(lens) + 1, device=device),
@@ -70,7 +76,10 @@ def inputs(
         positions=torch.tensor(positions, device=device),
         max_queries=max(news),
         max_keys=CONTEXT,
-        tree_mask=None if trees is None else tree_mask_of(trees).to(device),
+        tree_mask=None
+        if trees is None
+        else tree_mask_of(trees)[:, num_past:].contiguous().to(device),
+        num_past=num_past,
         counters=torch.zeros(4096, dtype=torch.int32, device=device),
     )
     q = torch.randn(sum(news), num_heads, head_dim)
@@ -114,6 +123,18 @@ def test_extend(device: torch.device, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 3])
 def test_tree(device: torch.device, window: int | None, splits: int) -> None:
     given = inputs([(45, 7), (0, 4), (20, 1)], device, trees=[BUSHY, FORK, [-1]])
+    given.check(window=window, num_splits=splits)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_tree_that_grows_by_a_level(
+    device: torch.device, window: int | None, splits: int
+) -> None:
+    """Two of seven nodes are new; and one of four, on three of them."""
+    given = inputs([(45, 2), (5, 2)], device, trees=[BUSHY, BUSHY], num_past=5)
+    given.check(window=window, num_splits=splits)
+    given = inputs([(33, 1), (3, 1)], device, trees=[FORK, FORK], num_past=3)
     given.check(window=window, num_splits=splits)
 
 

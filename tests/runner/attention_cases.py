@@ -57,11 +57,13 @@ class Layer:
 
 @dataclass
 class Case:
-    """Requests given by (prefix length, new tokens), and perhaps each one's tree of parents."""
+    """Requests given by (prefix length, new tokens), and perhaps each one's tree of parents. The
+    first num_past nodes of every tree are not new: they end the prefix."""
 
     lens: list[tuple[int, int]]
     mode: ForwardMode = ForwardMode.EXTEND
     trees: list[list[int]] | None = None  # parents of each request's nodes, the root's is -1
+    num_past: int = 0
     scattered: bool = True
     layer: Layer = field(default_factory=Layer)
     dtype: torch.dtype = torch.float32
@@ -79,7 +81,7 @@ class Case:
             table[row + 1, : p + e] = torch.tensor([next(free) for _ in range(p + e)])
         table[table == -7] = 0
         rows = [
-            (r + 1, j, p + j, p + d)
+            (r + 1, j, p + j, p - self.num_past + d)
             for r, (p, e) in enumerate(self.lens)
             for j, d in enumerate(self.depths(r, e))
         ]
@@ -121,7 +123,7 @@ class Case:
     def depths(self, request: int, extend: int) -> list[int]:
         if self.trees is None:
             return list(range(extend))
-        return depths_of(self.trees[request])
+        return depths_of(self.trees[request])[self.num_past :]
 
     def tree(self) -> Tree | None:
         if self.trees is None:
@@ -131,8 +133,8 @@ class Case:
         for request, parents in enumerate(self.trees):
             for node in range(len(parents)):
                 mask[request, node, ancestors_of(parents, node)] = True
-        depths = [d for parents in self.trees for d in depths_of(parents)]
-        return Tree(torch.tensor(depths), mask.to(self.device))
+        depths = [d for parents in self.trees for d in depths_of(parents)[self.num_past :]]
+        return Tree(torch.tensor(depths), mask[:, self.num_past :].to(self.device), self.num_past)
 
 
 def ancestors_of(parents: list[int], node: int) -> list[int]:
@@ -156,17 +158,20 @@ def dense_attention(case: Case, batch: ForwardBatch, q: Tensor) -> Tensor:
     row = 0
     for request, (prefix, extend) in enumerate(case.lens):
         slots = batch.req_to_token_pool.req_to_token[request + 1].tolist()
-        depths = case.depths(request, extend)
-        for node in range(extend):
+        past = case.num_past
+        first = prefix - past
+        depths = list(range(extend)) if case.trees is None else depths_of(case.trees[request])
+        for node in range(past, past + extend):
             if case.trees is None:
                 news = list(range(node + 1))
             else:
                 news = ancestors_of(case.trees[request], node)
-            seen = [(place, place) for place in range(prefix)]
-            seen += [(prefix + new, prefix + depths[new]) for new in news]
-            here = prefix + depths[node]
+            seen = [(place, place) for place in range(first)]
+            seen += [(first + new, first + depths[new]) for new in news if new >= past]
+            here = first + depths[node]
             window = layer.sliding_window or MAX_CONTEXT
             chosen = [slots[place] for place, position in seen if position > here - window]
+            chosen += [slots[first + new] for new in news if new < past]
             for head in range(layer.num_heads):
                 k = k_cache[chosen, head // group].double().cpu()
                 v = v_cache[chosen, head // group].double().cpu()

@@ -67,14 +67,23 @@ def test_trees(window: int | None) -> None:
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_any_tree(data: st.DataObject) -> None:
-    trees = []
+    """Some of whose first nodes may be there already."""
+    trees, past = [], data.draw(st.integers(0, 5))
     for _ in range(data.draw(st.integers(1, 3))):
-        size = data.draw(st.integers(1, 8))
+        size = data.draw(st.integers(past + 1, past + 8))
         trees.append([-1] + [data.draw(st.integers(0, node - 1)) for node in range(1, size)])
-    lens = [(data.draw(st.integers(0, 20)), len(parents)) for parents in trees]
+    lens = [(past + data.draw(st.integers(0, 20)), len(parents) - past) for parents in trees]
     window = data.draw(st.none() | st.integers(1, 12))
     layer = Layer(num_heads=2, num_kv_heads=1, head_dim=8, sliding_window=window)
-    check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+    check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, num_past=past, layer=layer))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_tree_that_grows_by_a_level(window: int | None) -> None:
+    """The last two of BUSHY are run on the five that are there; FORK's last on three."""
+    layer, mode = Layer(sliding_window=window), ForwardMode.DRAFT_EXTEND
+    check(Case([(16, 2), (9, 2)], mode, trees=[BUSHY, BUSHY], num_past=5, layer=layer))
+    check(Case([(3, 1), (20, 1)], mode, trees=[FORK, FORK], num_past=3, layer=layer))
 
 
 def test_a_chain_is_a_tree_without_branches() -> None:

@@ -59,6 +59,12 @@ def test_trees(window: int | None) -> None:
     check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_tree_that_grows_by_a_level(window: int | None) -> None:
+    layer, mode = Layer(sliding_window=window), ForwardMode.DRAFT_EXTEND
+    check(Case([(16, 2), (9, 2)], mode, trees=[BUSHY, BUSHY], num_past=5, layer=layer))
+
+
 def test_a_captured_plan_is_shaped_for_the_longest_request() -> None:
     backend = make_attention_backend("triton", device())
     case = Case([(0, 1)], ForwardMode.DECODE, device=device())

@@ -12,6 +12,7 @@ def visible_BQK(
     depths_BQ: Tensor,
     tree_mask_BQN: Tensor | None,
     window: int | None,
+    num_past: int = 0,
 ) -> Tensor:
     """Whether query i of a request sees a column of its page table::
 
@@ -19,8 +20,9 @@ def visible_BQK(
         seen = new < 0 or (tree_mask[i, new] if tree_mask else new <= i)
         if window: seen &= depth(new) > depths[i] - window     # depth(new) = new in the prefix
 
-    prefix_B: int64 [B]; columns_K: int64 [K]; depths_BQ: int64 [B, Q], rotary position less prefix;
-    tree_mask_BQN: bool [B, Q, N], N >= Q. Returns bool [B, Q, K].
+    prefix_B: int64 [B], tokens before the tree; columns_K: int64 [K]; depths_BQ: int64 [B, Q],
+    rotary position less prefix; tree_mask_BQN: bool [B, Q, num_past + N], N >= Q. The first
+    num_past nodes are no queries; a window hides none of them. Returns bool [B, Q, K].
     """
     new_BK = columns_K - prefix_B[:, None]
     if tree_mask_BQN is None:
@@ -32,10 +34,12 @@ def visible_BQK(
         node_BK = new_BK.clamp(0, nodes - 1)
         seen = tree_mask_BQN.gather(2, node_BK[:, None].expand(-1, depths_BQ.shape[1], -1))
         visible = (new_BK < 0)[:, None] | (seen & (new_BK < nodes)[:, None])
-        node_BK = node_BK.clamp(max=depths_BQ.shape[1] - 1)
-        key_depth_BK = torch.where(new_BK < 0, new_BK, depths_BQ.gather(1, node_BK))
+        query_BK = (node_BK - num_past).clamp(0, depths_BQ.shape[1] - 1)
+        key_depth_BK = torch.where(new_BK < 0, new_BK, depths_BQ.gather(1, query_BK))
     if window is not None:
-        visible = visible & (key_depth_BK[:, None] > depths_BQ[..., None] - window)
+        is_past = (new_BK >= 0) & (new_BK < num_past)
+        near = key_depth_BK[:, None] > depths_BQ[..., None] - window
+        visible = visible & (near | is_past[:, None])
     return visible
 
 

@@ -17,9 +17,10 @@ from specengine.runner.attention.torch_masks import additive, visible_BQK
 @dataclass
 class PaddedAttention:
     slots: Tensor  # int64 [B * K]; padding repeats the request's first slot
-    prefix_B: Tensor  # int64
+    prefix_B: Tensor  # int64, tokens before the tree
     depths_BQ: Tensor  # int64
     tree_mask_BQN: Tensor | None
+    num_past: int = 0
     rows_BQ: Tensor | None = None  # row of q of each padded query; None where nothing is ragged
     real: Tensor | None = None  # int64 [T], the padded queries that are rows of q
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
@@ -39,6 +40,7 @@ class PaddedAttention:
                 self.depths_BQ,
                 self.tree_mask_BQN,
                 window,
+                self.num_past,
             )
             self.masks[window, dtype] = additive(visible, dtype).unsqueeze(1)
         return self.masks[window, dtype]
@@ -68,14 +70,16 @@ def plan_padded(batch: ForwardBatch) -> PaddedAttention:
     slots = torch.where(is_real, table, table[:, :1])
     order = torch.arange(num_queries, device=device)
     rows_BQ = batch.qo_indptr[:-1, None] + torch.minimum(order, batch.extend_lens[:, None] - 1)
-    tree_mask = None
+    tree_mask, num_past = None, 0
     if batch.tree is not None:
-        tree_mask = batch.tree.mask_BNN[:, :num_queries].to(device)
+        tree_mask, num_past = batch.tree.mask_BNN[:, :num_queries].to(device), batch.tree.num_past
+    prefix_B = batch.prefix_lens - num_past
     attention = PaddedAttention(
         slots=slots.reshape(-1).to(torch.int64),
-        prefix_B=batch.prefix_lens,
-        depths_BQ=batch.positions[rows_BQ] - batch.prefix_lens[:, None],
+        prefix_B=prefix_B,
+        depths_BQ=batch.positions[rows_BQ] - prefix_B[:, None],
         tree_mask_BQN=tree_mask,
+        num_past=num_past,
     )
     if min(batch.extend_lens_cpu) != num_queries:
         attention.rows_BQ = rows_BQ

@@ -20,17 +20,18 @@ class Span:
 
     begin: int  # rows of q: begin .. begin + num_queries - 1
     num_queries: int
-    prefix_len: int
-    slots: Tensor  # int64 [prefix_len + num_queries]
+    prefix_len: int  # tokens before the tree
+    slots: Tensor  # int64 [prefix_len + num_past + num_queries]
     first_slot: int | None  # where the slots are first_slot, first_slot + 1, ...
     depths_Q: Tensor  # int64
     tree_mask_QN: Tensor | None
+    num_past: int = 0
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def keys(self, window: int | None) -> slice:
         """The columns that any row of this request can see."""
         begin = 0 if window is None else max(0, self.prefix_len - window + 1)
-        return slice(begin, self.prefix_len + self.num_queries)
+        return slice(begin, len(self.slots))
 
     def gather(self, cache: Tensor, keys: slice) -> Tensor:
         """[1, num_kv_heads, K, head_dim]; a view where the slots lie side by side."""
@@ -50,6 +51,7 @@ class Span:
                 self.depths_Q[None],
                 None if self.tree_mask_QN is None else self.tree_mask_QN[None],
                 window,
+                self.num_past,
             )
             self.masks[window, dtype] = additive(visible, dtype)
         return self.masks[window, dtype]
@@ -58,7 +60,7 @@ class Span:
         """q [Q, num_heads, head_dim], this request's rows -> the same shape."""
         keys = self.keys(layer.sliding_window)
         k, v = self.gather(k_cache, keys), self.gather(v_cache, keys)
-        if self.num_queries == 1:
+        if self.num_queries == 1 and not self.num_past:
             return _attend_one(q, k, v, layer)
         is_causal = self.prefix_len == 0 and self.tree_mask_QN is None
         is_causal &= layer.sliding_window is None or layer.sliding_window >= self.num_queries
@@ -108,10 +110,11 @@ def plan_spans(batch: ForwardBatch) -> SpanAttention:
 
 def _span(batch: ForwardBatch, request: int, begin: int, slots: Tensor) -> Span:
     extend = batch.extend_lens_cpu[request]
-    prefix = batch.prefix_lens_cpu[request]
-    tree_mask = None
+    tree_mask, num_past = None, 0
     if batch.tree is not None:
         tree_mask = batch.tree.mask_BNN[request, :extend].to(slots.device)
+        num_past = batch.tree.num_past
+    prefix = batch.prefix_lens_cpu[request] - num_past
     return Span(
         begin=begin,
         num_queries=extend,
@@ -120,6 +123,7 @@ def _span(batch: ForwardBatch, request: int, begin: int, slots: Tensor) -> Span:
         first_slot=_first_of_run(slots),
         depths_Q=batch.positions[begin : begin + extend] - prefix,
         tree_mask_QN=tree_mask,
+        num_past=num_past,
     )
 
 

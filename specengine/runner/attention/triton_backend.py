@@ -53,8 +53,9 @@ class TritonAttentionBackend:
         )
 
     def _plan(self, batch: ForwardBatch, max_keys: int) -> AttnPlan:
-        tree_mask = None
+        tree_mask, num_past = None, 0
         if batch.tree is not None:
+            num_past = batch.tree.num_past
             tree_mask = batch.tree.mask_BNN.to(self.counters.device).contiguous()
         paged = PagedBatch(
             req_to_token=batch.req_to_token_pool.req_to_token,
@@ -65,6 +66,7 @@ class TritonAttentionBackend:
             max_queries=batch.max_extend_len,
             max_keys=max_keys,
             tree_mask=tree_mask,
+            num_past=num_past,
             counters=self.counters,
         )
         return attach_plan(self.name, batch, paged)
