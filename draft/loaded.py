@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from specengine.core.config import ModelConfig, SpecConfig
-from specengine.core.errors import ConfigError
+from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.interfaces import DecoderModel
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape
+from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.load import FindModelClass
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -62,6 +64,18 @@ class LoadedDraft:
 
 
 NO_DRAFT = LoadedDraft((), KVShape(0, 1, 1, torch.float32))
+
+
+def draft_directory(path: str, with_weights: bool = True) -> Path:
+    """A local directory, or what a hub id names. Raises ModelLoadError."""
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory
+    if not is_hub_id(path):
+        raise ModelLoadError(
+            f"--speculative-draft-model-path {path}: neither a directory nor a hub id"
+        )
+    return fetch_from_hub(path, with_weights)
 
 
 def kv_shape_of(hf_config: Any, num_layers: int, dtype: torch.dtype) -> KVShape:

@@ -18,8 +18,8 @@ from typing import Any
 
 from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.model import parameter_name
+from specengine.draft.loaded import draft_directory
 from specengine.runner.loader.hf_directory import read_tensor_shapes
-from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads")
@@ -38,13 +38,7 @@ class EagleCheckpoint:
     @classmethod
     def read(cls, path: str, with_weights: bool = True) -> EagleCheckpoint:
         """Of a local directory or a hub id. Raises ModelLoadError."""
-        directory = Path(path).expanduser()
-        if not directory.is_dir():
-            if not is_hub_id(path):
-                raise ModelLoadError(
-                    f"--speculative-draft-model-path {path}: neither a directory nor a hub id"
-                )
-            directory = fetch_from_hub(path, with_weights)
+        directory = draft_directory(path, with_weights)
         shapes = read_tensor_shapes(directory) if with_weights else {}
         named = {parameter_name(name): shape for name, shape in shapes.items()}
         return cls(path, _read_raw(directory / "config.json"), directory, named)

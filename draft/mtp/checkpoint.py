@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.draft.mtp.form import FORMS, MtpForm, MtpLayerName
-from specengine.runner.loader.hf_directory import iterate_safetensors
+from specengine.runner.loader.hf_directory import read_tensor_shapes
+
+Shapes = dict[str, list[int]]
 
 
-@dataclass(frozen=True)
-class MtpCheckpoint:
-    """The MTP layers that a directory holds."""
-
-    directory: Path
-    layers: tuple[MtpLayerName, ...]  # the first predicts one token further than the target
-
-    @classmethod
-    def find(cls, directory: Path, hidden_size: int) -> MtpCheckpoint:
-        """Raises ModelLoadError where there is none, or none that fits a target of this size."""
-        tensors = dict(iterate_safetensors(directory))
-        form, ids = _form_of(list(tensors), directory)
-        layers = tuple(_layer(form, layer_id, tensors) for layer_id in ids)
-        for layer in layers:
-            _check_size(layer, tensors, hidden_size, directory)
-        return cls(directory, layers)
+def find_layers(directory: Path, hidden_size: int) -> tuple[MtpLayerName, ...]:
+    """The MTP layers of a directory, the one first that predicts one token further than the target.
+    Raises ModelLoadError where there is none, or none that fits a target of this hidden size."""
+    shapes = read_tensor_shapes(directory)
+    form, ids = _form_of(list(shapes), directory)
+    layers = tuple(_layer(form, layer_id, shapes) for layer_id in ids)
+    for layer in layers:
+        _check_size(layer, shapes, hidden_size, directory)
+    return layers
 
 
 def _form_of(names: list[str], directory: Path) -> tuple[MtpForm, list[int]]:
@@ -38,22 +30,20 @@ def _form_of(names: list[str], directory: Path) -> tuple[MtpForm, list[int]]:
     wanted = ", ".join(f"{form.anchor.replace('{id}', '*')} ({form.name})" for form in FORMS)
     raise ModelLoadError(
         f"{directory} holds no MTP layer; looked for {wanted}. Name a directory that has one with "
-        "--speculative-draft-model-path, or draft with NGRAM"
+        "--speculative-draft-model-path, or take another --speculative-algorithm"
     )
 
 
-def _layer(form: MtpForm, layer_id: int, tensors: dict[str, Tensor]) -> MtpLayerName:
+def _layer(form: MtpForm, layer_id: int, shapes: Shapes) -> MtpLayerName:
     def has(template: str | None) -> bool:
-        return template is not None and f"{template.format(id=layer_id)}.weight" in tensors
+        return template is not None and f"{template.format(id=layer_id)}.weight" in shapes
 
     return MtpLayerName(form, layer_id, has(form.embed_tokens), has(form.lm_head))
 
 
-def _check_size(
-    layer: MtpLayerName, tensors: dict[str, Tensor], hidden_size: int, directory: Path
-) -> None:
+def _check_size(layer: MtpLayerName, shapes: Shapes, hidden_size: int, directory: Path) -> None:
     name = layer.tensor("projection.weight")
-    found = list(tensors[name].shape) if name in tensors else None
+    found = shapes.get(name)
     if found is not None and found != [hidden_size, 2 * hidden_size]:
         raise ModelLoadError(
             f"{directory}: {name} is {found}, which joins states of hidden_size {found[0]}; the "

@@ -2,82 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
-import torch
-
-from specengine.core.errors import ModelLoadError
-from specengine.draft.mtp.checkpoint import MtpCheckpoint
+from specengine.core.config import SpecConfig
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.draft.loaded import DraftTarget, LoadedDraft, draft_directory, kv_shape_of
+from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """How the target was loaded, which its MTP layers follow."""
+def load_mtp(target: DraftTarget) -> LoadedDraft:
+    """The target's own MTP layers, or those of --speculative-draft-model-path: one, or as many as
+    there are steps. Raises ConfigError or ModelLoadError where they are missing or do not fit."""
+    source = _source(target)
+    found = _dummy_layers(source) if target.is_dummy else find_layers(*_place(source, target))
+    names = _one_a_step(found, target.spec)
+    models = tuple(_load(source, name, index, target) for index, name in enumerate(names))
+    shape = kv_shape_of(target.loaded.source.hf_config, len(models), target.dtype)
+    return LoadedDraft(models, shape, feature_size=target.hidden_size)
 
-    dtype: torch.dtype
-    device: torch.device
-    quantization: str | None = None
-    seed: int = 0  # of dummy weights
+
+def _source(target: DraftTarget) -> ModelSource:
+    """Where the layers are, with the target's configuration: they are of its shape, whatever stands
+    beside them."""
+    path, source = target.spec.draft_model_path, target.loaded.source
+    if path is None or target.is_dummy:
+        return source
+    return ModelSource(path, source.hf_config, directory=draft_directory(path))
 
 
-def find_layers(
-    target_source: ModelSource, draft_source: ModelSource | None
-) -> tuple[ModelSource, tuple[MtpLayerName, ...]]:
-    """Where the MTP layers of a target are, and which they are. Dummy targets get dummy layers of
-    their family's form. Raises ModelLoadError where there are none that fit."""
-    source = draft_source or target_source
-    if source.is_dummy:
-        return source, _dummy_layers(target_source)
+def _place(source: ModelSource, target: DraftTarget) -> tuple[Path, int]:
     if source.directory is None:
         raise ModelLoadError(
-            f"{source.name} is no directory of safetensors, and MTP layers are read from those "
+            f"{source.name} is not a directory of safetensors, and MTP layers are read from those "
             "only; name one with --speculative-draft-model-path"
         )
-    found = MtpCheckpoint.find(source.directory, target_source.hf_config.hidden_size)
-    return source, found.layers
+    return source.directory, target.hidden_size
 
 
-def load_layers(
-    source: ModelSource, layers: Sequence[MtpLayerName], target: Any, options: LoadOptions
-) -> list[MtpModel]:
-    """One model a layer, which writes KV layer 0, 1, ... of the draft pool and shares the target's
-    embedding and head. target: a model of target/models."""
-    return [_load(source, name, kv_layer, target, options) for kv_layer, name in enumerate(layers)]
-
-
-def _load(
-    source: ModelSource, name: MtpLayerName, kv_layer: int, target: Any, options: LoadOptions
-) -> MtpModel:
-    config = target.config
-    shape, window = target.decoder_shape(config), target.sliding_windows(config)[-1]
-
-    def model_class(config: Any) -> MtpModel:
-        return MtpModel(config, shape, name, kv_layer, window)
-
-    # The layers are of the target's shape, whatever configuration stands beside them.
-    loaded = load_model(
-        replace(source, hf_config=config),
-        lambda architectures: model_class,
-        options.dtype,
-        options.device,
-        options.quantization,
-        options.seed + 1 + kv_layer,
-    )
-    model = cast(MtpModel, loaded)
-    model.share(target.model.embed_tokens, target.lm_head)
-    return model
-
-
-def _dummy_layers(target: ModelSource) -> tuple[MtpLayerName, ...]:
-    config = target.hf_config
+def _dummy_layers(source: ModelSource) -> tuple[MtpLayerName, ...]:
+    """As many as the configuration states, in the form of the family."""
+    config = source.hf_config
     count = getattr(config, "num_nextn_predict_layers", None) or 1
-    if "MiMoForCausalLM" in target.architectures:
+    if "MiMoForCausalLM" in source.architectures:
         return tuple(MtpLayerName(MIMO, index) for index in range(count))
     first = config.num_hidden_layers
     return tuple(MtpLayerName(DEEPSEEK, first + index) for index in range(count))
+
+
+def _one_a_step(layers: tuple[MtpLayerName, ...], spec: SpecConfig) -> tuple[MtpLayerName, ...]:
+    """The layers that num_steps steps use. A single one serves them all."""
+    steps, count = spec.num_steps, len(layers)
+    assert steps is not None, "resolved"
+    if count == 1 or steps == 1:
+        return layers[:1]
+    if spec.eagle_topk > 1:
+        raise ConfigError(
+            f"--speculative-eagle-topk {spec.eagle_topk}: the {count} MTP layers of this "
+            "checkpoint draft chains, a layer a step; leave it out"
+        )
+    if steps > count:
+        raise ConfigError(
+            f"--speculative-num-steps {steps}: the checkpoint has {count} MTP layers, one a step; "
+            f"ask for {count} at most"
+        )
+    return layers[:steps]
+
+
+def _load(source: ModelSource, name: MtpLayerName, index: int, target: DraftTarget) -> MtpModel:
+    target_model, options = cast(Any, target.loaded.model), target.loaded.config.model
+    config = source.hf_config
+    shape = target_model.decoder_shape(config)
+    window = target_model.sliding_windows(config)[-1]
+    loaded = load_model(
+        replace(source, is_dummy=target.is_dummy),
+        lambda architectures: lambda config: MtpModel(config, shape, name, index, window),
+        target.dtype,
+        target.loaded.device,
+        options.quantization,
+        options.random_seed + 1 + index,
+    )
+    model = cast(MtpModel, loaded)
+    model.share(target_model.model.embed_tokens, target_model.lm_head)
+    return model

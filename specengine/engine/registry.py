@@ -14,6 +14,8 @@ from specengine.draft.eagle.worker import Eagle3Worker, EagleWorker
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.loaded import DraftTarget, LoadedDraft
+from specengine.draft.mtp.load import load_mtp
+from specengine.draft.mtp.worker import make_mtp_worker
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.standalone.load import load_standalone
 from specengine.draft.standalone.worker import StandaloneWorker
@@ -50,6 +52,9 @@ DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
     "EAGLE3": lambda context: Eagle3Worker(
         context.runners, context.spec, context.node_limit, context.num_rows
     ),
+    "MTP": lambda context: make_mtp_worker(
+        context.runners, context.spec, context.node_limit, context.num_rows
+    ),
 }
 
 # How algorithms that draft with a model come to it.
@@ -57,7 +62,10 @@ DRAFT_LOADERS: dict[str, Callable[[DraftTarget], LoadedDraft]] = {
     "STANDALONE": load_standalone,
     "EAGLE": load_eagle,
     "EAGLE3": load_eagle3,
+    "MTP": load_mtp,
 }
+
+ALIASES = {"NEXTN": "MTP"}
 
 VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
     "match": lambda spec: MatchVerifier(),
@@ -96,10 +104,11 @@ def _make_algorithm(context: DraftContext) -> Drafter:
 
 def check_algorithm(name: str) -> str:
     """The name as the tables here have it. Raises ConfigError where it is not known."""
-    if name.upper() not in DRAFTERS:
-        known = ", ".join(DRAFTERS)
+    found = ALIASES.get(name.upper(), name.upper())
+    if found not in DRAFTERS:
+        known = ", ".join([*DRAFTERS, *ALIASES])
         raise ConfigError(f"--speculative-algorithm {name} is not known; known are {known}")
-    return name.upper()
+    return found
 
 
 def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:

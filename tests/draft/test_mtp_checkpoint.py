@@ -5,23 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from specengine.core.config import ModelConfig
-from specengine.core.errors import ModelLoadError
-from specengine.draft.mtp.checkpoint import MtpCheckpoint
-from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpForm, MtpLayerName
-from specengine.draft.mtp.load import find_layers
-from specengine.runner.loader.model_source import ModelSource
-from specengine.runner.loader.source import resolve_model
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.draft.mtp.checkpoint import find_layers
+from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpForm
+from specengine.draft.mtp.load import load_mtp
 from tests.draft.mtp_reading import FORMS, add_mtp
-from tests.draft.test_mtp_model import TARGETS, load_mtp, load_target
-
-
-def _source(folder: Path, load_format: str = "auto") -> ModelSource:
-    return resolve_model(ModelConfig(model=str(folder), load_format=load_format))
+from tests.draft.test_mtp_model import TARGETS, load_models, load_target
 
 
 def _without(folder: Path, *endings: str) -> None:
@@ -36,7 +31,7 @@ def test_every_dense_target_can_carry_them(
     form: str, family: str, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = add_mtp(small_models[family], tmp_path, form, layers=2)
-    assert len(load_mtp(folder, load_target(folder))) == 2
+    assert len(load_models(folder, num_steps=2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def test_layers_are_found_by_their_names(
     form: str, ids: list[int], small_models: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = add_mtp(small_models[TARGETS[form]], tmp_path, form, layers=2)
-    assert [layer.layer_id for layer in MtpCheckpoint.find(folder, 64).layers] == ids
+    assert [layer.layer_id for layer in find_layers(folder, 64)] == ids
 
 
 def test_a_separate_directory_may_count_from_zero(
@@ -59,22 +54,24 @@ def test_a_separate_directory_may_count_from_zero(
     layer = {n: t for n, t in tensors.items() if n.startswith("model.layers.3.")}
     renamed = {n.replace("layers.3.", "layers.0."): t for n, t in layer.items()}
     save_file(renamed, alone / "model.safetensors")
-    source, layers = find_layers(_source(small_models["llama"]), _source(alone))
-    assert source.directory == alone
-    assert layers == (MtpLayerName(DEEPSEEK, 0),)
+    [found] = load_mtp(load_target(small_models["llama"], draft_model_path=str(alone))).models
+    [expected] = load_models(beside)
+    ours, theirs = cast(Any, found).state_dict(), expected.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize(("family", "form", "first"), [("llama", DEEPSEEK, 3), ("mimo", MIMO, 0)])
+@pytest.mark.parametrize(
+    ("family", "form", "ids"), [("llama", DEEPSEEK, [3]), ("mimo", MIMO, [0, 1])]
+)
 def test_dummy_targets_get_dummy_layers(
-    family: str, form: MtpForm, first: int, small_models: dict[str, Path], tmp_path: Path
+    family: str, form: MtpForm, ids: list[int], small_models: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = small_models["llama"]
     if family == "mimo":
         folder = add_mtp(small_models["qwen2"], tmp_path, "mimo", layers=2)
-    source = _source(folder, "dummy")
-    count = 2 if family == "mimo" else 1
-    expected = tuple(MtpLayerName(form, first + index) for index in range(count))
-    assert find_layers(source, None) == (source, expected)
+    models = load_models(folder, load_format="dummy", num_steps=len(ids))
+    assert [(model.name.form, model.name.layer_id) for model in models] == [(form, i) for i in ids]
 
 
 def test_no_layers_names_what_was_looked_for(small_models: dict[str, Path]) -> None:
@@ -84,7 +81,7 @@ def test_no_layers_names_what_was_looked_for(small_models: dict[str, Path]) -> N
         r"model\.mtp_layers\.\*\.input_proj\.weight \(MiMo\).*--speculative-draft-model-path"
     )
     with pytest.raises(ModelLoadError, match=names):
-        find_layers(_source(small_models["llama"]), None)
+        load_models(small_models["llama"])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -94,7 +91,7 @@ def test_another_hidden_size_is_refused(
     folder = add_mtp(small_models[TARGETS[form]], tmp_path, form)
     rule = r"\[64, 128\].*hidden_size 64; the target's hidden_size is 80.*--speculative-draft-mod"
     with pytest.raises(ModelLoadError, match=rule):
-        MtpCheckpoint.find(folder, 80)
+        find_layers(folder, 80)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +112,7 @@ def test_a_missing_tensor_is_named_as_the_checkpoint_names_it(
     target = load_target(folder)
     _without(folder, missing)
     with pytest.raises(ModelLoadError, match=f"missing tensor {missing}"):
-        load_mtp(folder, target)
+        load_mtp(target)
 
 
 def test_a_layer_of_another_kind_is_refused(small_models: dict[str, Path], tmp_path: Path) -> None:
@@ -125,7 +122,7 @@ def test_a_layer_of_another_kind_is_refused(small_models: dict[str, Path], tmp_p
     tensors = load_file(path)
     save_file(tensors | {name: tensors["model.layers.3.mlp.up_proj.weight"].clone()}, path)
     with pytest.raises(ModelLoadError, match=f"unexpected tensor {name}.*DeepSeek-V3"):
-        load_mtp(folder, load_target(folder))
+        load_models(folder)
 
 
 def test_extra_layers_that_the_configuration_does_not_name_stay_unexpected(
@@ -136,3 +133,33 @@ def test_extra_layers_that_the_configuration_does_not_name_stay_unexpected(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_nextn_predict_layers": 0}))
     with pytest.raises(ModelLoadError, match=r"unexpected tensor model\.layers\.3\."):
         load_target(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_steps": 3}, "--speculative-num-steps 3: the checkpoint has 2 MTP layers.*for 2"),
+        ({"num_steps": 2, "eagle_topk": 4}, "--speculative-eagle-topk 4: the 2 MTP layers.*chain"),
+    ],
+)
+def test_layers_a_step_bound_the_steps_and_draft_chains(
+    options: dict[str, int], message: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models["llama"], tmp_path, "deepseek", layers=2)
+    with pytest.raises(ConfigError, match=message):
+        load_models(folder, **options)
+    assert len(load_models(folder, num_steps=1)) == 1
+
+
+def test_one_layer_serves_every_step_and_trees(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = add_mtp(small_models["llama"], tmp_path, "deepseek")
+    assert len(load_models(folder, num_steps=5, eagle_topk=4)) == 1
+
+
+def test_a_path_that_is_nothing_is_refused(small_models: dict[str, Path]) -> None:
+    with pytest.raises(
+        ModelLoadError, match=r"--speculative-draft-model-path no/such/one: neither"
+    ):
+        load_models(small_models["llama"], draft_model_path="no/such/one")

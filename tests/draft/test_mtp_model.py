@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
-from specengine.core.config import ModelConfig
-from specengine.draft.mtp.load import LoadOptions, find_layers, load_layers
+from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
+from specengine.draft.loaded import DraftTarget
+from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.model import MtpModel
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 from specengine.runner.loader.load import load_model
+from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.target.registry import find_model_class
@@ -28,14 +31,19 @@ TOKENS = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
 
 
-def load_target(folder: Path) -> Any:
-    source = resolve_model(ModelConfig(model=str(folder)))
-    return load_model(source, find_model_class, torch.float32, CPU)
+def load_target(folder: Path, load_format: str = "auto", **spec: Any) -> DraftTarget:
+    config = ModelConfig(model=str(folder), load_format=load_format)
+    source = resolve_model(config)
+    model: Any = load_model(source, find_model_class, torch.float32, CPU)
+    loaded = LoadedModel(source, EngineConfig(model=replace(config, device="cpu")), model, None)
+    options = SpecConfig(**{"algorithm": "MTP", "num_steps": 1, **spec})
+    return DraftTarget(options, loaded, 512, torch.float32, find_model_class)
 
 
-def load_mtp(folder: Path, target: Any) -> list[MtpModel]:
-    source = resolve_model(ModelConfig(model=str(folder)))
-    return load_layers(*find_layers(source, None), target, LoadOptions(torch.float32, CPU))
+def load_models(folder: Path, **spec: Any) -> list[MtpModel]:
+    models = load_mtp(load_target(folder, **spec)).models
+    assert all(isinstance(model, MtpModel) for model in models)
+    return cast(list[MtpModel], list(models))
 
 
 class Runner:
@@ -93,7 +101,7 @@ def test_logits_equal_the_reading(checkpoint: tuple[str, Path]) -> None:
     reading = Reading.of(folder)
     hidden = reading.hidden(TOKENS[:-1])
     expected = reading.mtp(form, TOKENS[1:], hidden)
-    [model] = load_mtp(folder, load_target(folder))
+    [model] = load_models(folder)
     states, logits = Runner(model)(TOKENS[1:], hidden)
     assert_near(states, expected)
     assert_near(logits, reading.mtp_head(form, expected))
@@ -106,7 +114,7 @@ def test_rows_may_come_in_parts_and_continue_on_their_own_output(
     form, folder = checkpoint
     reading = Reading.of(folder)
     hidden = reading.hidden(TOKENS[:-2])
-    [model] = load_mtp(folder, load_target(folder))
+    [model] = load_models(folder)
     runner = Runner(model)
     runner(TOKENS[1:11], hidden[:10])
     states, _ = runner(TOKENS[11:-2], hidden[10:-1])
@@ -119,6 +127,19 @@ def test_rows_may_come_in_parts_and_continue_on_their_own_output(
     assert_near(logits, reading.mtp_head(form, expected[-1:]))
 
 
+def test_fused_layer_equals_the_plain_one(
+    checkpoint: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a GPU with few rows, on the reference kernels."""
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    folder = checkpoint[1]
+    hidden = Reading.of(folder).hidden(TOKENS[:9])
+    [model] = load_models(folder)
+    plain, _ = Runner(model)(TOKENS[1:10], hidden)
+    monkeypatch.setattr("specengine.kernels.few_row.fits", lambda x: True)
+    assert_near(Runner(model)(TOKENS[1:10], hidden)[0], plain)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_layer_of_several_reads_its_own_weights(
     form: str, small_models: dict[str, Path], tmp_path: Path
@@ -126,7 +147,7 @@ def test_every_layer_of_several_reads_its_own_weights(
     folder = add_mtp(small_models[TARGETS[form]], tmp_path, form, layers=3)
     reading = Reading.of(folder)
     hidden = reading.hidden(TOKENS[:-1])
-    models = load_mtp(folder, load_target(folder))
+    models = load_models(folder, num_steps=3)
     assert len(models) == 3
     for index, model in enumerate(models):
         expected = reading.mtp(form, TOKENS[1:], hidden, index)
@@ -140,12 +161,13 @@ def test_tables_of_the_checkpoint_itself_come_before_the_targets(
     reading = Reading.of(folder)
     hidden = reading.hidden(TOKENS[:-1])
     expected = reading.mtp_head("deepseek", reading.mtp("deepseek", TOKENS[1:], hidden))
-    [model] = load_mtp(folder, load_target(folder))
+    [model] = load_models(folder)
     assert_near(Runner(model)(TOKENS[1:], hidden)[1], expected)
 
 
 def test_tables_are_shared_where_the_checkpoint_has_none(checkpoint: tuple[str, Path]) -> None:
     target = load_target(checkpoint[1])
-    [model] = load_mtp(checkpoint[1], target)
-    assert model.embed_tokens is target.model.embed_tokens
-    assert model.lm_head is target.lm_head
+    target_model = cast(Any, target.loaded.model)
+    [model] = cast(list[MtpModel], list(load_mtp(target).models))
+    assert model.embed_tokens is target_model.model.embed_tokens
+    assert model.lm_head is target_model.lm_head

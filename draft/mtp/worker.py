@@ -1,0 +1,128 @@
+"""MTP: layers trained with the target draft for it (DeepSeek-V3, arXiv:2412.19437)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.config import SpecConfig
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
+from specengine.draft.eagle.worker import EagleWorker
+from specengine.draft.mtp.rows import LayerRows
+from specengine.draft.worker import row_of
+from specengine.runner.model_runner import ModelRunner
+
+
+class MtpWorker(EagleWorker):
+    """One layer for every step. It is EAGLE's loop: the layer takes the target's last state and the
+    next token, and afterwards its own states."""
+
+
+class MtpLayersWorker(MtpWorker):
+    """A layer a step. Layer k continues layer k - 1: its row i takes (state_i of layer k - 1,
+    token_{i+1+k}), at position i and in its own KV of that slot. Of a text whose last token is n,
+    layer k so has rows up to n - 1 - k; each is one row behind the layer before it, and the state
+    that waits there is kept in `states`.
+
+    A round drafts through the layers: layer 0 is at the root already, layer k runs its last k rows
+    on the k tokens drafted so far. Those are the rows that it will run again on what was accepted.
+
+    A request begins with the first token that no cached prefix had: layer k has its rows from there
+    on, and drafts no deeper than there are rows.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[ModelRunner],
+        spec: SpecConfig,
+        node_limit: Callable[[Req], int],
+        num_rows: int,
+    ) -> None:
+        super().__init__(runners, spec, node_limit, num_rows)
+        self.layer_states = self.states.new_zeros(len(runners), *self.states.shape)
+        self.states = self.layer_states[0]
+        self._first: dict[Req, int] = {}  # its first row
+        self._path_BD = torch.empty(0)  # tokens drafted in this round
+
+    def release(self, req: Req) -> None:
+        self._first.pop(req, None)
+
+    def levels(self, req: Req) -> int:
+        return min(super().levels(req), req.kv_len - self._first[req] + 1)
+
+    def extend_states(
+        self, batch: ScheduleBatch, tokens: list[list[int]], features: Tensor
+    ) -> None:
+        """Every layer over what is known to it now, one row after the other."""
+        firsts = [
+            self._first.setdefault(req, start)
+            for req, start in zip(batch.reqs, batch.prefix_lens, strict=True)
+        ]
+        rows = LayerRows(batch.reqs, firsts, batch.prefix_lens, tokens)
+        for runner, states in zip(self.runners, self.layer_states, strict=True):
+            if not rows.reqs:
+                return
+            step = self.plan_extend(rows.reqs, rows.starts, rows.tokens, with_logits=False)
+            step.features = features
+            output = runner.forward(step)
+            assert output.hidden is not None
+            features = rows.inputs_of_next(states[step.req_pool_indices], output.hidden)
+            states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
+            rows = rows.of_next()
+
+    def start(self, batch: ScheduleBatch) -> LogitsOutput:
+        device = self.runner.device
+        self._path_BD = torch.empty(batch.batch_size, 0, dtype=torch.int64, device=device)
+        output = super().start(batch)
+        assert output.hidden is not None
+        return LogitsOutput(output.logits, hidden=output.hidden[:0])
+
+    def plan_level(
+        self, batch: ScheduleBatch, levels: list[int], level: int, tree: Tree | None = None
+    ) -> ForwardBatch:
+        """The last `level` rows of layer `level`, up to the one before the root."""
+        assert tree is None, "load_mtp refuses trees"
+        runs = [depth > level for depth in levels]
+        reqs = zip(batch.reqs, runs, strict=True)
+        roots = zip(batch.prefix_lens, runs, strict=True)
+        step = self.runner.new_forward_batch(
+            ModelWorkerBatch(
+                forward_mode=ForwardMode.DRAFT_EXTEND if level > 1 else ForwardMode.DECODE,
+                input_ids=torch.zeros(batch.batch_size * level, dtype=torch.int64),
+                req_pool_indices=[row_of(req) if run else 0 for req, run in reqs],
+                prefix_lens=[root - level if run else 0 for root, run in roots],
+                extend_lens=[level] * batch.batch_size,
+                logits_rows=[level * (i + 1) - 1 for i in range(batch.batch_size)],
+                sampling=None,
+            )
+        )
+        self.runner.attn_backend.init_forward_metadata(step)
+        return step
+
+    def run_level(
+        self, level: int, step: ForwardBatch, tokens_T: Tensor, states_TH: Tensor | None
+    ) -> LogitsOutput:
+        """tokens_T: one a request. states_TH: of the rows of the layer before in this round; the
+        state before them waits."""
+        assert states_TH is not None
+        self._path_BD = torch.cat([self._path_BD, tokens_T[:, None]], dim=1)
+        waiting_BH = self.layer_states[level - 1][step.req_pool_indices]
+        drafted = states_TH.view(len(waiting_BH), level - 1, waiting_BH.shape[1])
+        step.features = torch.cat([waiting_BH[:, None], drafted], dim=1).flatten(0, 1)
+        step.input_ids = self._path_BD.flatten()
+        return self.runners[level].forward(step, skip_attn_backend_init=True)
+
+
+def make_mtp_worker(
+    runners: Sequence[ModelRunner],
+    spec: SpecConfig,
+    node_limit: Callable[[Req], int],
+    num_rows: int,
+) -> MtpWorker:
+    """For one layer or several."""
+    worker_class = MtpWorker if len(runners) == 1 else MtpLayersWorker
+    return worker_class(runners, spec, node_limit, num_rows)

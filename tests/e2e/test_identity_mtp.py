@@ -1,0 +1,206 @@
+"""MTP through the real engine: greedy output is plain decoding's, and drafts are the equations'."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import ScheduleBatch
+from specengine.core.spec import DraftProposal
+from tests.draft.mtp_reading import FORMS, Reading, add_mtp
+from tests.e2e.test_identity import NEW_TOKENS, PROMPTS, greedy, make
+
+TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
+CHAIN = SpecConfig(algorithm="MTP", num_steps=3)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "chain": {"spec": CHAIN},
+    "chain, pages of 16": {"spec": CHAIN, "page_size": 16},
+    "chain, chunks of 16": {"spec": CHAIN, "chunked_prefill_size": 16},
+    "chain, mixed": {"spec": CHAIN, "chunked_prefill_size": 16, "enable_mixed_chunk": True},
+}
+# Forms differ in the model alone: each drafts once, MiMo's in every setting.
+CASES = [(form, layers, "chain") for form in FORMS[:2] for layers in (1, 3)]
+CASES += [("mimo", layers, setting) for setting in SETTINGS for layers in (1, 3)]
+
+Checkpoint = Callable[[str, int], Path]
+Plain = Callable[[Path], list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(
+    small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Checkpoint:
+    """A target in which attention and feed-forward weigh little, with MTP layers that look at the
+    embedding most: drafts stand often, but not always."""
+    done: dict[tuple[str, int], Path] = {}
+
+    def make_checkpoint(form: str, layers: int) -> Path:
+        if (form, layers) not in done:
+            folder = tmp_path_factory.mktemp(f"{form}{layers}")
+            add_mtp(small_models[TARGETS[form]], folder, form, layers)
+            done[form, layers] = predictable(folder, form, layers, residue=0.2)
+        return done[form, layers]
+
+    return make_checkpoint
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    done: dict[Path, list[list[int]]] = {}
+
+    def generate(folder: Path) -> list[list[int]]:
+        if folder not in done:
+            done[folder] = greedy(make(folder), PROMPTS)
+        return done[folder]
+
+    return generate
+
+
+def predictable(folder: Path, form: str, layers: int, residue: float) -> Path:
+    """Scale what the layers add to the embedding by `residue`, those of the target and of MTP. With
+    0 the last token alone decides the next one, for both alike."""
+    reading = Reading.of(folder)
+    weights, size = reading.weights, reading.config["hidden_size"]
+    weights["model.embed_tokens.weight"] *= 8  # to the size of a normed one
+    if reading.config["tie_word_embeddings"]:  # which would repeat the last token for ever
+        weights["lm_head.weight"] = torch.randn(reading.embed_table.shape) * 0.12
+        reading.config["tie_word_embeddings"] = False
+    for name in weights:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weights[name] *= residue
+    for index in range(layers):
+        layer = f"model.layers.{reading.config['num_hidden_layers'] + index}"
+        inner = f"model.mtp_layers.{index}"
+        projection, embedding_norm, final_norm = {
+            "deepseek": (f"{layer}.eh_proj", f"{layer}.enorm", f"{layer}.shared_head.norm"),
+            "qwen3_next": ("mtp.fc", "mtp.pre_fc_norm_embedding", "mtp.norm"),
+            "mimo": (f"{inner}.input_proj", f"{inner}.token_layernorm", f"{inner}.final_layernorm"),
+        }[form]
+        halves = weights[f"{projection}.weight"].chunk(2, dim=1)
+        identity, rest = torch.eye(size), halves[0] * residue
+        pair = [rest, identity] if form == "mimo" else [identity, rest]
+        weights[f"{projection}.weight"] = torch.cat(pair, dim=1)
+        weights[f"{embedding_norm}.weight"] = torch.ones(size)
+        weights[f"{final_norm}.weight"] = weights["model.norm.weight"].clone()
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(reading.config))
+    return folder
+
+
+def _spec_of(llm: LLM, prompts: list[str]) -> list[Any]:
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    return [one.spec for one in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize(("form", "layers", "setting"), CASES)
+def test_output_is_that_of_plain_decoding(
+    form: str, layers: int, setting: str, checkpoint: Checkpoint, plain: Plain
+) -> None:
+    folder = checkpoint(form, layers)
+    llm = make(folder, **SETTINGS[setting])
+    assert greedy(llm, PROMPTS) == plain(folder)
+    assert greedy(llm, PROMPTS[:2]) == plain(folder)[:2], "on prefix hits"
+    assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 20
+    llm.engine.scheduler.check_invariant()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"spec": CHAIN, "chunked_prefill_size": 1},
+        {"spec": SpecConfig(algorithm="nextn", num_steps=1)},
+        {"spec": SpecConfig(algorithm="MTP", num_steps=2, hybrid_suffix=True)},
+    ],
+    ids=["token by token", "one step", "beside suffixes"],
+)
+def test_corners_change_nothing(
+    flags: dict[str, Any], layers: int, checkpoint: Checkpoint, plain: Plain
+) -> None:
+    folder = checkpoint("mimo", layers)
+    assert greedy(make(folder, **flags), PROMPTS[:4]) == plain(folder)[:4]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_seed_fixes_the_sampled_output(layers: int, checkpoint: Checkpoint) -> None:
+    """With drafts or without, whatever else is in the batch."""
+    folder = checkpoint("mimo", layers)
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=7, ignore_eos=True)
+    other = SamplingParams(max_tokens=24, temperature=1.3, seed=8, ignore_eos=True)
+    expected = make(folder).generate([PROMPTS[0]], params)[0].token_ids
+    mixed = make(folder, spec=CHAIN).generate(PROMPTS[:3], [params, other, other])
+    assert mixed[0].token_ids == expected
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_retraction_changes_nothing(page_size: int, layers: int, checkpoint: Checkpoint) -> None:
+    """Eight requests are admitted on the hope that they end at once; they do not."""
+    folder, prompts = checkpoint("mimo", layers), [f"{i}{i}{i}" for i in range(8)]
+    expected = greedy(make(folder), prompts)
+    tight = make(folder, spec=CHAIN, page_size=page_size, max_total_tokens=208)
+    tight.engine.scheduler.admission.demand.share = 0.0
+    assert greedy(tight, prompts) == expected
+    assert tight.engine.scheduler.num_retractions > 0
+    tight.engine.scheduler.check_invariant()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_drafts_of_a_predictable_target_all_stand(
+    form: str, layers: int, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    add_mtp(small_models[TARGETS[form]], tmp_path, form, layers)
+    folder = predictable(tmp_path, form, layers, residue=0.0)
+    llm = make(folder, spec=CHAIN, chunked_prefill_size=16)
+    for spec in _spec_of(llm, PROMPTS[:2] + PROMPTS[3:]):
+        assert spec.num_steps == -(-(NEW_TOKENS - 1) // 4)
+        assert spec.num_accepted == NEW_TOKENS - 1 - spec.num_steps
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_drafts_are_those_of_the_equations(
+    form: str, layers: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token that the engine drafts, after prompts in chunks and in every round."""
+    folder = checkpoint(form, layers)
+    reading = Reading.of(folder)
+    llm = make(folder, spec=CHAIN, chunked_prefill_size=16, disable_radix_cache=True)
+    drafter, compared = llm.engine.drafter, 0
+    draft = drafter.draft
+
+    def checked(batch: ScheduleBatch) -> DraftProposal:
+        nonlocal compared
+        proposal = draft(batch)
+        for i, req in enumerate(batch.reqs):
+            drafted = proposal.tokens[i, 1 : proposal.num_nodes[i]].tolist()
+            assert drafted == _drafts(reading, form, layers, req.token_ids, len(drafted))
+            compared += len(drafted)
+        return proposal
+
+    monkeypatch.setattr(drafter, "draft", checked)
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    llm.generate(PROMPTS[:4], params)
+    assert compared > 60
+
+
+def _drafts(reading: Reading, form: str, layers: int, text: list[int], count: int) -> list[int]:
+    """The best continuation of a text, of which the target has seen all but the last token."""
+    tokens, states = text[1:], reading.hidden(text[:-1])
+    drafted: list[int] = []
+    for step in range(count):
+        out = reading.mtp(form, tokens, states, index=0 if layers == 1 else step)
+        drafted.append(int(reading.mtp_head(form, out[-1]).argmax()))
+        if layers == 1:
+            tokens, states = [*tokens, drafted[-1]], torch.cat([states, out[-1:]])
+        else:
+            tokens, states = [*tokens[1:], drafted[-1]], out
+    return drafted
