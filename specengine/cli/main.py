@@ -8,10 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from specengine import __version__
-from specengine.cli import demo, generate, models, serve
+from specengine.cli import demo, generate, models, serve, verify
 from specengine.core.errors import ConfigError, RequestError, SpecEngineError
 
-COMMANDS = {"serve": serve, "generate": generate, "demo": demo, "models": models}
+COMMANDS = {
+    "serve": serve,
+    "generate": generate,
+    "demo": demo,
+    "verify": verify,
+    "models": models,
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
