@@ -54,5 +54,6 @@ def plan_native(batch: ForwardBatch) -> NativeDecode:
         req_to_token=batch.req_to_token_pool.req_to_token,
         rows=batch.req_pool_indices,
         ends=batch.seq_lens,
-        scratch=torch.empty(batch.max_seq_len + 2 * k_cache.shape[2]),
+        # By the lengths that C reads: it writes a score a key.
+        scratch=torch.empty(int(batch.seq_lens.max()) + 2 * k_cache.shape[2]),
     )
