@@ -24,8 +24,9 @@ class Chosen:
     """Children of R nodes, K of each, best (or first drawn) first. Token ids are the target's."""
 
     tokens_RK: Tensor  # int64
-    scores_RK: Tensor  # float32, log-probability given the parent; -inf: there is no such child
-    weights_RV: Tensor | None  # what sampled ones were drawn from, over the target's vocabulary
+    scores_RK: Tensor  # float32, log-probability given the parent
+    weights_RV: Tensor | None = None  # what sampled ones were drawn from, as the target's tokens
+    exists_RK: Tensor | None = None  # bool, False past the last token of any weight; None: all do
 
 
 class DraftChoice:
@@ -73,7 +74,9 @@ class DraftChoice:
             greedy_R1 = rows.per_row(self.random.greedy)[:, None]
             tokens_RK = torch.where(greedy_R1, best.tokens_RK, chosen.tokens_RK)
             scores_RK = torch.where(greedy_R1, best.scores_RK, chosen.scores_RK)
-            chosen = replace(chosen, tokens_RK=tokens_RK, scores_RK=scores_RK)
+            assert chosen.exists_RK is not None
+            exists_RK = chosen.exists_RK | greedy_R1
+            chosen = Chosen(tokens_RK, scores_RK, weights_RV, exists_RK)
         return chosen
 
     def _best_children(self, logits_RV: Tensor, paths_RD: Tensor, count: int) -> Chosen:
@@ -85,9 +88,9 @@ class DraftChoice:
     def _rank(self, logits_RV: Tensor, count: int) -> Chosen:
         best = logits_RV.topk(count)
         if self.by_rank:
-            return Chosen(best.indices, _rank_scores(best.indices), None)
+            return Chosen(best.indices, _rank_scores(best.indices))
         scores_RK = best.values - logits_RV.logsumexp(-1, keepdim=True)
-        return Chosen(best.indices, scores_RK.clamp(max=0.0), None)
+        return Chosen(best.indices, scores_RK.clamp(max=0.0))
 
     def _draw(self, weights_RV: Tensor, rows: RowMap, count: int, first_node: int) -> Chosen:
         """Without replacement, in the order drawn."""
@@ -95,17 +98,16 @@ class DraftChoice:
         per_request = len(weights_RV) // self.sampling.batch_size
         row_R = torch.arange(len(weights_RV), device=weights_RV.device) % per_request
         seeds_R, position_R = rows.per_row(self.random.seeds), rows.output_pos(self.sampling)
-        left_RV, tokens, found = weights_RV, [], []
+        left_RV, tokens, exists = weights_RV, [], []
         for rank in range(count):
             lane_R = first_node + row_R * count + rank
             token_R1 = invert_cdf(left_RV, draw(seeds_R, position_R, Stream.DRAFT, lane_R))[:, None]
             tokens.append(token_R1)
-            found.append(left_RV.gather(1, token_R1) > 0)
+            exists.append(left_RV.gather(1, token_R1) > 0)
             if rank + 1 < count:
                 left_RV = left_RV.scatter(1, token_R1, 0.0)
-        tokens_RK, found_RK = torch.cat(tokens, dim=1), torch.cat(found, dim=1)
-        scores_RK = _rank_scores(tokens_RK).where(found_RK, float("-inf"))
-        return Chosen(tokens_RK, scores_RK, weights_RV)
+        tokens_RK = torch.cat(tokens, dim=1)
+        return Chosen(tokens_RK, _rank_scores(tokens_RK), weights_RV, torch.cat(exists, dim=1))
 
     def _edited(self, logits_RV: Tensor, paths_RD: Tensor) -> Tensor:
         return edit_logits(self._expand(logits_RV), self.sampling, self._row_map(paths_RD))

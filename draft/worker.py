@@ -16,6 +16,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
+from specengine.draft.tree import draft_tree
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.worker import TpModelWorker
 
@@ -48,6 +49,7 @@ class DraftWorker(TpModelWorker, ABC):
         self.max_nodes = spec.max_nodes
         self.proposes_tree = spec.eagle_topk > 1
         self.emits_probs = spec.draft_sampling
+        self.is_static = spec.static_tree
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = node_limit
 
@@ -72,13 +74,20 @@ class DraftWorker(TpModelWorker, ABC):
         if not any(levels):
             roots = batch_roots(batch, self.runner.device)
             return chain_proposal(roots, [1] * batch.batch_size, [])
-        choice = DraftChoice(batch.sampling, self.target_ids, draws=self.emits_probs)
-        return draft_chain(self, batch, levels, choice)
+        choice = DraftChoice(
+            batch.sampling, self.target_ids, draws=self.emits_probs, by_rank=self.is_static
+        )
+        grow = draft_tree if self.proposes_tree else draft_chain
+        return grow(self, batch, levels, choice)
+
+    def nodes(self, req: Req) -> int:
+        """The most nodes that a request can use in this round, root included."""
+        return min(self.max_nodes, self._node_limit(req))
 
     def levels(self, req: Req) -> int:
         """How deep a request drafts in this round: as far as its nodes and slots reach."""
         room = req.reserved_len - req.kv_len - self.first_place
-        return max(0, min(self.num_steps, self._node_limit(req) - 1, room // self.topk + 1))
+        return max(0, min(self.num_steps, self.nodes(req) - 1, room // self.topk + 1))
 
     def plan_level(
         self, batch: ScheduleBatch, levels: list[int], level: int, tree: Tree | None = None
