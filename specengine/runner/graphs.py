@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import bisect
+import gc
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -27,6 +30,18 @@ class CapturedDecode:
     graph: torch.cuda.CUDAGraph
     batch: ForwardBatch
     output: LogitsOutput  # rows of padding included
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """A collection in the middle of a capture may free another engine's graphs or memory, which
+    invalidates the capture."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class DecodeGraphRunner:
@@ -55,9 +70,10 @@ class DecodeGraphRunner:
         backend = self.runner.attn_backend
         backend.init_cuda_graph_state(self.batch_sizes[-1], self.batch_sizes[-1])
         pool = torch.cuda.graph_pool_handle()
-        for bs in reversed(self.batch_sizes):
-            self.captured[bs] = self._capture_one(bs, pool)
-            self.counters["captures"] += 1
+        with without_garbage_collection():
+            for bs in reversed(self.batch_sizes):
+                self.captured[bs] = self._capture_one(bs, pool)
+                self.counters["captures"] += 1
         free_after, _ = torch.cuda.mem_get_info()
         logger.info(
             "captured %d decode graphs (batch sizes %s) in %.1f s, %.2f GiB",
@@ -77,7 +93,10 @@ class DecodeGraphRunner:
                 self._run(batch)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, pool=pool):
+        with (
+            torch.inference_mode(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
             output = self._run(batch)
         return CapturedDecode(graph, batch, output)
 
