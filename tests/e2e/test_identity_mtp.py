@@ -19,6 +19,7 @@ from tests.e2e.test_identity import NEW_TOKENS, PROMPTS, greedy, make
 
 TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
 CHAIN = SpecConfig(algorithm="MTP", num_steps=3)
+TREE = SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=3, num_draft_tokens=8)
 SETTINGS: dict[str, dict[str, Any]] = {
     "chain": {"spec": CHAIN},
     "chain, pages of 16": {"spec": CHAIN, "page_size": 16},
@@ -28,6 +29,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 # Forms differ in the model alone: each drafts once, MiMo's in every setting.
 CASES = [(form, layers, "chain") for form in FORMS[:2] for layers in (1, 3)]
 CASES += [("mimo", layers, setting) for setting in SETTINGS for layers in (1, 3)]
+TREES: dict[str, dict[str, Any]] = {
+    "tree": {"spec": TREE},
+    "tree, pages of 16": {"spec": TREE, "page_size": 16},
+}
+CASES += [("mimo", 1, setting) for setting in TREES]
 
 Checkpoint = Callable[[str, int], Path]
 Plain = Callable[[Path], list[list[int]]]
@@ -104,7 +110,7 @@ def test_output_is_that_of_plain_decoding(
     form: str, layers: int, setting: str, checkpoint: Checkpoint, plain: Plain
 ) -> None:
     folder = checkpoint(form, layers)
-    llm = make(folder, **SETTINGS[setting])
+    llm = make(folder, **(SETTINGS | TREES)[setting])
     assert greedy(llm, PROMPTS) == plain(folder)
     assert greedy(llm, PROMPTS[:2]) == plain(folder)[:2], "on prefix hits"
     assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 20
@@ -139,13 +145,15 @@ def test_a_seed_fixes_the_sampled_output(layers: int, checkpoint: Checkpoint) ->
     assert mixed[0].token_ids == expected
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(("layers", "spec"), [(1, CHAIN), (3, CHAIN), (1, TREE)])
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_retraction_changes_nothing(page_size: int, layers: int, checkpoint: Checkpoint) -> None:
+def test_retraction_changes_nothing(
+    page_size: int, layers: int, spec: SpecConfig, checkpoint: Checkpoint
+) -> None:
     """Eight requests are admitted on the hope that they end at once; they do not."""
     folder, prompts = checkpoint("mimo", layers), [f"{i}{i}{i}" for i in range(8)]
     expected = greedy(make(folder), prompts)
-    tight = make(folder, spec=CHAIN, page_size=page_size, max_total_tokens=208)
+    tight = make(folder, spec=spec, page_size=page_size, max_total_tokens=208)
     tight.engine.scheduler.admission.demand.share = 0.0
     assert greedy(tight, prompts) == expected
     assert tight.engine.scheduler.num_retractions > 0
