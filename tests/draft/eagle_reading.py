@@ -30,13 +30,18 @@ class EagleReading:
         self.target = loaded.float().eval()
         self.is_eagle3 = "layers.0.hidden_norm.weight" in self.tensors
         self.head, self.target_ids = self._head_and_ids()
+        self.done: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     @torch.no_grad()
     def logits(self, committed: list[int], drafted: list[int]) -> Tensor:
         """[1 + len(drafted), draft vocabulary]: of the token after the root, which ends
         `committed`, and after each of the drafted ones."""
-        self.keys = self.values = torch.empty(0)
-        states = self._rows(self._features(committed[:-1]), committed[1:])[-1:]
+        key = tuple(committed)
+        if key not in self.done:
+            self.keys = self.values = torch.empty(0)
+            states = self._rows(self._features(committed[:-1]), committed[1:])
+            self.done[key] = (self.keys, self.values, states[-1:])
+        self.keys, self.values, states = self.done[key]
         rows = [states]
         for token in drafted:
             rows.append(self._rows(rows[-1], [token]))
@@ -120,8 +125,8 @@ class EagleReading:
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         mean: Tensor = x.pow(2).mean(-1, keepdim=True)
-        normed: Tensor = x / (mean + self.config["rms_norm_eps"]).sqrt()
-        return normed * self.tensors[f"{name}.weight"]
+        weight: Tensor = self.tensors[f"{name}.weight"]
+        return x / (mean + float(self.config["rms_norm_eps"])).sqrt() * weight
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """[T, heads, D]; pairs (i, i + D / 2)."""
