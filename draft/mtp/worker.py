@@ -32,7 +32,8 @@ class MtpLayersWorker(MtpWorker):
     on the k tokens drafted so far. Those are the rows that it will run again on what was accepted.
 
     A request begins with the first token that no cached prefix had: layer k has its rows from there
-    on, and drafts no deeper than there are rows.
+    on, and drafts no deeper than there are rows. The last k rows of a shared prefix may hold what
+    another request drafted, which costs a little acceptance at most.
     """
 
     def __init__(
