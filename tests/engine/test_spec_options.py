@@ -1,0 +1,71 @@
+"""The shape of drafts: what is filled in, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specengine.core.config import SpecConfig
+from specengine.core.errors import ConfigError
+from specengine.engine.spec_options import draft_slots, resolve_spec
+
+
+def resolved(**fields: Any) -> tuple[int | None, int]:
+    """num_steps and num_draft_tokens of what becomes of the options."""
+    spec = resolve_spec(SpecConfig(**{"algorithm": "EAGLE3", **fields}))
+    assert resolve_spec(spec) == spec, "resolving is done once, and again changes nothing"
+    assert spec.num_draft_tokens is not None
+    return spec.num_steps, spec.num_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (3, 4)),
+        ({"num_steps": 5}, (5, 6)),
+        ({"num_draft_tokens": 6}, (5, 6)),
+        ({"num_steps": 5, "num_draft_tokens": 6}, (5, 6)),
+        ({"hybrid_suffix": True, "num_draft_tokens": 16}, (3, 16)),
+        ({"hybrid_suffix": True, "num_draft_tokens": 16, "num_steps": 5}, (5, 16)),
+        ({"eagle_topk": 4}, (3, 8)),
+        ({"eagle_topk": 2, "num_steps": 2}, (2, 7)),
+        ({"eagle_topk": 4, "num_steps": 6, "num_draft_tokens": 60}, (6, 60)),
+        ({"algorithm": "NGRAM"}, (None, 8)),
+        ({"algorithm": "ngram", "num_draft_tokens": 5}, (None, 5)),
+    ],
+)
+def test_what_was_left_out(fields: dict[str, Any], expected: tuple[int | None, int]) -> None:
+    assert resolved(**fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_steps": 3, "num_draft_tokens": 6}, "num-draft-tokens 6.*num-steps 3 has 4 nodes"),
+        ({"num_steps": 3, "num_draft_tokens": 3}, "num-draft-tokens 3"),
+        ({"eagle_topk": 2, "num_steps": 2, "num_draft_tokens": 8}, "at most 7 nodes"),
+        ({"static_tree": True}, "static-tree needs --speculative-eagle-topk above 1"),
+        ({"algorithm": "NGRAM", "eagle_topk": 2}, "--speculative-eagle-topk is for algorithms"),
+        ({"algorithm": "SUFFIX", "num_steps": 2}, "--speculative-num-steps .* with SUFFIX"),
+        ({"algorithm": "NGRAM", "draft_model_path": "x"}, "--speculative-draft-model-path"),
+        ({"algorithm": "NGRAM", "draft_sampling": True}, "--speculative-draft-sampling"),
+        ({"algorithm": "EAGEL"}, "EAGEL is not known; known are NGRAM"),
+    ],
+)
+def test_what_contradicts_itself(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(**fields)
+
+
+def test_without_speculation_nothing_is_looked_at() -> None:
+    spec = SpecConfig(num_steps=7)
+    assert resolve_spec(spec) is spec
+
+
+def test_kv_slots_of_a_tree() -> None:
+    """Its root, and topk nodes of every level but the last."""
+    assert draft_slots(resolve_spec(SpecConfig(algorithm="EAGLE", num_steps=5))) == 0
+    tree = SpecConfig(algorithm="EAGLE", num_steps=5, eagle_topk=3)
+    assert draft_slots(resolve_spec(tree)) == 13
+    assert draft_slots(SpecConfig(algorithm="NGRAM")) == 0
