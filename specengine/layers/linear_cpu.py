@@ -1,11 +1,9 @@
 """Weights of linear layers in the forms that CPUs multiply fastest.
 
-The choice is measured (benchmarks/results, cpu-linear). float32: MKL's packed format, which eight
-rows cost what one does; and where every weight is a bfloat16 number, as most checkpoints' are, few
-rows are multiplied with the bfloat16 weight, which is half as much to read. bfloat16: compiled C,
-or oneDNN on CPUs with bfloat16 instructions. int8 and int4: PyTorch's weight-only kernels, whose
-activations are bfloat16. On the CPUs measured, each of them gives a row the same bits whatever rows
-stand beside it, which F.linear does not.
+The choice is measured (benchmarks/results, cpu-linear): for float32 MKL's packed format, which four
+rows cost about what one does; for bfloat16 oneDNN's; int8 and int4 by PyTorch's weight-only
+kernels, whose activations are bfloat16. On the CPUs measured, every one of them gives a row the
+same bits whatever rows stand beside it, which F.linear in float32 does not.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ConfigError, ModelLoadError
-from specengine.kernels.native import linear as native
 from specengine.layers.linear import Linear, LinearKernel, LMHead
 
 INT4_GROUP_SIZE = 32
@@ -22,9 +19,6 @@ INT4_GROUP_SIZE = 32
 # MKL lays a packed matrix out for a number of rows, and multiplies any other number with it too:
 # 512 is as fast as any for few rows, and the fastest for many.
 _MKL_ROWS = 512
-
-# Up to here, reading half as many bytes outweighs MKL's faster arithmetic.
-_FEW_ROWS = 16
 
 
 class MklLinear:
@@ -41,35 +35,6 @@ class MklLinear:
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self.multiply(x, self.packed, self.shape_only, self.bias, x.shape[0])
         return out
-
-
-class NativeLinear:
-    """A bfloat16 weight in panels; float32 or bfloat16 in and out, sums in float32."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.panels = native.pack(weight)
-        self.bias = torch.zeros(weight.shape[0], dtype=torch.float32)
-        if bias is not None:
-            self.bias.copy_(bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return native.linear(x, self.panels, self.bias)
-
-
-class Float32Linear:
-    """float32, the weight kept twice (6 bytes a number): in bfloat16 for few rows, by MKL for
-    more. Loses nothing, as long as bfloat16 holds every number of the weight."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.few = NativeLinear(weight, bias)
-        self.many = MklLinear(weight, bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.few(x) if x.shape[0] <= _FEW_ROWS else self.many(x)
-
-    @staticmethod
-    def fits(weight: Tensor) -> bool:
-        return native.fits(weight) and torch.equal(weight.to(torch.bfloat16).float(), weight)
 
 
 class OneDnnLinear:
@@ -185,12 +150,7 @@ def _unquantized_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel | N
     if weight.device.type != "cpu":
         return None
     if weight.dtype == torch.float32 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        return (
-            Float32Linear(weight, bias) if Float32Linear.fits(weight) else MklLinear(weight, bias)
-        )
-    if weight.dtype == torch.bfloat16:
-        if native.fits(weight) and not torch.cpu._is_avx512_bf16_supported():
-            return NativeLinear(weight, bias)
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return OneDnnLinear(weight, bias)
+        return MklLinear(weight, bias)
+    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return OneDnnLinear(weight, bias)
     return None

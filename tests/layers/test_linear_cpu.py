@@ -6,14 +6,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specengine.core.errors import ConfigError, ModelLoadError
-from specengine.kernels.native.library import library
 from specengine.layers.linear import Linear, LMHead, MergedLinear
 from specengine.layers.linear_cpu import (
-    Float32Linear,
     Int4Linear,
     Int8Linear,
     MklLinear,
-    NativeLinear,
     OneDnnLinear,
     pack_linears,
     quantize_int4,
@@ -55,39 +52,7 @@ def test_mkl_takes_strided_rows() -> None:
     torch.testing.assert_close(layer(x), expected)
 
 
-needs_compiler = pytest.mark.skipif(library("linear") is None, reason="no C compiler")
-
-
-@needs_compiler
-@pytest.mark.parametrize("bias", [False, True])
-def test_float32_with_bfloat16_numbers_loses_nothing(bias: bool) -> None:
-    layer = _filled(_filled(Linear(97, 96, bias=bias)), torch.bfloat16).float()
-    x = torch.randn(40, 97)
-    expected = layer.double()(x.double())
-    pack_linears(layer.float(), None)
-    assert isinstance(layer.kernel, Float32Linear)
-    for rows in (0, 1, 3, 8, 16, 17, 40):
-        torch.testing.assert_close(layer(x[:rows]).double(), expected[:rows], rtol=1e-5, atol=1e-4)
-
-
-@needs_compiler
-@pytest.mark.parametrize("bias", [False, True])
-def test_bfloat16_is_multiplied_in_panels(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
-    layer = _filled(Linear(97, 96, bias=bias), torch.bfloat16)
-    x = torch.randn(21, 97, dtype=torch.bfloat16)
-    expected = layer.float()(x.float()).to(torch.bfloat16)
-    pack_linears(layer.to(torch.bfloat16), None)
-    assert isinstance(layer.kernel, NativeLinear)
-    found = layer(x)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-3)
-    for rows in range(len(x)):
-        assert torch.equal(layer(x[:rows]), found[:rows])
-
-
-def test_bfloat16_instructions_are_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: True)
+def test_bfloat16_is_packed_by_onednn() -> None:
     layer = _filled(Linear(64, 48, bias=True), torch.bfloat16)
     x = torch.randn(5, 64, dtype=torch.bfloat16)
     expected = layer(x).float()
