@@ -11,11 +11,12 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.engine.loop import Engine
 from specengine.engine.proof.check import Check
-from specengine.engine.proof.joint import Continuations, LogitProbe
+from specengine.engine.proof.joint import Continuations, LogitProbe, Text
 from specengine.engine.proof.subjects import PREFIX_HIT, RETRACTED, State
 from specengine.layers.logits import RowMap, edit_logits
 
 MIN_P = 1e-5
+MAX_MUTANT_P = 1e-9
 # Two best logits nearer than this may change places where a batch of another form rounds otherwise.
 TIES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.25}
 
@@ -58,16 +59,22 @@ def complete(engine: Engine, prompts: list[list[int]], params: list[SamplingPara
     )
 
 
-def sample(engine: Engine, texts: Continuations, params: SamplingParams, num_requests: int) -> Run:
+def sample(
+    engine: Engine,
+    texts: Continuations,
+    params: SamplingParams,
+    num_requests: int,
+    first_seed: int = 0,
+) -> Run:
     """Requests that differ in their seeds."""
-    seeded = [replace(params, seed=seed) for seed in range(num_requests)]
+    seeds = range(first_seed, first_seed + num_requests)
+    seeded = [replace(params, seed=seed) for seed in seeds]
     return complete(engine, [texts.prompt] * num_requests, seeded)
 
 
-def histogram_p(run: Run, texts: Continuations, params: SamplingParams) -> float:
-    """χ² of the first tokens of the outputs."""
-    seen = Counter(tuple(output[: texts.length]) for output in run.outputs)
-    return texts.p_value(seen, params)
+def histogram(run: Run, texts: Continuations) -> Counter[Text]:
+    """Of the first tokens of the outputs."""
+    return Counter(tuple(output[: texts.length]) for output in run.outputs)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,11 @@ class State:
             schedule = replace(schedule, chunked_prefill_size=_CHUNK)
         return replace(config, memory=memory, schedule=schedule)
 
+    def provoke(self, engine: Engine) -> None:
+        """Before each run: the engine learns from the last one how long requests go on."""
+        if self.kind == RETRACTED:
+            engine.scheduler.admission.demand.share = 0.0
+
 
 def _slots(config: EngineConfig) -> int:
     return config.memory.max_total_tokens or 8192
@@ -73,8 +78,6 @@ class Subject:
             limit = parts.scheduler.round_limit
             drafter: Drafter = SamplingDrafter(self.shape, tokens, parts.vocab_size, limit)
             parts = replace(parts, drafter=drafter, verifier=make_verifier(self.spec, drafter))
-        if state.kind == RETRACTED:
-            parts.scheduler.admission.demand.share = 0.0
         return Engine(parts)
 
     def verifiers(self, drafter: Drafter) -> dict[str, TreeVerifier]:

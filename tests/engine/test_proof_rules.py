@@ -1,0 +1,106 @@
+"""The proofs without a model hold, catch what they must, and measure what they say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from specengine.core.config import SpecConfig
+from specengine.engine.proof.check import Check, chi_squared_p
+from specengine.engine.proof.enumeration import Drafts, judged, matched
+from specengine.engine.proof.mutants import MUTANTS
+from specengine.engine.proof.rules import Effort, rule_checks
+from specengine.engine.proof.shapes import CHAIN, TREE, Shape
+from specengine.engine.proof.tables import TablePair
+from specengine.engine.registry import VERIFIERS
+from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.rejection import RejectionVerifier
+from specengine.target.verify.sampled import SampledVerifier
+from specengine.target.verify.sibling import SiblingVerifier
+from specengine.target.verify.target_only import TargetOnlyVerifier
+
+QUICKER = Effort(num_pairs=1, num_requests=2500)
+
+
+@pytest.fixture(scope="module")
+def checks() -> list[Check]:
+    return list(rule_checks(QUICKER))
+
+
+def test_every_check_holds(checks: list[Check]) -> None:
+    assert [check for check in checks if not check.passed] == []
+
+
+def test_every_lossless_verifier_is_enumerated(checks: list[Check]) -> None:
+    enumerated = {check.subject for check in checks if check.check == "enumeration"}
+    for name, make in VERIFIERS.items():
+        verifier = make(SpecConfig())
+        shapes = [CHAIN, TREE] if verifier.takes_trees else [CHAIN]
+        for shape in shapes:
+            assert verifier.is_lossy or f"{name}, {shape.name}" in enumerated
+
+
+def test_every_mutant_is_caught(checks: list[Check]) -> None:
+    caught = {check.subject.partition(": ")[2] for check in checks if "catches" in check.check}
+    assert caught >= {mutant.name for mutant in MUTANTS}
+
+
+def accepted(rule: SampledVerifier, pair: TablePair, shape: Shape) -> float:
+    """Drafted tokens that stand in a round, expected exactly."""
+    outcomes = judged(rule, pair, shape, Drafts.sampled(pair, shape))
+    depths = torch.tensor(shape.depths)[outcomes.ends_B]
+    return float((outcomes.next_BV.sum(-1) * depths).sum())
+
+
+def test_block_accepts_at_least_what_token_level_rejection_does() -> None:
+    gains = []
+    for seed in range(6):
+        pair = TablePair.random(3, seed)
+        block = accepted(BlockVerifier(), pair, CHAIN)
+        gains.append(block - accepted(RejectionVerifier(), pair, CHAIN))
+        assert accepted(TargetOnlyVerifier(), pair, CHAIN) < block
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.01
+
+
+def test_a_second_sibling_is_accepted_too() -> None:
+    two, one = Shape("two", (0, 0)), Shape("one", (0,))
+    rule, gains = SiblingVerifier(), []
+    for seed in range(6):
+        pair = TablePair.random(3, seed)
+        single = accepted(rule, pair, one)
+        assert single == pytest.approx(accepted(RejectionVerifier(), pair, one))
+        gains.append(accepted(rule, pair, two) - single)
+    assert min(gains) > -1e-12
+    assert max(gains) > 0.05
+
+
+def test_target_only_accepts_what_matching_does() -> None:
+    pair = TablePair.random(3, 1)
+    drafts = Drafts.certain(pair, TREE)
+    depths = torch.tensor(TREE.depths)
+    found = [judged(TargetOnlyVerifier(), pair, TREE, drafts), matched(pair, TREE, drafts)]
+    means = [float((one.next_BV.sum(-1) * depths[one.ends_B]).sum()) for one in found]
+    assert means[0] == pytest.approx(means[1], abs=1e-12)
+
+
+def test_p_values_are_those_of_scipy() -> None:
+    observed, expected = torch.tensor([18, 30, 52]), torch.tensor([25.0, 25.0, 50.0])
+    wanted = float(chisquare(observed.numpy(), expected.numpy()).pvalue)
+    assert chi_squared_p(observed, expected) == pytest.approx(wanted, rel=1e-9)
+    pooled = chi_squared_p(torch.tensor([18, 30, 52, 1, 2]), torch.tensor([25.0, 25, 50, 1, 2]))
+    wanted = float(chisquare([18, 30, 52, 3], [25, 25, 50, 3]).pvalue)
+    assert pooled == pytest.approx(wanted, rel=1e-9)
+
+
+def test_what_cannot_be_is_never_seen() -> None:
+    assert chi_squared_p(torch.tensor([50, 49, 1]), torch.tensor([50.0, 50.0, 0.0])) == 0.0
+    assert chi_squared_p(torch.tensor([50, 50, 0]), torch.tensor([50.0, 50.0, 0.0])) == 1.0
+
+
+def test_checks_compare() -> None:
+    assert Check("c", "s", 1.0, "<=", 1.0).passed
+    assert not Check("c", "s", 2.0, "<=", 1.0).passed
+    assert Check("c", "s", 2.0, ">=", 1.0).passed
+    assert not Check("c", "s", float("nan"), ">=", 1.0).passed

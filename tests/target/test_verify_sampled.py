@@ -1,0 +1,195 @@
+"""Rules that weigh sampled drafts, among requests of other kinds. That they are lossless is proved
+in tests/engine/test_proof_rules.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.spec import DraftProposal, Verifier, VerifyResult
+from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.match import MatchVerifier
+from specengine.target.verify.probs import RoundProbs
+from specengine.target.verify.rejection import RejectionVerifier
+from specengine.target.verify.relaxed import RelaxedVerifier
+from specengine.target.verify.sampled import SampledVerifier
+from specengine.target.verify.sibling import SiblingVerifier
+from specengine.target.verify.target_only import TargetOnlyVerifier
+from tests.target.verify_world import Draft, TableTarget, chain, decode_batch, propose
+from tests.target.verify_world import request as make_req
+
+VOCAB = 6
+RULES: dict[str, SampledVerifier] = {
+    "rejection": RejectionVerifier(),
+    "block": BlockVerifier(),
+    "target_only": TargetOnlyVerifier(),
+    "sibling": SiblingVerifier(),
+}
+CHAINS: list[Draft] = [chain(1, 2, 3), chain(4), ([], []), chain(3, 0)]
+TREES: list[Draft] = [([1, 2, 3, 4], [0, 0, 1, 2]), chain(4), ([], []), ([3, 0, 5], [0, 0, 0])]
+MIXED: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7, "top_k": 4},
+    {"top_p": 0.9},
+    {"temperature": 0.0, "frequency_penalty": 0.5},
+]
+
+
+def drafts_of(name: str) -> list[Draft]:
+    return TREES if RULES[name].takes_trees else CHAINS
+
+
+def with_probs(proposal: DraftProposal, seeds: list[int]) -> DraftProposal:
+    """Random ones for each seed, and absurd ones wherever nobody may look."""
+    width = proposal.tokens.shape[1]
+    probs = []
+    for seed, count in zip(seeds, proposal.num_nodes, strict=True):
+        row = torch.rand(8, VOCAB, generator=torch.Generator().manual_seed(seed))[:width]
+        row[0] = float("nan")
+        row[count:] = float("nan")
+        probs.append(row)
+    return replace(proposal, draft_probs=torch.stack(probs))
+
+
+def accept(
+    verifier: Verifier,
+    options: list[dict[str, Any]],
+    drafts: list[Draft],
+    first_seed: int = 0,
+    certain: bool = False,
+) -> VerifyResult:
+    """Request i has the seed first_seed + i."""
+    seeds = [first_seed + i for i in range(len(options))]
+    reqs = [make_req(seed=seed, **one) for seed, one in zip(seeds, options, strict=True)]
+    target, batch = TableTarget(VOCAB, seed=5), decode_batch(reqs, VOCAB)
+    proposal = propose([1] * len(options), drafts)
+    if not certain:
+        proposal = with_probs(proposal, seeds)
+        assert proposal.draft_probs is not None
+        greedy = torch.tensor([req.sampling.is_greedy for req in reqs])
+        proposal.draft_probs[greedy] = float("nan")
+    return verifier.accept(target(batch, proposal), batch, proposal)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_greedy_requests_are_verified_greedily(name: str) -> None:
+    drafts = drafts_of(name)
+    result = accept(RULES[name], MIXED, drafts)
+    expected = accept(MatchVerifier(), MIXED, drafts)
+    for index, options in enumerate(MIXED):
+        if options.get("temperature") == 0.0:
+            assert result.tokens[index] == expected.tokens[index]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_greedy_drafts_that_are_right_all_stand(name: str) -> None:
+    best = TableTarget(VOCAB, seed=5).table.argmax(-1)
+    first = int(best[2, 1])
+    second = int(best[1, first])
+    drafts: list[Draft] = [chain(first, second), chain(0)]
+    if RULES[name].takes_trees:
+        drafts[0] = ([(first + 1) % VOCAB, first, second], [0, 0, 2])
+    result = accept(RULES[name], [{"temperature": 0.0}, {}], drafts)
+    assert result.tokens[0] == [first, second, int(best[first, second])]
+    assert result.num_accepted[0] == 2
+    assert result.kv_keep is None or result.kv_keep[0] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_who_drafted_nothing_gets_the_token_of_plain_decoding(name: str) -> None:
+    plain = accept(MatchVerifier(), MIXED, [([], [])] * 4, certain=True)
+    assert accept(RULES[name], MIXED, drafts_of(name)).tokens[2] == plain.tokens[2]
+    assert accept(RULES[name], MIXED, [([], [])] * 4) == plain
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_request_does_not_feel_its_batch(name: str) -> None:
+    drafts = drafts_of(name)
+    for seed in range(20):
+        batch = accept(RULES[name], MIXED, drafts, first_seed=seed)
+        for index in (1, 2, 3):
+            alone = accept(RULES[name], [MIXED[index]], [drafts[index]], first_seed=seed + index)
+            assert alone.tokens == [batch.tokens[index]]
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
+def test_drafts_without_probabilities_are_matched(name: str) -> None:
+    drafts = drafts_of(name)
+    result = accept(RULES[name], MIXED, drafts, certain=True)
+    assert result == accept(MatchVerifier(), MIXED, drafts, certain=True)
+
+
+def test_a_tree_keeps_the_kv_of_its_path() -> None:
+    options: list[dict[str, Any]] = [{"logprobs": 1}] * 200
+    drafts: list[Draft] = [([1, 2, 3, 4], [0, 0, 1, 2])] * 200
+    result = accept(SiblingVerifier(), options, drafts)
+    assert result.kv_keep is not None
+    assert result.logprobs is not None
+    tokens = [1, 1, 2, 3, 4]
+    for path, emitted, logprobs in zip(result.kv_keep, result.tokens, result.logprobs, strict=True):
+        assert path in ([0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4])
+        assert emitted[:-1] == [tokens[node] for node in path[1:]]
+        assert [entry.token for entry in logprobs] == emitted
+    assert {len(path) for path in result.kv_keep} == {1, 2, 3}
+
+
+def test_rows_are_what_plain_decoding_samples_from() -> None:
+    """Penalties, min_tokens and filters after a path are those of a request that has said it."""
+    options: dict[str, Any] = {
+        "frequency_penalty": 0.8,
+        "repetition_penalty": 1.3,
+        "min_tokens": 3,
+        "stop_token_ids": (5,),
+        "top_p": 0.9,
+        "temperature": 0.7,
+    }
+    target = TableTarget(VOCAB, seed=5)
+    batch, proposal = decode_batch([make_req(**options)], VOCAB), propose([1], [TREES[0]])
+    probs = RoundProbs.of(target(batch, proposal).logits, batch.sampling, proposal)
+    for node, path in enumerate([[], [1], [2], [1, 3], [2, 4]]):
+        req = make_req(**options)
+        req.output_ids += path
+        said, empty = decode_batch([req], VOCAB), propose([req.last_token], [([], [])])
+        plain = RoundProbs.of(target(said, empty).logits, said.sampling, empty)
+        torch.testing.assert_close(probs.target_TV[node], plain.target_TV[0])
+
+
+def test_relaxed_takes_what_is_nearly_as_good() -> None:
+    logits = torch.tensor([[0.4, 0.35, 0.2, 0.05]] * 4).log()
+    req = make_req(temperature=0.0)
+    batch = decode_batch([req], 4)
+    expected = {
+        (3, 0.5): [[1, 0], [2, 0], [0]],  # (top_k, delta): what stands of drafts 1, 2 and 3
+        (3, 0.1): [[1, 0], [0], [0]],
+        (2, 0.5): [[1, 0], [0], [0]],
+        (1, 0.5): [[0], [0], [0]],
+        (4, 1.0): [[1, 0], [2, 0], [3, 0]],
+    }
+    for (top_k, delta), outputs in expected.items():
+        verifier = RelaxedVerifier(top_k, delta)
+        for draft, tokens in zip((1, 2, 3), outputs, strict=True):
+            proposal = propose([1], [chain(draft)])
+            result = verifier.accept(LogitsOutput(logits[:2]), batch, proposal)
+            assert result.tokens == [tokens]
+            assert result.is_lossy
+
+
+def test_relaxed_prefers_the_targets_own_token() -> None:
+    r"""
+          0
+        /   \
+     1:"1"  2:"0"
+              |
+            3:"2"
+    """
+    logits = torch.tensor([[0.4, 0.35, 0.25]] * 4).log()
+    batch = decode_batch([make_req(temperature=0.0)], 3)
+    proposal = propose([1], [([1, 0, 2], [0, 0, 2])])
+    result = RelaxedVerifier(3, 0.5).accept(LogitsOutput(logits), batch, proposal)
+    assert result.tokens == [[0, 2, 0]]
+    assert result.kv_keep == [[0, 2, 3]]
+    assert not MatchVerifier().accept(LogitsOutput(logits), batch, proposal).is_lossy
