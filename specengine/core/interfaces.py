@@ -46,7 +46,8 @@ class AttentionBackend(Protocol):
     """One attention implementation. K and V of the new tokens are in the pool when it is called.
 
     `init_forward_metadata` plans a forward and puts the plan on the batch; the capture and replay
-    forms do the same on the fixed buffers of a graph.
+    forms do the same on the fixed buffers of a graph. A plan reads neither tokens nor the mask of
+    batch.tree, which may be filled in until the forward runs.
     """
 
     name: str

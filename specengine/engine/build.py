@@ -186,6 +186,7 @@ def _plan_memory(
         chunk = _require(schedule.chunked_prefill_size)
         tokens = chunk if chunk > 0 else context
         requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
+        tokens = min(tokens, requests * context)  # no position past the rotary table
         size = (tokens, requests, loaded.device)
         layers = draft.capture_layers
         needed = [peak_of_forward(loaded.model, backend, shape, *size, capture_layers=layers)]

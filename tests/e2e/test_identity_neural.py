@@ -47,7 +47,7 @@ def drafts(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     root = tmp_path_factory.mktemp("drafts")
     return {
         "STANDALONE": noisy(root / "standalone", target),
-        "EAGLE": checkpoints.oracle_eagle(root / "eagle", target, noise=1.0),
+        "EAGLE": checkpoints.oracle_eagle(root / "eagle", target, noise=0.3),
         "EAGLE3": checkpoints.oracle_eagle3(root / "eagle3", target, 250, focus=20.0),
     }
 
@@ -108,6 +108,25 @@ def test_greedy_output_is_plain_decodings(
     assert sum(totals.accepted_per_pos) == totals.num_accepted_tokens
     assert sorted(totals.accepted_per_pos, reverse=True) == totals.accepted_per_pos
     assert len(totals.accepted_per_pos) <= STEPS
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape"), [("STANDALONE", "chain"), ("STANDALONE", "tree"), ("EAGLE3", "chain")]
+)
+def test_suffix_matches_may_take_a_drafters_place(
+    algorithm: str, shape: str, target: Path, drafts: dict[str, Path], plain: list[list[int]]
+) -> None:
+    """What the drafter keeps of a request follows the text, whoever drafted it."""
+    spec = spec_of(
+        algorithm,
+        drafts[algorithm],
+        hybrid_suffix=True,
+        hybrid_suffix_min_match=3,
+        **SHAPES[shape] | {"num_draft_tokens": 12},
+    )
+    llm = make(target, spec)
+    assert run(llm) == plain
+    assert len(llm.engine.scheduler.spec_totals.accepted_per_pos) > STEPS
 
 
 def test_counters_of_a_request_add_up(target: Path, drafts: dict[str, Path]) -> None:
