@@ -32,7 +32,7 @@ class StandaloneWorker(DraftWorker):
         self, runners: Sequence[ModelRunner], spec: SpecConfig, node_limit: Callable[[Req], int]
     ) -> None:
         super().__init__(runners, spec, node_limit)
-        self._written: dict[Req, int] = {}  # tokens whose KV is right
+        self.written: dict[Req, int] = {}  # tokens whose KV is right
         self._proposal: DraftProposal | None = None  # of this round
 
     @torch.inference_mode()
@@ -56,20 +56,20 @@ class StandaloneWorker(DraftWorker):
             return
         drafts = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
         for req, (nodes, count), emitted in zip(batch.reqs, drafts, result.tokens, strict=True):
-            self._written[req] += _agreeing(nodes[1 : count - 1], emitted)
+            self.written[req] += _agreeing(nodes[1 : count - 1], emitted)
 
     def release(self, req: Req) -> None:
-        self._written.pop(req, None)
+        self.written.pop(req, None)
 
     def _catch_up(self, batch: ScheduleBatch, ends: list[int], with_logits: bool) -> LogitsOutput:
         """Run the tokens of each request from the first without KV up to its end."""
         starts = [
-            self._written.get(req, prefix)
+            self.written.get(req, prefix)
             for req, prefix in zip(batch.reqs, batch.prefix_lens, strict=True)
         ]
         spans = zip(batch.reqs, starts, ends, strict=True)
         tokens = [req.token_ids[start:end] for req, start, end in spans]
-        self._written.update(zip(batch.reqs, ends, strict=True))
+        self.written.update(zip(batch.reqs, ends, strict=True))
         return self.runner.forward(self.plan_extend(batch.reqs, starts, tokens, with_logits))
 
 

@@ -139,7 +139,7 @@ class SpecConfig(Section):
     flag_prefix: ClassVar[str] = "speculative_"
 
     algorithm: str | None = option(
-        None, "how to draft: NGRAM, SUFFIX, STANDALONE, ...; default: no speculation"
+        None, "how to draft: NGRAM, SUFFIX, STANDALONE, EAGLE, EAGLE3 or MTP; default: not at all"
     )
     draft_model_path: str | None = option(None, "draft model: a directory, hub id or built-in name")
     num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")

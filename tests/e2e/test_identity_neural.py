@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.draft.standalone.worker import StandaloneWorker
 from tests.draft import eagle_checkpoints as checkpoints
 
 NEW_TOKENS = 32
@@ -193,6 +194,9 @@ def test_the_target_itself_as_the_drafter_is_always_right(
     assert missed[-1] <= 2 * len(PROMPTS)
     if shape == "chain":
         assert totals.num_accepted_tokens == totals.num_draft_tokens
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, StandaloneWorker)
+    assert not drafter.written, "requests that left are forgotten"
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
