@@ -11,6 +11,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {
     "cli": 8,
     "server": 7,
+    "lab": 7,
     "engine": 6,
     "scheduler": 5,
     "draft": 5,
@@ -25,8 +26,10 @@ ROOMS = {
 
 def room_of(parts: tuple[str, ...]) -> str | None:
     if parts[0] == "specengine":
-        return parts[1] if len(parts) > 1 and parts[1] in ROOMS else None
-    return parts[0] if parts[0] in ROOMS else None
+        parts = parts[1:]
+    if parts[:2] == ("draft", "train"):
+        return "draft/train"
+    return parts[0] if parts and parts[0] in ROOMS else None
 
 
 def imports(tree: ast.AST) -> list[tuple[int, str]]:
@@ -85,4 +88,7 @@ def test_the_rule_sees_breaches() -> None:
     assert breaches("draft", "import specengine.target.registry")
     assert breaches("kernels", "from specengine.core import batch")
     assert breaches("engine", "from kernels.norm import rms_norm")
+    assert breaches("draft", "from specengine.draft.train.loop import train")
+    assert breaches("lab", "from specengine.server.app import app")
+    assert not breaches("draft/train", "import specengine.target.registry")
     assert not breaches("engine", "from specengine.core.batch import ForwardBatch")

@@ -97,6 +97,19 @@ class Verifier(Protocol):
     ) -> VerifyResult: ...
 
 
+class RoundRecorder(Protocol):
+    """Looks at rounds and changes nothing: traces, acceptance tables. Called after acceptance and
+    before the tokens are committed; `output` has a row of logits a node that was verified."""
+
+    def record(
+        self,
+        batch: ScheduleBatch,
+        proposal: DraftProposal,
+        output: LogitsOutput,
+        result: VerifyResult,
+    ) -> None: ...
+
+
 @dataclass
 class SpecTotals:
     """Engine-wide counters behind /metrics: what ran, not what was configured."""

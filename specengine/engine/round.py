@@ -6,7 +6,7 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import KVPool, ReqToTokenTable
-from specengine.core.spec import Drafter, Verifier, VerifyResult
+from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
 from specengine.engine.grammar.drafts import constrain
 from specengine.runner.worker import TpModelWorker
 
@@ -21,6 +21,7 @@ class SpeculativeRound:
         self.worker = worker
         self.drafter = drafter
         self.verifier = verifier
+        self.recorders: list[RoundRecorder] = []
 
     def run(self, batch: ScheduleBatch) -> VerifyResult:
         drafted = constrain(batch, self.drafter.draft(batch))
@@ -31,6 +32,8 @@ class SpeculativeRound:
         if result.kv_keep is not None:
             pools = self.worker.get_memory_pool()
             compact_kv(batch, result.kv_keep, pools.req_to_token_pool, pools.token_to_kv_pool)
+        for recorder in self.recorders:
+            recorder.record(batch, proposal, output, result)
         self.drafter.observe(batch, output, result)
         return result
 
