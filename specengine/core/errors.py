@@ -37,3 +37,11 @@ class InvariantError(SpecEngineError):
 
 class QueueFullError(SpecEngineError):
     """Too many requests wait already (HTTP 503)."""
+
+
+class DataError(SpecEngineError):
+    """A data set or prompt file is missing, damaged, or does not fit what it is used with."""
+
+
+class TrainingError(SpecEngineError):
+    """A training run cannot go on. What it wrote before stands."""
