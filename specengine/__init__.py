@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specengine.core.config import SpecConfig
     from specengine.core.grammar import GrammarSpec
-    from specengine.core.sampling import SamplingParams
+    from specengine.core.sampling import SamplingParams, SpecControl
     from specengine.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "GrammarSpec", "SamplingParams", "SpecConfig", "__version__"]
+__all__ = ["LLM", "GrammarSpec", "SamplingParams", "SpecConfig", "SpecControl", "__version__"]
 
 _HOMES = {
     "GrammarSpec": "specengine.core.grammar",
     "LLM": "specengine.engine.llm",
     "SamplingParams": "specengine.core.sampling",
     "SpecConfig": "specengine.core.config",
+    "SpecControl": "specengine.core.sampling",
 }
 
 

@@ -16,6 +16,31 @@ MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class SpecControl:
+    """How far one request may be drafted for. No token depends on it, only time.
+
+    enabled: False drafts nothing. num_steps: the most tokens below the root that a draft has in
+    depth; None leaves it to the engine, whose own limit holds as well.
+    """
+
+    enabled: bool = True
+    num_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise RequestError(
+                f"speculative.enabled must be true or false, got {self.enabled!r}",
+                "speculative.enabled",
+            )
+        if self.num_steps is not None:
+            _integer("speculative.num_steps", self.num_steps, 1)
+
+    @property
+    def max_depth(self) -> int | None:
+        return self.num_steps if self.enabled else 0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters of one request; every one is honoured, with or without speculation.
 
@@ -31,6 +56,8 @@ class SamplingParams:
     grammar: what the output must follow, up to its end or to max_tokens or a stop. The request ends
     when nothing may follow. Where min_tokens or ignore_eos would leave it no token, the grammar
     wins.
+
+    speculative: how far the request may be drafted for.
     """
 
     max_tokens: int | None = 128
@@ -53,6 +80,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = field(default=None, metadata=NO_OPTION)
+    speculative: SpecControl = field(default=SpecControl(), metadata=NO_OPTION)
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
@@ -64,6 +92,9 @@ class SamplingParams:
         grammar: Any = self.grammar
         if grammar is not None and not isinstance(grammar, GrammarSpec):
             raise RequestError("grammar must be a GrammarSpec", "grammar")
+        speculative: Any = self.speculative
+        if not isinstance(speculative, SpecControl):
+            raise RequestError("speculative must be a SpecControl", "speculative")
 
     @property
     def is_greedy(self) -> bool:

@@ -7,6 +7,7 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import KVPool, ReqToTokenTable
 from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
+from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.grammar.drafts import constrain
 from specengine.runner.worker import TpModelWorker
 
@@ -24,7 +25,7 @@ class SpeculativeRound:
         self.recorders: list[RoundRecorder] = []
 
     def run(self, batch: ScheduleBatch) -> VerifyResult:
-        drafted = constrain(batch, self.drafter.draft(batch))
+        drafted = constrain(batch, draft_within_limits(self.drafter, batch))
         proposal = drafted.proposal
         verify_batch = self.verifier.prepare(batch, proposal)
         output = self.worker.forward_batch_generation(verify_batch)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
-from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
+from specengine.core.sampling import MAX_LOGPROBS, SamplingParams, SpecControl
 from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
 
@@ -56,6 +56,17 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
+class Speculative(Strict):
+    """How far this request may be drafted for; its answer does not depend on it."""
+
+    enabled: bool | None = None
+    num_steps: int | None = None
+
+    def control(self) -> SpecControl:
+        """Raises RequestError."""
+        return SpecControl(self.enabled is not False, self.num_steps)
+
+
 class GenerationRequest(Strict):
     """What chat and text completions share."""
 
@@ -81,6 +92,7 @@ class GenerationRequest(Strict):
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    speculative: Speculative | None = None
     user: str | None = Field(default=None, description="accepted; nothing depends on it")
 
     @model_validator(mode="after")
@@ -98,6 +110,7 @@ class GenerationRequest(Strict):
         given = {name: getattr(self, name) for name in _SHARED}
         given["logit_bias"] = self.logit_bias
         given["grammar"] = self._grammar()
+        given["speculative"] = self.speculative and self.speculative.control()
         return SamplingParams(
             **{name: value for name, value in given.items() if value is not None}, **values
         )

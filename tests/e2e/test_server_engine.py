@@ -195,3 +195,14 @@ def test_metrics_count_what_ran(live: Live) -> None:
     before = accepted()
     gained = complete(live).metrics["speculative_decoding"]["num_accepted_draft_tokens"]
     assert accepted() - before == gained
+
+
+@pytest.mark.parametrize(("control", "most"), [({"enabled": False}, 0), ({"num_steps": 1}, 1)])
+def test_a_request_limits_its_own_drafts(
+    live: Live, expected: str, control: dict[str, Any], most: int
+) -> None:
+    answer = complete(live, extra_body={"ignore_eos": True, "speculative": control})
+    assert answer.choices[0].text == expected
+    spec = answer.metrics["speculative_decoding"]
+    assert (spec["num_draft_tokens"] > 0) == (most > 0)
+    assert spec["num_accepted_draft_tokens"] <= most * spec["num_spec_steps"]

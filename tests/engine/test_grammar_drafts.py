@@ -24,7 +24,8 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.engine.grammar.drafts import HostTree, constrain, legal_nodes
+from specengine.engine.draft_nodes import HostTree
+from specengine.engine.grammar.drafts import constrain, legal_nodes
 from specengine.engine.grammar.masks import masked_prefill
 from tests.engine.grammar_world import EOS, VOCAB, World, allowed, mask_of
 

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
-
-import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
+from specengine.engine.draft_nodes import HostTree, keep_nodes
 from specengine.engine.grammar.masks import MaskBuilder, masked
 
 if TYPE_CHECKING:
     from specengine.core.grammar import GrammarState
-
-
-@dataclass(frozen=True)
-class HostTree:
-    """The draft of one request on the host. All [number of nodes]; parents before children."""
-
-    tokens: list[int]
-    parents: list[int]
-
-    def part(self, kept: list[int]) -> HostTree:
-        """The tree of these nodes, root first; with each of them, its parent."""
-        place = {node: i for i, node in enumerate(kept)}
-        parents = [-1, *(place[self.parents[node]] for node in kept[1:])]
-        return HostTree([self.tokens[node] for node in kept], parents)
 
 
 @dataclass(frozen=True)
@@ -112,7 +97,7 @@ def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft
         tree = HostTree(tokens[index][:count], parents[index][:count])
         kept[index] = _kept(_grammar(batch.reqs[index]), tree, proposal.draft_probs is not None)
         trees[index] = tree.part(kept[index])
-    return ConstrainedDraft(_part(proposal, kept, parents, trees), trees)
+    return ConstrainedDraft(keep_nodes(proposal, kept, parents), trees)
 
 
 def _grammar(req: Req) -> GrammarState:
@@ -127,33 +112,3 @@ def _kept(state: GrammarState, tree: HostTree, keeps_rejected: bool) -> list[int
         for node, parent in enumerate(tree.parents)
         if node in legal or (keeps_rejected and parent in legal)
     ]
-
-
-def _part(
-    proposal: DraftProposal,
-    kept: list[list[int]],
-    parents: list[list[int]],
-    trees: dict[int, HostTree],
-) -> DraftProposal:
-    """The proposal with these nodes only, moved to the front of each row."""
-    num_nodes = [len(nodes) for nodes in kept]
-    if num_nodes == proposal.num_nodes:
-        return proposal
-    width, device = proposal.tokens.shape[1], proposal.tokens.device
-    for index, tree in trees.items():
-        parents[index] = tree.parents + [0] * (width - len(tree.parents))
-    index_BN = torch.tensor([nodes + [0] * (width - len(nodes)) for nodes in kept])
-    packed = torch.stack([index_BN, torch.tensor(parents)]).to(device, non_blocking=True)
-    rows = torch.arange(len(kept), device=device)[:, None]
-
-    def take(x: torch.Tensor | None) -> torch.Tensor | None:
-        return x if x is None else x[rows, packed[0]]
-
-    return replace(
-        proposal,
-        tokens=proposal.tokens[rows, packed[0]],
-        parents=packed[1],
-        num_nodes=num_nodes,
-        draft_probs=take(proposal.draft_probs),
-        confidence=take(proposal.confidence),
-    )

@@ -1,0 +1,61 @@
+"""Parts of drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from specengine.core.spec import DraftProposal
+
+
+@dataclass(frozen=True)
+class HostTree:
+    """The draft of one request on the host. All [number of nodes]; parents before children."""
+
+    tokens: list[int]
+    parents: list[int]
+
+    def part(self, kept: list[int]) -> HostTree:
+        """The tree of these nodes, root first; with each of them, its parent."""
+        return HostTree([self.tokens[node] for node in kept], _renumbered(self.parents, kept))
+
+
+def keep_nodes(
+    proposal: DraftProposal, kept: list[list[int]], parents: list[list[int]]
+) -> DraftProposal:
+    """The proposal with these nodes of each request only, moved to the front of its row.
+
+    kept: ascending, the root first; with each node, its parent. parents: the proposal's, on the
+    host.
+    """
+    num_nodes = [len(nodes) for nodes in kept]
+    if num_nodes == proposal.num_nodes:
+        return proposal
+    width, device = proposal.tokens.shape[1], proposal.tokens.device
+    pairs = zip(parents, kept, strict=True)
+    index_BN = _padded(kept, width)
+    parents_BN = _padded([_renumbered(row, nodes) for row, nodes in pairs], width)
+    packed = torch.stack([index_BN, parents_BN]).to(device, non_blocking=True)
+    rows = torch.arange(len(kept), device=device)[:, None]
+
+    def take(x: torch.Tensor | None) -> torch.Tensor | None:
+        return x if x is None else x[rows, packed[0]]
+
+    return replace(
+        proposal,
+        tokens=proposal.tokens[rows, packed[0]],
+        parents=packed[1],
+        num_nodes=num_nodes,
+        draft_probs=take(proposal.draft_probs),
+        confidence=take(proposal.confidence),
+    )
+
+
+def _renumbered(parents: list[int], kept: list[int]) -> list[int]:
+    place = {node: i for i, node in enumerate(kept)}
+    return [-1, *(place[parents[node]] for node in kept[1:])]
+
+
+def _padded(rows: list[list[int]], width: int) -> torch.Tensor:
+    return torch.tensor([row + [0] * (width - len(row)) for row in rows])
