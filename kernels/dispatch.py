@@ -41,3 +41,11 @@ def has_dependent_launch(x: Tensor) -> bool:
     """Whether a kernel on x's device may start before the one ahead of it has ended, and wait for
     it inside (programmatic dependent launch)."""
     return x.is_cuda and _is_hopper(x.device.index or 0)
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """1 for the interpreter, which runs a program at a time."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

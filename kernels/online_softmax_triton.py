@@ -177,3 +177,17 @@ def merge_shares(partial_ptr, lse_ptr, active, valid, BLOCK_M: tl.constexpr, BLO
         acc = acc * decay[:, None] + part * weight[:, None]
         total = total * decay + weight
     return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
+def last_to_arrive(out, lse, partial_ptr, lse_ptr, counter_ptr, split, active, valid):
+    """Leave this share's result in memory. True for the program that finds all others' there."""
+    BLOCK_M: tl.constexpr = out.shape[0]
+    BLOCK_D: tl.constexpr = out.shape[1]
+    places = split * BLOCK_M + tl.arange(0, BLOCK_M)
+    cells = places[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    tl.store(partial_ptr + cells, out, mask=valid[:, None])
+    tl.store(lse_ptr + places, lse, mask=valid)
+    # Every thread's stores must be out before the count says so.
+    tl.debug_barrier()
+    return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,28 +20,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specengine.kernels.dispatch import has_dependent_launch
-from specengine.kernels.online_softmax_triton import attend, key_range, merge_shares
+from specengine.kernels.dispatch import has_dependent_launch, multiprocessors
+from specengine.kernels.online_softmax_triton import (
+    attend,
+    key_range,
+    last_to_arrive,
+    merge_shares,
+)
 
 if TYPE_CHECKING:
     from specengine.kernels.paged_attention import PagedBatch
 
 _MAX_SPLITS = 32
 _MIN_SHARE = 128  # keys for which a program of its own pays for the merge
-
-
-@triton.jit
-def _last_to_arrive(out, lse, partial_ptr, lse_ptr, counter_ptr, split, active, valid):
-    """Leave this share's result in memory. True for the program that finds all others' there."""
-    BLOCK_M: tl.constexpr = out.shape[0]
-    BLOCK_D: tl.constexpr = out.shape[1]
-    places = split * BLOCK_M + tl.arange(0, BLOCK_M)
-    cells = places[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
-    tl.store(partial_ptr + cells, out, mask=valid[:, None])
-    tl.store(lse_ptr + places, lse, mask=valid)
-    # Every thread's stores must be out before the count says so.
-    tl.debug_barrier()
-    return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1
 
 
 @triton.jit(
@@ -164,7 +154,7 @@ def _paged_attention_kernel(
             lse_ptr += group.to(tl.int64) * splits * BLOCK_M
             partial_ptr += group.to(tl.int64) * splits * BLOCK_M * BLOCK_D
             counter_ptr = counters_ptr + group
-            if _last_to_arrive(out, lse, partial_ptr, lse_ptr, counter_ptr, split, active, valid):
+            if last_to_arrive(out, lse, partial_ptr, lse_ptr, counter_ptr, split, active, valid):
                 tl.store(counter_ptr, 0)
                 merged = merge_shares(partial_ptr, lse_ptr, active, valid, BLOCK_M, BLOCK_D)
                 tl.store(out_ptrs, merged.to(out_ptr.dtype.element_ty), mask=cells)
@@ -206,19 +196,11 @@ def _blocks(
     return Blocks(rows, keys, warps, stages=2 if rows > 64 else 3)
 
 
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    """1 for the interpreter, which runs a program at a time."""
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def _choose_splits(batch: PagedBatch, groups: int, device: torch.device) -> int:
     """Enough programs for two a multiprocessor, none with fewer than _MIN_SHARE keys."""
     if batch.counters is None or groups > batch.counters.numel():
         return 1
-    wanted = triton.cdiv(2 * _multiprocessors(device), groups)
+    wanted = triton.cdiv(2 * multiprocessors(device), groups)
     return int(max(1, min(wanted, _MAX_SPLITS, batch.max_keys // _MIN_SHARE)))
 
 

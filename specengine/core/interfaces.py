@@ -31,6 +31,15 @@ class KVPool(Protocol):
         ...
 
 
+class Rotary(Protocol):
+    """layers.RotaryEmbedding, as attention sees it."""
+
+    @property
+    def cos_sin_cache(self) -> Tensor:
+        """float32 [P, rotary_dim], cos half then sin half."""
+        ...
+
+
 class AttentionLayer(Protocol):
     """layers.Attention, as a backend sees it."""
 
@@ -40,10 +49,12 @@ class AttentionLayer(Protocol):
     head_dim: int
     scale: float
     sliding_window: int | None
+    rotary: Rotary | None
 
 
 class AttentionBackend(Protocol):
-    """One attention implementation. K and V of the new tokens are in the pool when it is called.
+    """One attention implementation. K and V of the new tokens are in the pool when it is called,
+    but for forward_fused, which writes them.
 
     `init_forward_metadata` plans a forward and puts the plan on the batch; the capture and replay
     forms do the same on the fixed buffers of a graph. A plan reads neither tokens nor the mask of
@@ -62,6 +73,14 @@ class AttentionBackend(Protocol):
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """seq_len of padding rows, such that they read only slot 0 and divide by nothing."""
+        ...
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        """Rotates q and k, writes k and v to the pool and attends, at once: q [T, num_heads,
+        head_dim], k, v [T, num_kv_heads, head_dim] -> the shape of q. None, and nothing done,
+        where the backend has no such thing for this batch."""
         ...
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:

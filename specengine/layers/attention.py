@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torch import Tensor, nn
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.errors import PlanMismatchError
+from specengine.core.interfaces import Rotary
 from specengine.kernels.rope import rope_store_kv
-
-
-class Rotary(Protocol):
-    @property
-    def cos_sin_cache(self) -> Tensor:
-        """float32 [P, rotary_dim], cos half then sin half."""
-        ...
 
 
 class Attention(nn.Module):
@@ -54,19 +46,20 @@ class Attention(nn.Module):
         if batch.attn_plan is None:
             raise PlanMismatchError("the batch carries no attention plan; plan it first")
         batch.attn_plan.check(batch)
-        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(self.layer_id)
-        rotated = rope_store_kv(
-            q.view(-1, self.num_heads, self.head_dim),
-            k.view(-1, self.num_kv_heads, self.head_dim),
-            v.view(-1, self.num_kv_heads, self.head_dim),
-            positions,
-            None if self.rotary is None else self.rotary.cos_sin_cache,
-            k_cache,
-            v_cache,
-            batch.out_cache_loc,
-        )
-        if batch.forward_mode.is_decode():
-            out = batch.attn_backend.forward_decode(rotated, self, batch)
-        else:
-            out = batch.attn_backend.forward_extend(rotated, self, batch)
+        q_heads = q.view(-1, self.num_heads, self.head_dim)
+        k_heads = k.view(-1, self.num_kv_heads, self.head_dim)
+        v_heads = v.view(-1, self.num_kv_heads, self.head_dim)
+        out = batch.attn_backend.forward_fused(q_heads, k_heads, v_heads, self, batch)
+        if out is None:
+            out = self._forward_in_steps(positions, q_heads, k_heads, v_heads, batch)
         return out.reshape(q.shape)
+
+    def _forward_in_steps(
+        self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(self.layer_id)
+        angles = None if self.rotary is None else self.rotary.cos_sin_cache
+        rotated = rope_store_kv(q, k, v, positions, angles, k_cache, v_cache, batch.out_cache_loc)
+        if batch.forward_mode.is_decode():
+            return batch.attn_backend.forward_decode(rotated, self, batch)
+        return batch.attn_backend.forward_extend(rotated, self, batch)

@@ -43,6 +43,11 @@ class TorchAttentionBackend:
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
 
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        return None
+
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         return self.forward_extend(q, layer, batch)
 

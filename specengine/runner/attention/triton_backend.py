@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.kernels import rope_attention
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.base import attach_plan
 
@@ -40,6 +41,22 @@ class TritonAttentionBackend:
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        assert batch.attn_plan is not None, "init_forward_metadata comes first"
+        paged: PagedBatch = batch.attn_plan.metadata
+        if layer.rotary is None:
+            return None
+        angles, window = layer.rotary.cos_sin_cache, layer.sliding_window
+        if not rope_attention.fits(q, layer.num_kv_heads, angles, paged, window):
+            return None
+        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        return rope_attention.rope_attention(
+            q, k, v, angles, k_cache, v_cache, batch.out_cache_loc, paged, layer.scale,
+            window=window,
+        )  # fmt: skip
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         return self.forward_extend(q, layer, batch)

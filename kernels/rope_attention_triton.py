@@ -1,0 +1,331 @@
+"""Rotation, KV write and paged attention of a few queries a request, in one Triton kernel.
+
+A program takes one KV head of one request, all of its queries, and a share of the keys written by
+earlier forwards. The first share also takes the new keys, straight from the projection, and writes
+them to the cache. Nothing reads what this kernel writes to the cache before the next forward, so
+that the old keys can be fetched before the kernel ahead has ended.
+"""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch, multiprocessors
+from specengine.kernels.online_softmax_triton import last_to_arrive, merge_shares, raise_max
+
+if TYPE_CHECKING:
+    from specengine.kernels.paged_attention import PagedBatch
+
+_MAX_SPLITS = 32
+
+
+@triton.jit
+def _rotated(head_ptrs, cols, cos, sin, mask, HEAD_DIM: tl.constexpr):
+    """Heads [R, D] rotated in float32 and rounded to their dtype (Su et al. 2021)."""
+    half: tl.constexpr = HEAD_DIM // 2
+    partner = tl.where(cols < half, cols + half, cols - half)
+    x = tl.load(head_ptrs[:, None] + cols[None, :], mask=mask, other=0.0)
+    other = tl.load(head_ptrs[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    signed = tl.where((cols < half)[None, :], -other, other)
+    return (x.to(tl.float32) * cos + signed * sin).to(x.dtype)
+
+
+@triton.jit
+def _angles(cos_sin_ptr, positions, stride, cols, mask, HEAD_DIM: tl.constexpr):
+    """cos and sin of each place of a head, float32 [R, D]."""
+    half: tl.constexpr = HEAD_DIM // 2
+    angle = tl.where(cols < half, cols, cols - half)
+    places = cos_sin_ptr + positions[:, None] * stride + angle[None, :]
+    return tl.load(places, mask=mask, other=0.0), tl.load(places + half, mask=mask, other=0.0)
+
+
+@triton.jit
+def _absorb(q, k, v, visible, scale_log2, row_max, total, acc):
+    """One step of the online softmax over the keys of a block."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    scores = tl.where(visible, scores, float("-inf"))
+    row_max, finite_max, decay = raise_max(row_max, tl.max(scores, 1))
+    weights = tl.exp2(scores - finite_max[:, None])
+    total = total * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return row_max, total, acc
+
+
+@triton.jit(
+    do_not_specialize=["nodes", "window", "splits", "min_blocks"],
+    do_not_specialize_on_alignment=[
+        "positions_ptr",
+        "loc_ptr",
+        "rows_ptr",
+        "seq_lens_ptr",
+        "indptr_ptr",
+        "tree_ptr",
+    ],
+)
+def _rope_attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    loc_ptr,
+    table_ptr,
+    rows_ptr,
+    seq_lens_ptr,
+    indptr_ptr,
+    tree_ptr,
+    partial_ptr,
+    lse_ptr,
+    counters_ptr,
+    stride_qt,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_ks,
+    stride_kc,
+    stride_vs,
+    stride_vc,
+    stride_table,
+    stride_cos_sin,
+    nodes,
+    window,
+    splits,
+    min_blocks,
+    scale_log2,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_NEW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_launch_dependents()
+    split = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = tl.program_id(2)
+    first_row = tl.load(indptr_ptr + request)
+    num_queries = (tl.load(indptr_ptr + request + 1) - first_row).to(tl.int32)
+    prefix = tl.load(seq_lens_ptr + request).to(tl.int32) - num_queries
+    low = 0
+    if HAS_WINDOW:
+        low = tl.maximum(prefix - window + 1, 0)
+    blocks = tl.cdiv(prefix - low, BLOCK_N)
+    share = tl.maximum(tl.cdiv(blocks, splits), min_blocks)
+    active = tl.maximum(tl.cdiv(blocks, share), 1)
+    if split >= active:
+        return
+    begin = low + split * share * BLOCK_N
+    end = tl.minimum(begin + share * BLOCK_N, prefix)
+
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    in_head = (dims < HEAD_DIM)[None, :]
+    queries = rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    valid = queries < num_queries
+    cells = valid[:, None] & in_head
+    here = tl.load(positions_ptr + first_row + queries, mask=valid, other=0)
+    cos, sin = _angles(cos_sin_ptr, here, stride_cos_sin, dims, cells, HEAD_DIM)
+
+    # Keys of earlier forwards: nothing that may still be running writes them.
+    table_ptr += tl.load(rows_ptr + request) * stride_table
+    k_cache_ptr += kv_head * stride_kc
+    v_cache_ptr += kv_head * stride_vc
+    cols = begin + tl.arange(0, BLOCK_N)
+    old = cols < end
+    slots = tl.load(table_ptr + cols, mask=old, other=0).to(tl.int64)[:, None]
+    old_cells = old[:, None] & in_head
+    k = tl.load(k_cache_ptr + slots * stride_ks + dims[None, :], mask=old_cells, other=0.0)
+    v = tl.load(v_cache_ptr + slots * stride_vs + dims[None, :], mask=old_cells, other=0.0)
+    if DEPENDENT:
+        gdc_wait()
+
+    q_rows = q_ptr + (first_row + queries) * stride_qt + heads * stride_qh
+    q = _rotated(q_rows, dims, cos, sin, cells, HEAD_DIM)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if split == 0:
+        news = tl.arange(0, BLOCK_NEW)
+        is_new = news < num_queries
+        new_cells = is_new[:, None] & in_head
+        at = tl.load(positions_ptr + first_row + news, mask=is_new, other=0)
+        new_cos, new_sin = _angles(cos_sin_ptr, at, stride_cos_sin, dims, new_cells, HEAD_DIM)
+        k_rows = k_ptr + (first_row + news) * stride_kt + kv_head * stride_kh
+        k_new = _rotated(k_rows, dims, new_cos, new_sin, new_cells, HEAD_DIM)
+        v_rows = v_ptr + (first_row + news) * stride_vt + kv_head * stride_vh
+        v_new = tl.load(v_rows[:, None] + dims[None, :], mask=new_cells, other=0.0)
+        slot = tl.load(loc_ptr + first_row + news, mask=is_new, other=0)[:, None]
+        tl.store(k_cache_ptr + slot * stride_ks + dims[None, :], k_new, mask=new_cells)
+        tl.store(v_cache_ptr + slot * stride_vs + dims[None, :], v_new, mask=new_cells)
+        if HAS_TREE:
+            places = (request.to(tl.int64) * nodes + queries[:, None]) * nodes + news[None, :]
+            inside = valid[:, None] & is_new[None, :]
+            visible = tl.load(tree_ptr + places, mask=inside, other=0) != 0
+        else:
+            visible = (news[None, :] <= queries[:, None]) & is_new[None, :]
+            if HAS_WINDOW:
+                visible = visible & (news[None, :] > queries[:, None] - window)
+        row_max, total, acc = _absorb(q, k_new, v_new, visible, scale_log2, row_max, total, acc)
+
+    visible = old[None, :]
+    if HAS_WINDOW:
+        visible = visible & (cols[None, :] > here[:, None] - window)
+    row_max, total, acc = _absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+    for start in range(begin + BLOCK_N, end, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        old = cols < end
+        slots = tl.load(table_ptr + cols, mask=old, other=0).to(tl.int64)[:, None]
+        old_cells = old[:, None] & in_head
+        k = tl.load(k_cache_ptr + slots * stride_ks + dims[None, :], mask=old_cells, other=0.0)
+        v = tl.load(v_cache_ptr + slots * stride_vs + dims[None, :], mask=old_cells, other=0.0)
+        visible = old[None, :]
+        if HAS_WINDOW:
+            visible = visible & (cols[None, :] > here[:, None] - window)
+        row_max, total, acc = _absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+    total = tl.where(total == 0.0, 1.0, total)  # of a row that sees nothing in this share
+    out = acc / total[:, None]
+
+    num_heads = tl.num_programs(1) * GROUP
+    out_rows = ((first_row + queries) * num_heads + heads) * HEAD_DIM
+    out_ptrs = out_ptr + out_rows[:, None] + dims[None, :]
+    if SPLIT:
+        if active > 1:
+            group = request * tl.num_programs(1) + kv_head
+            lse_ptr += group.to(tl.int64) * splits * BLOCK_M
+            partial_ptr += group.to(tl.int64) * splits * BLOCK_M * BLOCK_D
+            counter_ptr = counters_ptr + group
+            lse = row_max + tl.log2(total)
+            if last_to_arrive(out, lse, partial_ptr, lse_ptr, counter_ptr, split, active, valid):
+                tl.store(counter_ptr, 0)
+                merged = merge_shares(partial_ptr, lse_ptr, active, valid, BLOCK_M, BLOCK_D)
+                tl.store(out_ptrs, merged.to(out_ptr.dtype.element_ty), mask=cells)
+        else:
+            tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=cells)
+    else:
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=cells)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Shape of a program: keys an iteration, warps, pipeline stages, least keys of a share."""
+
+    keys: int
+    warps: int
+    stages: int
+    min_share: int
+
+
+def blocks_for(dtype: torch.dtype, head_dim: int, groups: int) -> Blocks:
+    """Measured on an H200 (benchmarks/results, rope-attention)."""
+    if dtype == torch.float32:
+        return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
+    if head_dim > 128:
+        return Blocks(32, 4, 2, 128)
+    if head_dim > 64 and groups >= 256:
+        return Blocks(64, 2, 2, 128)
+    return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
+
+
+def _choose_splits(batch: PagedBatch, groups: int, blocks: Blocks, device: torch.device) -> int:
+    """Enough programs for two a multiprocessor, none with fewer keys than the least share."""
+    if batch.counters is None or groups > batch.counters.numel():
+        return 1
+    wanted = triton.cdiv(2 * multiprocessors(device), groups)
+    return int(max(1, min(wanted, _MAX_SPLITS, batch.max_keys // blocks.min_share)))
+
+
+def rope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin_cache: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    loc: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    num_splits: int | None,
+) -> Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    requests, num_kv_heads, head_dim = len(batch.seq_lens), k_cache.shape[1], q.shape[2]
+    if out.numel() == 0:
+        return out
+    group = q.shape[1] // num_kv_heads
+    rows = max(16, triton.next_power_of_2(batch.max_queries * group))
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    groups = requests * num_kv_heads
+    blocks = blocks_for(q.dtype, head_dim, groups)
+    splits = num_splits or _choose_splits(batch, groups, blocks, q.device)
+    shares = groups * splits * rows if splits > 1 else 1
+    partial = torch.empty(shares * block_dim, dtype=torch.float32, device=q.device)
+    lse = torch.empty(shares, dtype=torch.float32, device=q.device)
+    tree_mask = batch.tree_mask
+    dependent = has_dependent_launch(q)
+    _rope_attention_kernel[(splits, num_kv_heads, requests)](
+        q,
+        k,
+        v,
+        out,
+        batch.positions,
+        cos_sin_cache,
+        k_cache,
+        v_cache,
+        loc,
+        batch.req_to_token,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        batch.qo_indptr,
+        batch.positions if tree_mask is None else tree_mask.view(torch.uint8),
+        partial,
+        lse,
+        lse if batch.counters is None else batch.counters,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *k_cache.stride()[:2],
+        *v_cache.stride()[:2],
+        batch.req_to_token.stride(0),
+        cos_sin_cache.stride(0),
+        0 if tree_mask is None else tree_mask.shape[1],
+        0 if window is None else window,
+        splits,
+        1 if num_splits else max(blocks.min_share // blocks.keys, 1),
+        scale * math.log2(math.e),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_M=rows,
+        BLOCK_NEW=max(16, triton.next_power_of_2(batch.max_queries)),
+        BLOCK_N=blocks.keys,
+        BLOCK_D=block_dim,
+        HAS_TREE=tree_mask is not None,
+        HAS_WINDOW=window is not None,
+        SPLIT=splits > 1,
+        DEPENDENT=dependent,
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return out

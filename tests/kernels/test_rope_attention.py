@@ -1,0 +1,97 @@
+"""The fused Triton kernel against rotation, write and attention one after another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specengine.kernels.rope_attention import rope_attention
+from tests.kernels.test_paged_attention import BUSHY, CONTEXT, FORK, SCALE, Inputs, inputs
+
+
+def angles(head_dim: int, device: torch.device) -> torch.Tensor:
+    places = torch.arange(CONTEXT)[:, None] * torch.rand(head_dim // 2)
+    return torch.cat([places.cos(), places.sin()], dim=-1).to(device)
+
+
+def check(
+    given: Inputs,
+    tolerance: float = 3e-6,
+    window: int | None = None,
+    num_splits: int | None = None,
+) -> None:
+    q, batch = given.q, given.batch
+    tokens, num_heads, head_dim = q.shape
+    num_kv_heads = given.k_cache.shape[1]
+    qkv = torch.randn(tokens, num_heads + 2 * num_kv_heads, head_dim, device=q.device).to(q.dtype)
+    new_q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    request = torch.repeat_interleave(
+        torch.arange(len(batch.seq_lens), device=q.device), batch.qo_indptr.diff()
+    )
+    prefix = (batch.seq_lens - batch.qo_indptr.diff())[request]
+    place = prefix + torch.arange(tokens, device=q.device) - batch.qo_indptr[request]
+    loc = batch.req_to_token[batch.req_pool_indices[request], place].long()
+    results = []
+    for backend in ("torch", "triton"):
+        k_cache, v_cache = given.k_cache.clone(), given.v_cache.clone()
+        out = rope_attention(
+            new_q,
+            k,
+            v,
+            angles_of(head_dim, q.device),
+            k_cache,
+            v_cache,
+            loc,
+            batch,
+            SCALE,
+            window=window,
+            num_splits=num_splits,
+            backend=backend,  # type: ignore[arg-type]
+        )
+        results.append((out, k_cache[1:], v_cache[1:]))
+    for got, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+    assert batch.counters is not None
+    assert not batch.counters.any()
+
+
+_ANGLES: dict[tuple[int, torch.device], torch.Tensor] = {}
+
+
+def angles_of(head_dim: int, device: torch.device) -> torch.Tensor:
+    return _ANGLES.setdefault((head_dim, device), angles(head_dim, device))
+
+
+def test_decode(device: torch.device) -> None:
+    check(inputs([(9, 1), (0, 1), (33, 1)], device))
+
+
+def test_chain(device: torch.device) -> None:
+    check(inputs([(9, 4), (0, 2), (40, 1)], device))
+
+
+def test_split_keys_are_merged(device: torch.device) -> None:
+    check(inputs([(190, 3), (5, 1), (100, 2)], device), num_splits=3)
+
+
+def test_window(device: torch.device) -> None:
+    check(inputs([(70, 4), (3, 3)], device), window=37)
+    check(inputs([(20, 4)], device), window=2)
+
+
+def test_trees(device: torch.device) -> None:
+    check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]))
+
+
+@pytest.mark.parametrize("heads", [(3, 3), (9, 3), (4, 1)])
+def test_groups(heads: tuple[int, int], device: torch.device) -> None:
+    check(inputs([(20, 2), (7, 1)], device, heads=heads))
+
+
+@pytest.mark.parametrize("head_dim", [32, 80])
+def test_head_dims(head_dim: int, device: torch.device) -> None:
+    check(inputs([(20, 2)], device, head_dim=head_dim))
+
+
+def test_half_precision(device: torch.device) -> None:
+    check(inputs([(40, 3)], device, dtype=torch.float16), tolerance=4e-3)
