@@ -124,7 +124,16 @@ class Growth:
             num_nodes=num_nodes,
             is_chain=False,
             draft_probs=self._draft_probs(selection),
+            confidence=self._confidence(selection),
         )
+
+    def _confidence(self, selection: Selection) -> Tensor | None:
+        """[B, N]; None where scores stand for ranks."""
+        if self.weights or self.choice.by_rank:
+            return None
+        last = self.found.scores_BC.shape[1] - 1
+        scores_BM = self.found.scores_BC.gather(1, selection.candidates_BM.clamp(max=last))
+        return torch.cat([torch.zeros_like(scores_BM[:, :1]), scores_BM], dim=1).exp()
 
     def _draft_probs(self, selection: Selection) -> Tensor | None:
         """[B, N, V], of each node the weights that it was drawn from."""

@@ -42,6 +42,18 @@ PROMPTS = {
 }
 
 
+# Options of a server, and of a trace, which one of the two engines has nothing to write to.
+WITHOUT = (
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "trace",
+    "trace_every_position",
+    "trace_max_mb",
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     group = parser.add_argument_group("demo")
@@ -49,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-tokens", type=int, default=96, metavar="N", help="tokens an answer (default: 96)"
     )
     group.add_argument("--stay", action="store_true", help="keep both endpoints open until Ctrl-C")
-    add_config_arguments(parser, without=("host", "port", "api_key", "served_model_name"))
+    add_config_arguments(parser, without=WITHOUT)
 
 
 def run(args: argparse.Namespace) -> int:

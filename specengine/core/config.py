@@ -221,6 +221,24 @@ class SpecConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TraceConfig(Section):
+    trace: str | None = option(None, "record drafts into this new file, for `specengine replay`")
+    trace_every_position: bool = option(
+        False, "draft at every position: rounds emit one token, and replay is exact"
+    )
+    trace_max_mb: int = option(256, "size at which a trace stops, in MiB")
+
+    def _check_ranges(self) -> None:
+        self._require(self.trace != "", "trace", "must not be empty")
+        self._require(
+            self.trace is not None or not self.trace_every_position,
+            "trace_every_position",
+            "name the file with --trace",
+        )
+        self._at_least(1, "trace_max_mb")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes any free one")
@@ -242,4 +260,5 @@ class EngineConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
     server: ServerConfig = field(default_factory=ServerConfig)

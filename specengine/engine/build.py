@@ -21,6 +21,7 @@ from specengine.engine.phases import Phases
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.spec_options import draft_slots
+from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.layers.prefill_sampler import sample_prefill
 from specengine.memory.allocator import TokenToKVPoolAllocator
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
@@ -86,6 +87,7 @@ def build_engine(config: EngineConfig, loaded: LoadedModel | None = None) -> Eng
             padding = not config.graph.disable_cuda_graph_padding
             runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
+    record_trace(engine, loaded)
     logger.info("ready after %.1f s", phases.total)
     return engine
 
@@ -157,7 +159,7 @@ def _assemble(
             worker=worker,
             scheduler=scheduler,
             drafter=drafter,
-            verifier=make_verifier(config.spec, drafter),
+            verifier=traced_verifier(config.trace, make_verifier(config.spec, drafter)),
             sample_prefill=sample_prefill,
             grammars=GrammarCompiler(tokenizer, vocab_size, loaded.source.eos_token_ids),
         )

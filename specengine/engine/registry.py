@@ -113,7 +113,7 @@ def check_algorithm(name: str) -> str:
 
 def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
     """Raises ConfigError where the verifier asked for cannot judge what the drafter proposes."""
-    verifier = VERIFIERS[_auto_verifier(drafter) if spec.verify == "auto" else spec.verify](spec)
+    verifier = VERIFIERS[verifier_name(spec, drafter)](spec)
     flag = f"--speculative-verify {spec.verify}"
     if verifier.needs_draft_probs and not drafter.emits_probs:
         raise ConfigError(
@@ -127,6 +127,11 @@ def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
             "draft one branch"
         )
     return verifier
+
+
+def verifier_name(spec: SpecConfig, drafter: Drafter) -> str:
+    """As --speculative-verify calls it."""
+    return _auto_verifier(drafter) if spec.verify == "auto" else spec.verify
 
 
 def _auto_verifier(drafter: Drafter) -> str:
