@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from specengine import __version__
-from specengine.cli import demo, generate, models, serve, verify
+from specengine.cli import bench, demo, generate, models, serve, verify
 from specengine.core.errors import ConfigError, RequestError, SpecEngineError
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": demo,
     "verify": verify,
     "models": models,
+    "bench": bench,
 }
 
 

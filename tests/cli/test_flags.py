@@ -18,7 +18,7 @@ FROZEN = Path(__file__).with_name("flags.txt")
 
 def lines() -> Iterator[str]:
     """`command flag METAVAR = default` for every flag of every command."""
-    for name, command in commands().items():
+    for name, command in leaves(build_parser()):
         options = config_options() | (options_of(SamplingParams) if name == "generate" else {})
         for action in command._actions[1:]:  # the first is --help
             option = options.get(action.dest)
@@ -29,12 +29,23 @@ def lines() -> Iterator[str]:
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (subparsers,) = (
-        action
-        for action in build_parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    return dict(subparsers.choices)
+    return subcommands(build_parser())
+
+
+def leaves(
+    parser: argparse.ArgumentParser, name: str = ""
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Commands that have no commands of their own, under their full names."""
+    below = subcommands(parser)
+    if not below:
+        yield name, parser
+    for word, command in below.items():
+        yield from leaves(command, f"{name} {word}".strip())
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
 
 
 def test_flags_and_defaults_are_frozen() -> None:

@@ -1,0 +1,83 @@
+"""Where and with what a measurement was made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from specengine.draft.train.data.manifest import file_sha256
+
+_PACKAGES = ("torch", "transformers", "triton")
+
+
+def environment(program: str = "python") -> dict[str, Any]:
+    """Hardware, versions, commit and command line of this run."""
+    import torch
+
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    arguments = sys.argv if program == "python" else sys.argv[1:]
+    return {
+        "command": " ".join([program, *map(shlex.quote, arguments)]),
+        "commit": _commit(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def environment_line(facts: dict[str, Any]) -> str:
+    """All but the command line, in one sentence."""
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items() if number)
+    return (
+        f"commit {facts['commit']}, {facts['gpu'] or facts['cpu']} ({facts['cores']} cores, "
+        f"{facts['threads']} threads), Python {facts['python']}, {versions}"
+    )
+
+
+def sha256_of_files(paths: list[Path]) -> str:
+    """Of a file its SHA-256, as sha256sum prints it; of several that of their names and hashes, a
+    `hash  name` line each, in order of names."""
+    if len(paths) == 1:
+        return file_sha256(paths[0])
+    lines = [f"{file_sha256(path)}  {path.name}\n" for path in sorted(paths)]
+    return sha256_of_text("".join(lines))
+
+
+def sha256_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    here = Path(__file__).parent
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=here, check=False)
+    except OSError:  # no git
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
