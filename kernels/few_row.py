@@ -6,21 +6,49 @@ replaces norm + GEMM, GEMM + residual addition, or norm + GEMM + gated activatio
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 
 from specengine.kernels import few_row_ref
-from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.cuda import program
+from specengine.kernels.dispatch import Backend, has_dependent_launch, use_triton
 
 # Beyond these, a GEMM of cuBLAS earns more than the saved kernels (benchmarks/results).
-MAX_ROWS = 16
+MAX_ROWS = 64
 MAX_HIDDEN = 2048
+MAX_HIDDEN_OF_ONE_ROW = 8192
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the fused kernels are the faster choice for x [T, H]."""
+    """Whether the fused kernels are the faster choice for a decoder layer on x [T, H]."""
     rows, hidden = x.shape
-    return x.is_cuda and 0 < rows <= MAX_ROWS and hidden <= MAX_HIDDEN and use_triton("auto", x)
+    if rows == 1:
+        return use_triton("auto", x) and hidden <= MAX_HIDDEN_OF_ONE_ROW
+    return 0 < rows <= MAX_ROWS and hidden <= MAX_HIDDEN and _has_tiles(x)
+
+
+def _has_tiles(x: Tensor) -> bool:
+    """Whether the CUDA kernel can take x: half precision, rows of whole 16 bytes, Hopper."""
+    is_aligned = x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    is_half = x.dtype in (torch.bfloat16, torch.float16)
+    return is_half and is_aligned and has_dependent_launch(x) and program.available()
+
+
+def _module(backend: Backend, x: Tensor) -> ModuleType:
+    """One row of a wide layer is faster in Triton: it is a stream of weights, and no product."""
+    if backend == "cuda" or (
+        backend == "auto" and _has_tiles(x) and (x.shape[0] > 1 or x.shape[1] <= MAX_HIDDEN)
+    ):
+        from specengine.kernels import few_row_cuda
+
+        return few_row_cuda
+    if use_triton(backend, x) and x.shape[0] == 1:
+        from specengine.kernels import few_row_triton
+
+        return few_row_triton
+    return few_row_ref
 
 
 def norm_linear(
@@ -36,13 +64,12 @@ def norm_linear(
     """``linear(rms_norm(x, norm_weight, eps), weight, bias)``.
 
     x: [T, H], T <= MAX_ROWS; weight: [O, H]; bias: [O] or None -> [T, O] of out_dtype (x's).
-    Accumulates in float32; the normed rows are rounded to x's dtype as rms_norm rounds them.
+    Accumulates in float32. backend "triton" takes one row, "cuda" half precision, H a multiple of
+    8; "cuda" gives a row the same result whatever stands beside it.
     """
-    if use_triton(backend, x):
-        from specengine.kernels import few_row_triton
-
-        return few_row_triton.norm_linear(x, norm_weight, eps, weight, bias, out_dtype)
-    return few_row_ref.norm_linear(x, norm_weight, eps, weight, bias, out_dtype)
+    module = _module(backend, x)
+    out: Tensor = module.norm_linear(x, norm_weight, eps, weight, bias, out_dtype)
+    return out
 
 
 def norm_gated_linear(
@@ -53,11 +80,8 @@ def norm_gated_linear(
     x: [T, H]; weight: [2 I, H], gate rows before up rows -> [T, I]. The products are rounded to
     x's dtype before the activation, as the unfused operations round them.
     """
-    if use_triton(backend, x):
-        from specengine.kernels import few_row_triton
-
-        return few_row_triton.norm_gated_linear(x, norm_weight, eps, weight)
-    return few_row_ref.norm_gated_linear(x, norm_weight, eps, weight)
+    out: Tensor = _module(backend, x).norm_gated_linear(x, norm_weight, eps, weight)
+    return out
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -65,8 +89,5 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend 
 
     x: [T, I]; weight: [H, I]; residual: [T, H], not modified -> [T, H].
     """
-    if use_triton(backend, x):
-        from specengine.kernels import few_row_triton
-
-        return few_row_triton.linear_add(x, weight, residual)
-    return few_row_ref.linear_add(x, weight, residual)
+    out: Tensor = _module(backend, x).linear_add(x, weight, residual)
+    return out

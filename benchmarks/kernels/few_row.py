@@ -1,9 +1,9 @@
 """Few-row linear kernels on a GPU: microseconds a call inside a CUDA graph of dependent calls.
 
-    python benchmarks/kernels/few_row.py [--sweep]
+    python benchmarks/kernels/few_row.py
 
 Each call of a chain reads another copy of the weights, so that they come from memory rather than
-from the cache. `--sweep` tries tiles and prints the best of each shape.
+from the cache. "fused" is what `auto` takes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine.kernels import few_row_triton
+from specengine.kernels import few_row
 from specengine.kernels.activation import silu_and_mul
-from specengine.kernels.few_row_triton import Tile
 from specengine.kernels.norm import fused_add_rms_norm, rms_norm
 
 EPS = 1e-5
@@ -88,10 +87,10 @@ class Case:
     def fused(self, i: int) -> Tensor:
         weight = self.weights[i % len(self.weights)]
         if self.shape.kind == "norm":
-            return few_row_triton.norm_linear(self.x, self.gain, EPS, weight, None, None)
+            return few_row.norm_linear(self.x, self.gain, EPS, weight)
         if self.shape.kind == "gated":
-            return few_row_triton.norm_gated_linear(self.x, self.gain, EPS, weight)
-        return few_row_triton.linear_add(self.x, weight, self.residual)
+            return few_row.norm_gated_linear(self.x, self.gain, EPS, weight)
+        return few_row.linear_add(self.x, weight, self.residual)
 
     def unfused(self, i: int) -> Tensor:
         weight = self.weights[i % len(self.weights)]
@@ -113,31 +112,10 @@ def make(shape: Shape, rows: int, copies: int) -> Case:
     )
 
 
-def candidates(rows: int, hidden: int) -> list[Tile]:
-    whole = 1 << (hidden - 1).bit_length()
-    outs, depths = ([2, 4, 8], [whole]) if rows == 1 else ([8, 16, 32], [whole, 128, 256])
-    tiles = [Tile(*t) for t in itertools.product(outs, depths, [2, 4, 8])]
-    return [t for t in tiles if t.outs * t.block_k <= 65536]
-
-
-def best_tile(case: Case, copies: int) -> tuple[float, Tile]:
-    times = []
-    keep = few_row_triton.tile_for
-    for tile in candidates(case.rows, case.shape.hidden):
-        few_row_triton.tile_for = lambda *_, tile=tile: tile
-        try:
-            times.append((chain_us(case.fused, copies), tile))
-        except Exception as error:
-            print(f"  {tile}: {type(error).__name__}", flush=True)
-    few_row_triton.tile_for = keep
-    return min(times, key=lambda pair: pair[0])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["135M", "8B"], choices=list(SHAPES))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 64])
     args = parser.parse_args()
     rows = []
     for model in args.models:
@@ -154,9 +132,6 @@ def main() -> None:
                 "unfused us": plain,
                 "fused TB/s": bytes_moved / fused / 1e6,
             }
-            if args.sweep:
-                best, tile = best_tile(case, copies)
-                row |= {"best us": best, "best tile": str(tile)}
             rows.append(row)
             print(row, flush=True)
     print(report.write("few-row-linear", "Few-row linear kernels", rows))

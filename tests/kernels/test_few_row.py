@@ -1,3 +1,5 @@
+"""The fused few-row kernels against the operations one after another."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.kernels.activation import silu_and_mul
+from specengine.kernels.cuda import program
 from specengine.kernels.few_row import linear_add, norm_gated_linear, norm_linear
 from specengine.kernels.norm import rms_norm
 
 EPS = 1e-5
-ROWS = [1, 3, 16]
 HIDDEN, OUTS = 72, 40
 
 
@@ -27,19 +29,17 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=5e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
-def test_norm_linear(device: torch.device, rows: int, with_bias: bool) -> None:
-    x, gain, weight = draw(device, rows, HIDDEN), draw(device, HIDDEN), draw(device, OUTS, HIDDEN)
+def test_norm_linear(device: torch.device, with_bias: bool) -> None:
+    x, gain, weight = draw(device, 1, HIDDEN), draw(device, HIDDEN), draw(device, OUTS, HIDDEN)
     bias = draw(device, OUTS) if with_bias else None
     expected = F.linear(rms_norm(x, gain, EPS, backend="torch"), weight, bias)
     close(norm_linear(x, gain, EPS, weight, bias, backend="triton"), expected)
     close(norm_linear(x, gain, EPS, weight, bias, backend="torch"), expected)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_norm_gated_linear(device: torch.device, rows: int) -> None:
-    x, gain = draw(device, rows, HIDDEN), draw(device, HIDDEN)
+def test_norm_gated_linear(device: torch.device) -> None:
+    x, gain = draw(device, 1, HIDDEN), draw(device, HIDDEN)
     weight = draw(device, 2 * OUTS, HIDDEN)
     normed = rms_norm(x, gain, EPS, backend="torch")
     expected = silu_and_mul(F.linear(normed, weight), backend="torch")
@@ -47,26 +47,89 @@ def test_norm_gated_linear(device: torch.device, rows: int) -> None:
     close(norm_gated_linear(x, gain, EPS, weight, backend="torch"), expected)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_linear_add(device: torch.device, rows: int) -> None:
-    x, weight = draw(device, rows, HIDDEN), draw(device, OUTS, HIDDEN)
-    residual = draw(device, rows, OUTS)
+def test_linear_add(device: torch.device) -> None:
+    x, weight = draw(device, 1, HIDDEN), draw(device, OUTS, HIDDEN)
+    residual = draw(device, 1, OUTS)
     before = residual.clone()
     close(linear_add(x, weight, residual, backend="triton"), F.linear(x, weight) + residual)
     close(linear_add(x, weight, residual, backend="torch"), F.linear(x, weight) + residual)
     assert torch.equal(residual, before)
 
 
-def test_rows_of_a_wider_tensor(device: torch.device) -> None:
-    wide = draw(device, 3, HIDDEN + 8)
-    x, weight, residual = wide[:, 8:], draw(device, OUTS, HIDDEN), draw(device, 3, OUTS)
-    close(linear_add(x, weight, residual, backend="triton"), F.linear(x, weight) + residual)
-
-
 def test_float_logits_from_half_rows(device: torch.device) -> None:
-    x = draw(device, 2, HIDDEN).half()
+    x = draw(device, 1, HIDDEN).half()
     gain, weight = draw(device, HIDDEN).half(), draw(device, OUTS, HIDDEN).half()
     out = norm_linear(x, gain, EPS, weight, out_dtype=torch.float32, backend="triton")
     assert out.dtype is torch.float32
     expected = rms_norm(x, gain, EPS, backend="torch").float() @ weight.float().T
     torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
+
+
+class TestCudaTiles:
+    """The CUDA C++ kernel: several rows, in half precision."""
+
+    pytestmark = pytest.mark.gpu
+
+    @pytest.fixture(autouse=True)
+    def _needs_cuda(self) -> None:
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+        if not program.available():
+            pytest.skip("cuda-bindings is not installed")
+
+    @pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+    def dtype(self, request: pytest.FixtureRequest) -> torch.dtype:
+        assert isinstance(request.param, torch.dtype)
+        return request.param
+
+    def draw(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.randn(shape, device="cuda").to(dtype)
+
+    def close(self, actual: Tensor, expected: Tensor) -> None:
+        bound = 0.02 * float(expected.float().abs().max())
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=bound)
+
+    @pytest.mark.parametrize("hidden", [72, 576, 2048, 5000])
+    @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64])
+    def test_every_operation(self, rows: int, hidden: int, dtype: torch.dtype) -> None:
+        outs = 104
+        x, gain = self.draw(dtype, rows, hidden), self.draw(dtype, hidden)
+        weight = self.draw(dtype, 2 * outs, hidden) * hidden**-0.5
+        bias, residual = self.draw(dtype, 2 * outs), self.draw(dtype, rows, 2 * outs)
+        for given in (None, bias):
+            self.close(
+                norm_linear(x, gain, EPS, weight, given, backend="cuda"),
+                norm_linear(x, gain, EPS, weight, given, backend="torch"),
+            )
+        self.close(
+            norm_gated_linear(x, gain, EPS, weight, backend="cuda"),
+            norm_gated_linear(x, gain, EPS, weight, backend="torch"),
+        )
+        self.close(
+            linear_add(x, weight, residual, backend="cuda"),
+            linear_add(x, weight, residual, backend="torch"),
+        )
+
+    def test_float_results(self, dtype: torch.dtype) -> None:
+        x, gain, weight = self.draw(dtype, 2, 72), self.draw(dtype, 72), self.draw(dtype, 40, 72)
+        out = norm_linear(x, gain, EPS, weight, out_dtype=torch.float32, backend="cuda")
+        assert out.dtype is torch.float32
+        self.close(out, norm_linear(x, gain, EPS, weight, backend="torch"))
+
+    def test_rows_of_a_wider_tensor(self, dtype: torch.dtype) -> None:
+        x = self.draw(dtype, 3, 80)[:, 8:]
+        weight, residual = self.draw(dtype, 40, 72), self.draw(dtype, 3, 40)
+        before = residual.clone()
+        self.close(
+            linear_add(x, weight, residual, backend="cuda"),
+            linear_add(x, weight, residual, backend="torch"),
+        )
+        assert torch.equal(residual, before)
+
+    def test_a_row_does_not_depend_on_its_neighbours(self, dtype: torch.dtype) -> None:
+        x, gain = self.draw(dtype, 64, 576), self.draw(dtype, 576)
+        weight = self.draw(dtype, 3072, 576)
+        whole = norm_gated_linear(x, gain, EPS, weight, backend="cuda")
+        for rows in (1, 4, 16, 33):
+            part = norm_gated_linear(x[:rows], gain, EPS, weight, backend="cuda")
+            assert torch.equal(part, whole[:rows])

@@ -1,0 +1,213 @@
+// Linear layer for few rows: out[r, o] = sum_k x[r, k] w[o, k], with the norm before it, or the
+// gated activation or the residual addition after it.
+//
+// Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 16 rows), NT (tiles of 8 outputs a
+// block), WARPS, UNROLL, NORM, GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results).
+//
+// A block computes 8 NT outputs of all rows; its warps share the depth between them. Weights go
+// straight from memory into the registers of the matrix unit: since a sum may be taken in any order,
+// a thread loads 8 consecutive values of a row, and they stand for the places of the fragment that
+// it holds. x takes the same places.
+//
+// Weights are fetched before the kernel ahead has ended (griddepcontrol); all that is not a weight
+// is read after the wait, and never through the read-only cache.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+
+#define ROWS (16 * MT)
+#define OUTS (8 * NT)
+#define WEIGHTS (GATED ? 2 * NT : NT)
+#define THREADS (32 * WARPS)
+#define CELLS ((ROWS * OUTS + THREADS - 1) / THREADS)
+
+__device__ __forceinline__ uint4 load_weights(const u16* at) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+
+__device__ __forceinline__ uint4 load_fresh(const u16* at) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ u16 load_fresh_one(const u16* at) {
+  u16 v;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ float widen(u16 v) {
+  float f;
+#if TYPE == 0
+  f = __uint_as_float(((u32)v) << 16);
+#else
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
+#endif
+  return f;
+}
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 v;
+#if TYPE == 0
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#endif
+  return v;
+}
+
+__device__ __forceinline__ u16 narrow(float v) { return (u16)(pack(v, 0.f) & 0xffff); }
+__device__ __forceinline__ float rounded(float v) { return widen(narrow(v)); }
+
+// x * gain of two values, and the sum of their squares.
+__device__ __forceinline__ u32 scaled(u32 x, u32 gain, float& squares) {
+  float a = widen((u16)x), b = widen((u16)(x >> 16));
+  squares += a * a + b * b;
+  return pack(a * widen((u16)gain), b * widen((u16)(gain >> 16)));
+}
+
+__device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) {
+  return make_uint4(scaled(x.x, gain.x, squares), scaled(x.y, gain.y, squares),
+                    scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
+}
+
+__device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if TYPE == 0
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) few_row(
+    const u16* x, const u16* gain, const u16* weight, const u16* bias, const u16* residual,
+    void* out, int num_rows, int num_outs, int hidden, int stride_x, int stride_residual,
+    float eps) {
+  extern __shared__ float shared[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, part = lane & 3;
+  const int first_out = blockIdx.x * OUTS;
+  const int num_chunks = (hidden + 31) / 32;
+  asm volatile("griddepcontrol.launch_dependents;");
+
+  float acc[MT][WEIGHTS][4] = {};
+  float squares[MT][2] = {};
+  u16 before[CELLS] = {};
+
+  for (int first = warp; first < num_chunks; first += WARPS * UNROLL) {
+    uint4 w[UNROLL][WEIGHTS], g[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+      const int k = (first + u * WARPS) * 32 + part * 8;
+      if (NORM) g[u] = k < hidden ? load_weights(gain + k) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+      for (int n = 0; n < WEIGHTS; n++) {
+        const int row = first_out + (n % NT) * 8 + group;
+        const u64 place = (u64)(row + (n >= NT ? num_outs : 0)) * hidden + k;
+        w[u][n] = k < hidden && row < num_outs ? load_weights(weight + place)
+                                               : make_uint4(0, 0, 0, 0);
+      }
+    }
+    if (first == warp) {
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      if (RESIDUAL) {
+#pragma unroll
+        for (int i = 0; i < CELLS; i++) {
+          const int cell = i * THREADS + threadIdx.x, r = cell / OUTS, o = first_out + cell % OUTS;
+          if (r < num_rows && o < num_outs)
+            before[i] = load_fresh_one(residual + (u64)r * stride_residual + o);
+        }
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+      const int low = m * 16 + group, high = low + 8;
+      uint4 a[UNROLL], b[UNROLL];
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) {
+        const int k = (first + u * WARPS) * 32 + part * 8;
+        a[u] = b[u] = make_uint4(0, 0, 0, 0);
+        if (k < hidden && low < num_rows) a[u] = load_fresh(x + (u64)low * stride_x + k);
+        if (k < hidden && high < num_rows) b[u] = load_fresh(x + (u64)high * stride_x + k);
+      }
+#pragma unroll
+      for (int u = 0; u < UNROLL; u++) {
+        if (NORM) {
+          a[u] = scaled_by(a[u], g[u], squares[m][0]);
+          b[u] = scaled_by(b[u], g[u], squares[m][1]);
+        }
+#pragma unroll
+        for (int n = 0; n < WEIGHTS; n++) {
+          multiply(acc[m][n], a[u].x, b[u].x, a[u].y, b[u].y, w[u][n].x, w[u][n].y);
+          multiply(acc[m][n], a[u].z, b[u].z, a[u].w, b[u].w, w[u][n].z, w[u][n].w);
+        }
+      }
+    }
+  }
+  if (warp >= num_chunks) asm volatile("griddepcontrol.wait;" ::: "memory");
+
+  // Partial sums of the warps, [WARPS][ROWS][8 WEIGHTS], then their squares, [WARPS][ROWS].
+  const int width = 8 * WEIGHTS;
+  float* partial = shared + warp * ROWS * width;
+  float* all_squares = shared + WARPS * ROWS * width;
+#pragma unroll
+  for (int m = 0; m < MT; m++) {
+#pragma unroll
+    for (int n = 0; n < WEIGHTS; n++) {
+      float* at = partial + (m * 16 + group) * width + n * 8 + part * 2;
+      at[0] = acc[m][n][0];
+      at[1] = acc[m][n][1];
+      at[8 * width] = acc[m][n][2];
+      at[8 * width + 1] = acc[m][n][3];
+    }
+    if (NORM) {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        float s = squares[m][half];
+        s += __shfl_xor_sync(0xffffffff, s, 1);
+        s += __shfl_xor_sync(0xffffffff, s, 2);
+        if (part == 0) all_squares[warp * ROWS + m * 16 + half * 8 + group] = s;
+      }
+    }
+  }
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < CELLS; i++) {
+    const int cell = i * THREADS + threadIdx.x, r = cell / OUTS, c = cell % OUTS;
+    const int o = first_out + c;
+    if (r >= num_rows || r >= ROWS || o >= num_outs) continue;
+    float sum = 0.f, up = 0.f, scale = 1.f;
+#pragma unroll
+    for (int j = 0; j < WARPS; j++) {
+      sum += shared[(j * ROWS + r) * width + c];
+      if (GATED) up += shared[(j * ROWS + r) * width + OUTS + c];
+    }
+    if (NORM) {
+      float s = 0.f;
+#pragma unroll
+      for (int j = 0; j < WARPS; j++) s += all_squares[j * ROWS + r];
+      scale = rsqrtf(s / hidden + eps);
+    }
+    sum *= scale;
+    if (GATED) {
+      sum = rounded(sum);
+      sum = rounded(sum / (1.f + __expf(-sum))) * rounded(up * scale);
+    }
+    if (BIAS) sum += widen(bias[o]);
+    if (RESIDUAL) sum = rounded(sum) + widen(before[i]);
+    if (WIDE_OUT)
+      ((float*)out)[(u64)r * num_outs + o] = sum;
+    else
+      ((u16*)out)[(u64)r * num_outs + o] = narrow(sum);
+  }
+}
