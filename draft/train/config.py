@@ -100,7 +100,6 @@ class RunConfig(TrainSection):
     output: str = option("", "directory of the run: checkpoints, log, export")
     resume: bool = option(False, "go on from the last checkpoint in the output directory")
     device: str = option("auto", "where to train", ("auto", "cpu", "cuda"))
-    compile: bool = option(False, "compile the module; worth it from a few hundred steps on a GPU")
     seed: int = option(0, "of initial weights and of whatever a task draws")
     max_minutes: float | None = option(
         None, "end after so much wall time at the latest, the learning rate's fall included"
