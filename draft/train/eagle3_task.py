@@ -1,0 +1,146 @@
+"""Training EAGLE-3 drafters for a target."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from specengine.core.options import option
+from specengine.draft.train.data.dataset import TokenDataset
+from specengine.draft.train.data.packing import PackedBatch, pack
+from specengine.draft.train.eagle3 import Eagle3Draft
+from specengine.draft.train.export import (
+    DTYPES,
+    eagle3_config,
+    vocabulary_tensors,
+    write_drafter,
+)
+from specengine.draft.train.teacher import Teacher
+from specengine.draft.train.unroll import Borrowed
+from specengine.draft.train.unrolled_task import UnrollConfig, UnrolledTask
+from specengine.draft.train.vocabulary import DraftVocabulary, choose_vocabulary
+from specengine.layers.decoder import DecoderShape
+from specengine.layers.rotary import RotaryEmbedding, rope_parameters
+from specengine.runner.loader.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+_SAMPLE_TOKENS = 8192  # that the scale of features is taken from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(UnrollConfig):
+    draft_vocab_size: int | None = option(None, "tokens that it can say; default: all")
+    own_head: bool = option(True, "train and store a head; else rows of the target's are borrowed")
+    intermediate_size: int | None = option(None, "width of its feed-forward; default: the target's")
+    num_heads: int | None = option(None, "heads of queries; default: the target's")
+    num_kv_heads: int | None = option(None, "heads of keys and values; default: the target's")
+    feature_layers: tuple[int, ...] | None = option(
+        None, "layers of the target, counted from 0, whose outputs it reads; default: EAGLE-3's"
+    )
+    dtype: str = option("bfloat16", "of the exported weights", ("bfloat16", "float32"))
+
+    def _check_ranges(self) -> None:
+        super()._check_ranges()
+        self._at_least(1, "draft_vocab_size", "intermediate_size", "num_heads", "num_kv_heads")
+
+
+class Eagle3Task(UnrolledTask):
+    """A draft.train.task.TrainTask, made by make_eagle3_task."""
+
+    name = "eagle3"
+    module: Eagle3Draft
+
+    def __init__(
+        self,
+        module: Eagle3Draft,
+        teacher: Teacher,
+        config: Eagle3Config,
+        shape: DecoderShape,
+        vocabulary: DraftVocabulary,
+    ) -> None:
+        ids = None if vocabulary.is_whole else vocabulary.target_ids.to(teacher.device)
+        super().__init__(module, teacher, config, ids)
+        self.shape = shape
+        self.vocabulary = vocabulary
+        self.dtype = DTYPES[config.dtype]
+
+    def export(self, directory: Path) -> None:
+        """In SGLang's and SpecForge's layout. The target's embedding is not stored, nor is a head
+        that is the target's."""
+        tensors: dict[str, Tensor] = dict(self.module.named_parameters())
+        tensors["fc.weight"] = self.module.checkpoint_fc()
+        tensors |= vocabulary_tensors(self.vocabulary)
+        layers = self.teacher.capture_layers
+        config = eagle3_config(self.teacher.config, self.shape, self.vocabulary, layers)
+        write_drafter(directory, tensors, config, self.dtype)
+
+
+def make_eagle3_task(
+    loaded: LoadedModel, documents: TokenDataset, config: Eagle3Config
+) -> Eagle3Task:
+    """documents: those to train on; the vocabulary is chosen from them. Initial weights are drawn
+    from torch's generator. Raises ConfigError or DataError."""
+    layers = config.feature_layers or default_feature_layers(loaded.model.num_layers)
+    teacher = Teacher(loaded, layers)
+    vocabulary = choose_vocabulary(documents.documents, teacher.vocab_size, config.draft_vocab_size)
+    shape = draft_shape(teacher.config, config)
+    head = teacher.head_table()[vocabulary.target_ids.to(teacher.device)]
+    borrowed = Borrowed(
+        teacher.embed_table,
+        None if config.own_head else head.to(teacher.dtype),
+        rotary_table(teacher, shape),
+    )
+    feature_size = len(layers) * teacher.hidden_size
+    compiles = config.compiles_on(teacher.device)
+    own_head = head.cpu() if config.own_head else None
+    module = Eagle3Draft(shape, feature_size, borrowed, own_head, compiles)
+    sample = teacher.forward(sample_batch(documents).to(teacher.device))
+    module.begin(sample.features.cpu(), teacher.final_norm().cpu())
+    sizes = {name: one.numel() for name, one in module.named_parameters()}
+    head_size = sizes.get("lm_head.weight", 0)
+    logger.info(
+        "EAGLE-3 draft: %.2f M parameters (%.2f M of them in its head), features of layers %s",
+        sum(sizes.values()) / 1e6,
+        head_size / 1e6,
+        list(layers),
+    )
+    return Eagle3Task(module, teacher, config, shape, vocabulary)
+
+
+def default_feature_layers(num_layers: int) -> tuple[int, ...]:
+    """Of the target, counted from 0 by their output: EAGLE-3's; spread evenly where a target is so
+    shallow that those would not ascend."""
+    usual = (1, num_layers // 2 - 1, num_layers - 4)
+    if usual[0] < usual[1] < usual[2]:
+        return usual
+    return tuple(sorted({0, num_layers // 2, num_layers - 1}))
+
+
+def draft_shape(target: Any, config: Eagle3Config) -> DecoderShape:
+    """target: its Hugging Face configuration."""
+    shape = DecoderShape.from_config(target)
+    return replace(
+        shape,
+        intermediate_size=config.intermediate_size or shape.intermediate_size,
+        num_heads=config.num_heads or shape.num_heads,
+        num_kv_heads=config.num_kv_heads or shape.num_kv_heads,
+    )
+
+
+def rotary_table(teacher: Teacher, shape: DecoderShape) -> Tensor:
+    """float32 [positions, head_dim] on the teacher's device."""
+    positions, parameters = teacher.config.max_position_embeddings, rope_parameters(teacher.config)
+    rotary = RotaryEmbedding(shape.head_dim, positions, parameters)
+    return rotary.cos_sin_cache.to(teacher.device)
+
+
+def sample_batch(documents: TokenDataset) -> PackedBatch:
+    """The first documents, a few thousand tokens."""
+    count = int((documents.lengths.cumsum() <= _SAMPLE_TOKENS).sum())
+    return pack(documents, np.arange(max(count, 1)))
