@@ -66,10 +66,19 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         _add(group, option, SAMPLING_HELP[option.name])
 
 
+def add_option_arguments(
+    parser: argparse.ArgumentParser, title: str, options: Iterable[Option]
+) -> None:
+    """A flag for each of these options, in a group of their own."""
+    group = parser.add_argument_group(title)
+    for option in options:
+        _add(group, option, option.help)
+
+
 def config_of(args: argparse.Namespace) -> EngineConfig:
     """Flags over SPECENGINE_* over --config over defaults; --print-config ends the program here.
     Raises ConfigError."""
-    config = resolve_sources(_given(args, config_options()), os.environ, args.config)
+    config = resolve_sources(given(args, config_options()), os.environ, args.config)
     if args.print_config:
         print(to_yaml(config), end="")
         raise SystemExit(0)
@@ -78,7 +87,7 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
 
 def sampling_of(args: argparse.Namespace) -> SamplingParams:
     """Raises ConfigError or RequestError."""
-    return SamplingParams(**_given(args, options_of(SamplingParams)))
+    return SamplingParams(**given(args, options_of(SamplingParams)))
 
 
 def _add(group: argparse._ArgumentGroup, option: Option, text: str) -> None:
@@ -107,8 +116,8 @@ def _help(option: Option, text: str) -> str:
     return (text if says_default else f"{text} (default: {shown})").replace("%", "%%")
 
 
-def _given(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
-    """Values of the flags that were given; the others stand at None."""
+def given(args: argparse.Namespace, options: Mapping[str, Option]) -> dict[str, Any]:
+    """Values of the flags that were given, by key. Raises ConfigError where one does not fit."""
     values = {key: getattr(args, key, None) for key in options}
     return {key: _value(options[key], value) for key, value in values.items() if value is not None}
 

@@ -26,7 +26,10 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[i
     return encode_text(tokenizer, text, add_special_tokens=False, param="messages")
 
 
-def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+def chat_text(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+) -> str:
+    """The conversation as text; without add_generation_prompt it ends after its last message."""
     if not has_chat_template(tokenizer):
         raise RequestError(
             "this model has no chat template; use /v1/completions, or start the engine with "
@@ -35,7 +38,9 @@ def chat_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
         )
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            [dict(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
         )
     except Exception as error:  # a template may raise anything at all
         raise RequestError(

@@ -42,6 +42,11 @@ class Manifest:
     format: int = FORMAT
     held_out_rule: str = field(default=HELD_OUT_RULE)
 
+    @property
+    def data_sha256(self) -> str:
+        """One hash for all the files: what results name their data by."""
+        return hashlib.sha256("".join(self.sha256[name] for name in FILES).encode()).hexdigest()
+
     def write(self, directory: Path) -> None:
         """Written last, and in one piece: a directory without it is no data set yet."""
         write_atomically(directory / MANIFEST, json.dumps(asdict(self), indent=1) + "\n")

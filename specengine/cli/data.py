@@ -1,0 +1,98 @@
+"""Make training data with a target, show them, join them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from specengine.cli.args import (
+    add_config_arguments,
+    add_model_argument,
+    add_option_arguments,
+    config_of,
+    given,
+)
+from specengine.cli.logs import set_up_logging
+
+# Options of the server.
+WITHOUT = ("served_model_name", "max_queued_requests", "host", "port", "api_key")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, add, command in (
+        ("make", _add_make, make),
+        ("show", _add_show, show),
+        ("merge", _add_merge, merge),
+    ):
+        summary = (command.__doc__ or "").strip().splitlines()[0]
+        one = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        add(one)
+        one.set_defaults(run_data=command)
+
+
+def run(args: argparse.Namespace) -> int:
+    status: int = args.run_data(args)
+    return status
+
+
+def _add_make(parser: argparse.ArgumentParser) -> None:
+    from specengine.lab.generate.config import GenerationConfig
+
+    add_model_argument(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write")
+    add_option_arguments(parser, "data", GenerationConfig.options().values())
+    add_config_arguments(parser, without=WITHOUT)
+
+
+def make(args: argparse.Namespace) -> int:
+    """Let a target answer prompts, from files or of its own writing."""
+    from specengine.lab.generate.config import GenerationConfig
+    from specengine.lab.generate.make import make_dataset
+    from specengine.lab.generate.report import report
+    from specengine.lab.generate.show import show_counts
+
+    engine_config = config_of(args)
+    config = GenerationConfig(**given(args, GenerationConfig.options()))
+    set_up_logging(engine_config.server.log_level)
+    with report(config) as watch:
+        dataset = make_dataset(engine_config, config, args.out, watch)
+    show_counts(dataset)
+    return 0
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a data set")
+    parser.add_argument(
+        "--documents", type=int, default=3, metavar="N", help="how many to print (default: 3)"
+    )
+    parser.add_argument(
+        "--model", metavar="MODEL", help="whose tokenizer to read with; default: the target's name"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which documents")
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print what a data set has, and a few documents."""
+    from specengine.draft.train.data.dataset import TokenDataset
+    from specengine.lab.generate.show import show_counts, show_documents
+
+    dataset = TokenDataset(args.directory)
+    show_counts(dataset)
+    if args.documents > 0:
+        show_documents(dataset, args.documents, args.seed, args.model)
+    return 0
+
+
+def _add_merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", type=Path, metavar="OUT", help="where to write")
+    parser.add_argument("parts", type=Path, nargs="+", metavar="DIR", help="data sets to join")
+
+
+def merge(args: argparse.Namespace) -> int:
+    """Join data sets of one target, equal documents once."""
+    from specengine.draft.train.data.merge import merge_datasets
+    from specengine.lab.generate.show import show_counts
+
+    show_counts(merge_datasets(args.parts, args.directory))
+    return 0

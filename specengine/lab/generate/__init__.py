@@ -1,0 +1,1 @@
+"""Training data: the target answers prompts, from files or of its own writing."""

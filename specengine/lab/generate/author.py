@@ -1,0 +1,145 @@
+"""How one conversation comes about, as dialogues with the target.
+
+A dialogue is a generator: it yields what it asks of the target, is sent the reply, and returns what
+came of it. Whoever runs many of them keeps the engine full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+
+from specengine.core.request import FinishReason
+from specengine.core.sampling import SamplingParams
+from specengine.draft.train.data.dataset import Document
+from specengine.lab.generate.chat import ChatFormat, Message
+from specengine.lab.generate.config import GenerationConfig
+from specengine.lab.generate.filters import Dropped, check_words, trim_loop
+from specengine.lab.generate.plans import Plan, derive_seed
+from specengine.lab.generate.transcript import Transcript
+from specengine.lab.generate.words import ForbiddenTexts, words_of
+
+
+@dataclass(frozen=True)
+class Ask:
+    prompt_ids: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Reply:
+    token_ids: list[int]
+    finish: FinishReason
+
+
+@dataclass
+class Told:
+    """A conversation that was had. notes: what else happened, to be counted."""
+
+    documents: list[Document]
+    notes: list[str] = field(default_factory=list)
+
+
+class Author:
+    """Writes conversations. Its dialogues raise Dropped where nothing is worth keeping."""
+
+    def __init__(
+        self, config: GenerationConfig, chat: ChatFormat, forbidden: ForbiddenTexts
+    ) -> None:
+        self._config = config
+        self._chat = chat
+        self._forbidden = forbidden
+
+    def first_turn(self, plan: Plan) -> Generator[Ask, Reply, str]:
+        """-> what the user says first."""
+        if plan.is_self_written:
+            return (yield from self._write_turn(plan, []))
+        for turn in plan.turns:
+            self._check_allowed(words_of(turn))
+        return plan.turns[0]
+
+    def converse(self, plan: Plan, first: str) -> Generator[Ask, Reply, Told]:
+        """Answer the first turn, then the others."""
+        messages: list[Message] = []
+        if plan.system is not None:
+            messages.append({"role": "system", "content": plan.system})
+        transcript, told, user = Transcript(), Told([]), first
+        for turn in range(plan.num_turns):
+            try:
+                if turn:
+                    user = yield from self._next_turn(plan, messages, turn)
+                messages.append({"role": "user", "content": user})
+                goes_on = yield from self._answer(plan, messages, transcript)
+            except Dropped as drop:
+                if not turn:
+                    raise
+                told.notes.append(f"later turn: {drop.reason}")
+                break
+            if not goes_on:
+                break
+        told.documents = transcript.documents()
+        return told
+
+    def _next_turn(
+        self, plan: Plan, messages: list[Message], turn: int
+    ) -> Generator[Ask, Reply, str]:
+        if plan.is_self_written:
+            return (yield from self._write_turn(plan, messages))
+        return plan.turns[turn]
+
+    def _write_turn(self, plan: Plan, messages: list[Message]) -> Generator[Ask, Reply, str]:
+        config, end = self._config, self._chat.turn_end
+        opening = "" if messages else plan.opening
+        prompt_ids = self._chat.user_prompt(messages, opening)
+        sampling = SamplingParams(
+            max_tokens=self._room(prompt_ids, config.user_max_tokens),
+            temperature=config.user_temperature,
+            stop=end.texts,
+            stop_token_ids=end.token_ids,
+            seed=derive_seed(config.seed, plan.number, f"user {len(messages)}"),
+        )
+        reply = yield Ask(prompt_ids, sampling)
+        if reply.finish.kind != "stop":
+            raise Dropped("prompt too long")
+        text = (opening + self._chat.text_of(reply.token_ids, sampling, reply.finish)).strip()
+        self._check_written(text)
+        return text
+
+    def _answer(
+        self, plan: Plan, messages: list[Message], transcript: Transcript
+    ) -> Generator[Ask, Reply, bool]:
+        """-> whether the conversation can go on; then the answer is among the messages."""
+        config = self._config
+        prompt_ids = self._chat.answer_prompt(messages)
+        sampling = SamplingParams(
+            max_tokens=self._room(prompt_ids, config.answer_max_tokens),
+            temperature=plan.temperature,
+            seed=derive_seed(config.seed, plan.number, f"answer {len(messages)}"),
+        )
+        reply = yield Ask(prompt_ids, sampling)
+        is_whole = reply.finish.kind == "stop"
+        kept = reply.token_ids if is_whole else trim_loop(reply.token_ids)
+        if len(kept) < config.min_answer_tokens:
+            raise Dropped("answer too short")
+        transcript.add(prompt_ids, kept)
+        if is_whole and len(messages) < 2 * plan.num_turns:
+            text = self._chat.text_of(kept, sampling, reply.finish)
+            messages.append({"role": "assistant", "content": text})
+        return is_whole
+
+    def _room(self, prompt_ids: list[int], wanted: int) -> int:
+        room = self._config.max_len - len(prompt_ids)
+        if room < self._config.min_answer_tokens:
+            raise Dropped("sample too long")
+        return min(room, wanted)
+
+    def _check_written(self, text: str) -> None:
+        if "\ufffd" in text or self._chat.has_special(text):
+            raise Dropped("prompt malformed")
+        words = words_of(text)
+        check_words(words, self._config.min_prompt_words)
+        self._check_allowed(words)
+
+    def _check_allowed(self, words: list[str]) -> None:
+        if self._forbidden.occurs_in(words):
+            raise Dropped("prompt in the evaluation set")
