@@ -45,7 +45,10 @@ class TrainSection:
 class DataConfig(TrainSection):
     section: ClassVar[str] = "data"
 
-    path: str = option("", "directory of a data set, as `specengine data` writes it")
+    path: str = option("", "directory of a data set, as `specengine data make` writes it")
+    target: str | None = option(
+        None, "the model to draft for; default: the one that the data set was made with"
+    )
     held_out: float = option(0.02, "share of the documents that is evaluated on, not trained on")
     batch_tokens: int = option(8192, "tokens a forward, in whole documents")
     seed: int = option(0, "orders the documents and draws the held-out ones")
@@ -110,6 +113,9 @@ class RunConfig(TrainSection):
     probe_every: int = option(
         0, "steps between measurements of the accepted length in an engine; 0: at the end alone"
     )
+    probe_prompts: int = option(16, "held-out prompts of such a measurement")
+    probe_tokens: int = option(128, "tokens of each answer in it, at temperature 0")
+    probe_steps: int = option(5, "tokens drafted a round in it, as a chain")
     save_every: int = option(500, "steps between checkpoints; there is one at the end in any case")
     keep: int = option(2, "checkpoints to keep, the newest ones")
 
@@ -119,6 +125,7 @@ class RunConfig(TrainSection):
         )
         self._at_least(0, "seed", "probe_every")
         self._at_least(1, "log_every", "eval_every", "eval_batches", "save_every", "keep")
+        self._at_least(1, "probe_prompts", "probe_tokens", "probe_steps")
 
 
 @dataclass(frozen=True, kw_only=True)

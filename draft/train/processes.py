@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +65,20 @@ class Processes:
         for layer in (layer for one in lists for layer in one):
             fully_shard(layer, mesh=mesh)
         fully_shard(module, mesh=mesh)
+
+    @contextmanager
+    def gathered(self, module: nn.Module) -> Iterator[None]:
+        """Sharded parameters are whole inside. Every process must come here."""
+        from torch.distributed.fsdp import FSDPModule
+
+        shards = [one for one in module.modules() if isinstance(one, FSDPModule)]
+        for shard in shards:
+            shard.unshard()
+        try:
+            yield
+        finally:
+            for shard in shards:
+                shard.reshard()
 
     def close(self) -> None:
         if self.count > 1:

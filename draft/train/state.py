@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import shutil
 from dataclasses import asdict
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunState:
-    """Made before the module is placed, begun after."""
+    """Made before the module is placed, begun once there are optimisers."""
 
     optimisers: list[Optimizer]
     batches: PackedBatches
@@ -53,8 +52,6 @@ class RunState:
         self.forwards = accumulate // processes.count  # a step, in this process
         self.directory = Path(config.run.output)
         self.identity = _identity(task, dataset, config)
-        # Sharding replaces parameters; exports are written from a whole copy.
-        self.whole = copy.deepcopy(task.module) if processes.count > 1 else None
         self.step = 0
         self.tokens = 0
         self.seconds_before = 0.0  # wall time of earlier sessions
@@ -103,18 +100,10 @@ class RunState:
         """What the engine can load, at the directory of this name; an earlier one there is replaced
         once the new one is whole. The same path in every process."""
         place = self.directory / name
-        module = self.task.module
-        if self.whole is not None:
-            weights, _ = take_state(module, [])
+        with self.processes.gathered(self.task.module):
             if self.processes.is_first:
-                self.whole.load_state_dict(weights, strict=False)
-        if self.processes.is_first:
-            self.task.module = self.whole or module
-            try:
                 self._write_export(place)
-            finally:
-                self.task.module = module
-        self.processes.wait()
+            self.processes.wait()
         return place
 
     def _write_export(self, place: Path) -> None:

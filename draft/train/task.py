@@ -42,8 +42,11 @@ class TrainTask(Protocol):
     torch's generators alone, which checkpoints keep.
     """
 
-    name: str
-    module: nn.Module
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def module(self) -> nn.Module: ...
 
     def loss(self, batch: PackedBatch) -> TaskLoss:
         """The batch's tensors are on the device."""
@@ -59,5 +62,5 @@ class TrainTask(Protocol):
 
     def export(self, directory: Path) -> None:
         """Write the weights as they stand in Hugging Face layout, for the engine to load.
-        The directory exists and is empty; the module is whole (unsharded), on any device."""
+        The directory exists and is empty. Sharded parameters are whole while this runs."""
         ...

@@ -1,0 +1,100 @@
+"""What serving accepts of a drafter that is being trained, measured in an engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from specengine.core.config import EngineConfig, SpecConfig
+from specengine.core.errors import DataError, RequestError
+from specengine.core.sampling import SamplingParams
+from specengine.draft.train.data.dataset import TokenDataset
+from specengine.engine.build import build_engine
+from specengine.engine.loop import Engine
+from specengine.runner.loader.loaded_model import LoadedModel
+
+
+@dataclass(frozen=True)
+class EngineProbe:
+    """A draft.train.loop.Probe: answers prompts greedily with the drafter that was exported.
+
+    loaded: the target, whose weights every measurement shares. prompts: token ids.
+    """
+
+    loaded: LoadedModel
+    algorithm: str
+    prompts: Sequence[Sequence[int]]
+    num_steps: int
+    max_tokens: int
+
+    def __call__(self, export: Path) -> dict[str, float]:
+        """accepted_length: 1 + accepted / rounds, bonus token included. acceptance_0: the share of
+        rounds whose first drafted token stood. Both over the rounds that drafted."""
+        with _quiet():
+            engine = build_engine(self._config(export), self.loaded)
+        sampling = SamplingParams(temperature=0, max_tokens=self.max_tokens)
+        for index, prompt in enumerate(self.prompts):
+            engine.add_request(f"probe-{index}", list(prompt), sampling)
+        _run(engine)
+        totals = engine.stats().spec
+        rounds = max(totals.num_drafts, 1)
+        first = totals.accepted_per_pos[0] if totals.accepted_per_pos else 0
+        return {
+            "accepted_length": 1.0 + totals.num_accepted_tokens / rounds,
+            "acceptance_0": first / rounds,
+        }
+
+    def _config(self, export: Path) -> EngineConfig:
+        base = self.loaded.config
+        room = max(len(prompt) for prompt in self.prompts) + self.max_tokens + self.num_steps + 1
+        context = min(room, self.loaded.source.context_length)
+        spec = SpecConfig(
+            algorithm=self.algorithm, draft_model_path=str(export), num_steps=self.num_steps
+        )
+        slots = (context + self.num_steps + 1) * len(self.prompts)
+        return replace(
+            base,
+            model=replace(base.model, context_length=context),
+            memory=replace(base.memory, max_total_tokens=slots, mem_fraction_static=0.95),
+            schedule=replace(base.schedule, max_running_requests=len(self.prompts)),
+            graph=replace(base.graph, disable_cuda_graph=True, cuda_graph_bs=None),
+            spec=spec,
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What building an engine says is said once a measurement, which is too often."""
+    logger = logging.getLogger("specengine")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _run(engine: Engine) -> None:
+    while engine.has_work:
+        for output in engine.step():
+            reason = output.finish_reason
+            if reason is not None and reason.kind == "error":
+                raise RequestError(reason.message or "the engine gave a request of the probe up")
+
+
+def probe_prompts(held_out: TokenDataset, count: int, max_tokens: int) -> list[list[int]]:
+    """What leads up to the first answer, of the first documents whose prompt is not too long.
+    Raises DataError where there is none."""
+    answers = ((one.tokens, int(one.loss.argmax())) for one in held_out.documents)
+    prompts = (tokens[:first].tolist() for tokens, first in answers if 0 < first <= max_tokens)
+    found = list(islice(prompts, count))
+    if not found:
+        raise DataError(
+            f"no held-out document has a prompt of at most {max_tokens} tokens before its answer; "
+            "raise data.held_out, or add documents"
+        )
+    return found
