@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from specengine import __version__
-from specengine.cli import bench, demo, generate, models, serve, verify
+from specengine.cli import bench, data, demo, generate, models, serve, train, verify
 from specengine.core.errors import ConfigError, RequestError, SpecEngineError
 
 COMMANDS = {
@@ -18,6 +18,8 @@ COMMANDS = {
     "verify": verify,
     "models": models,
     "bench": bench,
+    "data": data,
+    "train": train,
 }
 
 

@@ -12,14 +12,19 @@ from specengine.cli.main import COMMANDS, build_parser
 from specengine.core.config_sources import config_options
 from specengine.core.options import options_of
 from specengine.core.sampling import SamplingParams
+from specengine.lab.generate.config import GenerationConfig
 
 FROZEN = Path(__file__).with_name("flags.txt")
+MORE_OPTIONS = {
+    "generate": options_of(SamplingParams),
+    "data make": GenerationConfig.options(),
+}
 
 
 def lines() -> Iterator[str]:
     """`command flag METAVAR = default` for every flag of every command."""
     for name, command in leaves(build_parser()):
-        options = config_options() | (options_of(SamplingParams) if name == "generate" else {})
+        options = config_options() | MORE_OPTIONS.get(name, {})
         for action in command._actions[1:]:  # the first is --help
             option = options.get(action.dest)
             default = action.default if option is None else option.default

@@ -93,7 +93,7 @@ class Author:
         prompt_ids = self._chat.user_prompt(messages, opening)
         sampling = SamplingParams(
             max_tokens=self._room(prompt_ids, config.user_max_tokens),
-            temperature=config.user_temperature,
+            temperature=plan.user_temperature,
             stop=end.texts,
             stop_token_ids=end.token_ids,
             seed=derive_seed(config.seed, plan.number, f"user {len(messages)}"),

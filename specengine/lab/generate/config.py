@@ -25,7 +25,9 @@ class GenerationConfig(Section):
     )
     openings_share: float = option(0.7, "share of self-written conversations that take an opening")
     second_turn_share: float = option(0.25, "share of self-written conversations that go on")
-    user_temperature: float = option(1.0, "of user turns that the target writes")
+    user_temperatures: tuple[float, ...] = option(
+        (0.7, 1.0), "of user turns that the target writes; each conversation draws one of these"
+    )
     user_max_tokens: int = option(256, "longer self-written user turns are dropped")
     temperatures: tuple[float, ...] = option(
         (0.0, 0.0, 0.7, 1.0), "of answers; each conversation draws one of these"
@@ -64,16 +66,15 @@ class GenerationConfig(Section):
         for name in ("self_written", "openings_share", "second_turn_share"):
             value = getattr(self, name)
             self._require(value is None or 0.0 <= value <= 1.0, name, "must lie in [0, 1]")
-        self._at_least(0, "user_temperature", "seed", "shard_index")
+        self._at_least(0, "seed", "shard_index")
         self._at_least(1, "prompt_repeats", "user_max_tokens", "answer_max_tokens")
         self._at_least(1, "min_prompt_words", "min_answer_tokens", "num_shards")
         self._at_least(1, "max_conversations", "max_tokens", "concurrency", "decontaminate_ngram")
         self._at_least(2, "max_len")
-        self._require(
-            len(self.temperatures) > 0 and min(self.temperatures) >= 0,
-            "temperatures",
-            "give at least one, each 0 or above",
-        )
+        for name in ("temperatures", "user_temperatures"):
+            values = getattr(self, name)
+            holds = len(values) > 0 and min(values) >= 0
+            self._require(holds, name, "give at least one, each 0 or above")
         self._require(
             self.shard_index < self.num_shards, "shard_index", "must be below --num-shards"
         )

@@ -36,6 +36,7 @@ class Plan:
     opening: str
     num_turns: int
     temperature: float  # of the answers
+    user_temperature: float = 1.0  # of user turns that the target writes
 
     @property
     def is_self_written(self) -> bool:
@@ -93,6 +94,7 @@ class Plans:
     def _self_written(self, number: int, rng: random.Random) -> Plan:
         config = self._config
         temperature = rng.choice(config.temperatures)
+        user_temperature = rng.choice(config.user_temperatures)
         goes_on = rng.random() < config.second_turn_share
         category, opening = "free", ""
         if self._openings and rng.random() < config.openings_share:
@@ -106,6 +108,7 @@ class Plans:
             opening=opening,
             num_turns=2 if goes_on else 1,
             temperature=temperature,
+            user_temperature=user_temperature,
         )
 
 
