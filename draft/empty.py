@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from specengine.core.batch import ScheduleBatch
+from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
@@ -18,6 +19,7 @@ class EmptyDrafter:
     proposes_tree = False
     emits_probs = False
     max_nodes = 1
+    row_steps = 0
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """There is no state to set up."""
@@ -28,6 +30,15 @@ class EmptyDrafter:
         return DraftProposal(tokens, parents, [1] * batch.batch_size, is_chain=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
+        """There is nothing to learn."""
+
+    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+        assert num_steps == 0
+        return rows.roots_B.new_empty(len(rows.roots_B), 0)
+
+    def observe_rows(
+        self, rows: RowBatch, output: LogitsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
         """There is nothing to learn."""
 
     def release(self, req: Req) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ScheduleBatch
+from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -78,6 +78,27 @@ class EagleWorker(DraftWorker):
         every = rows == list(range(first))
         index = None if every else torch.tensor(rows).to(self.states.device, non_blocking=True)
         self.extend_states(batch, result.tokens, self.features(output, index))
+
+    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+        states_BH = self.states[rows.rows_B]
+        tokens: list[Tensor] = []
+        for level in range(num_steps):
+            if level > 0:
+                step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level - 1)
+                step.features = states_BH
+                states_BH = self.runner.forward_decode(step)
+            best_B = self.runner.model.compute_logits(states_BH).argmax(-1)
+            tokens.append(best_B if self.target_ids is None else self.target_ids[best_B])
+        return torch.stack(tokens, dim=1)
+
+    def observe_rows(
+        self, rows: RowBatch, output: LogitsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """Rows past the accepted ones run along; the next round writes over what they leave."""
+        step = self.runner.new_row_batch(rows, tokens_BN)
+        step.features = self.features(output, None)
+        states_TH = self.runner.forward_extend(step)
+        self.states[rows.rows_B] = states_TH[step.qo_indptr[:-1] + accepted_B]
 
     def extend_states(
         self, batch: ScheduleBatch, tokens: list[list[int]], features: Tensor

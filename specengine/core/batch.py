@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from specengine.core.request import Req
     from specengine.core.sampling_batch import SamplingBatch
 
-__all__ = ["AttnPlan", "ForwardBatch", "ForwardMode", "ModelWorkerBatch", "ScheduleBatch", "Tree"]
+__all__ = [
+    "AttnPlan",
+    "ForwardBatch",
+    "ForwardMode",
+    "ModelWorkerBatch",
+    "RowBatch",
+    "ScheduleBatch",
+    "Tree",
+]
 
 
 @dataclass(frozen=True)
@@ -237,3 +245,12 @@ class ForwardBatch:
             attn_backend=attn_backend,
             tree=batch.tree,
         )
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Requests whose state lies on the device, and that the host may know an older state of."""
+
+    rows_B: Tensor  # int64, of the page table; row 0 pads
+    lens_B: Tensor  # int64, tokens whose KV stands
+    roots_B: Tensor  # int64, the last token of each

@@ -102,6 +102,9 @@ class ScheduleConfig(Section):
         None, "prompt tokens a forward; default 8192 on a GPU, 512 on CPU; -1 never splits"
     )
     enable_mixed_chunk: bool = option(False, "let decoding requests ride along in prefill batches")
+    disable_overlap_schedule: bool = option(
+        False, "wait for each round on a GPU before the next is launched"
+    )
     max_queued_requests: int = option(4096, "waiting requests before new ones are refused (503)")
 
     def _check_ranges(self) -> None:
@@ -176,6 +179,9 @@ class SpecConfig(Section):
     suffix_corpus_tokens: int = option(
         1_000_000, "capacity of the shared corpus, in tokens of about 150 bytes"
     )
+    simulate_accept_length: float | None = option(
+        None, "measure speed: force this accepted length on every round, whatever the output"
+    )
     hybrid_suffix: bool = option(False, "let long suffix matches override the algorithm's drafts")
     hybrid_suffix_min_match: int = option(8, "shortest match that overrides, in tokens")
 
@@ -192,7 +198,7 @@ class SpecConfig(Section):
             "plain decoding",
         )
         self._require(self.draft_model_path != "", "draft_model_path", "must not be empty")
-        self._at_least(1, "num_steps", "eagle_topk")
+        self._at_least(1, "num_steps", "eagle_topk", "simulate_accept_length")
         self._at_least(1, "ngram_branches", "ngram_min_match", "ngram_corpus_tokens")
         self._require(
             self.ngram_max_match >= self.ngram_min_match,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
+    from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
     from specengine.core.interfaces import LogitsOutput
     from specengine.core.request import Req, TokenLogprob
 
@@ -85,6 +85,32 @@ class Drafter(Protocol):
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None: ...
 
     def release(self, req: Req) -> None: ...
+
+
+@runtime_checkable
+class RowDrafter(Protocol):
+    """A drafter of chains that needs nothing from the host in a round, so that a graph can hold the
+    whole of it. Both methods are captured: they may not wait for the device, nor branch on what is
+    there. They take over from `draft` and `observe`, on the same state."""
+
+    proposes_tree: bool
+    emits_probs: bool
+
+    @property
+    def row_steps(self) -> int:
+        """How deep it drafts."""
+        ...
+
+    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+        """int64 [B, num_steps], after each root."""
+        ...
+
+    def observe_rows(
+        self, rows: RowBatch, output: LogitsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """`output` has a row a node. tokens_BN int64 [B, num_steps + 1]: the target's token at each
+        node; the first accepted_B[b] + 1 of them were emitted."""
+        ...
 
 
 class Verifier(Protocol):

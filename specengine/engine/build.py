@@ -16,6 +16,7 @@ from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.graph_build import make_graph_round
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
@@ -87,6 +88,8 @@ def build_engine(config: EngineConfig, loaded: LoadedModel | None = None) -> Eng
             padding = not config.graph.disable_cuda_graph_padding
             runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
+    with phases.phase("capture rounds"):
+        engine.graph_round = make_graph_round(config, engine.parts)
     record_trace(engine, loaded)
     logger.info("ready after %.1f s", phases.total)
     return engine

@@ -14,11 +14,12 @@ from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import Drafter, PrefillResult, Verifier
+from specengine.core.spec import Drafter, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.masks import masked_prefill
+from specengine.engine.graph_round import Flight, GraphRound
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.round import SpeculativeRound
 from specengine.runner.worker import TpModelWorker
@@ -84,6 +85,8 @@ class Engine:
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
+        self.graph_round: GraphRound | None = None  # set by build.py, where the device can fly
+        self.flight: Flight | None = None  # a round launched, and not landed yet
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
@@ -137,20 +140,48 @@ class Engine:
             del self.choices[choice.req]
 
     def step(self) -> list[RequestOutput]:
-        """One forward of the target: a prefill, or a round. Gives what its requests gained."""
+        """One forward of the target: a prefill, or a round. Gives what its requests gained.
+
+        Where a graph holds the whole round, the round after it is launched before it has landed.
+        """
+        if self.flight is not None:
+            flight, self.flight = self.flight, self._follow(self.flight)
+            self._commit(flight.reqs, self._graph_round.land(flight))
+            return self._collect()
         batch = self.scheduler.schedule()
         self._release_drafts()
         if batch is not None:
             if batch.forward_mode.is_prefill():
                 self._prefill(batch)
+            elif self._can_fly(batch):
+                self.flight = self._graph_round.launch(batch.reqs)
             else:
-                self.scheduler.commit_round(batch, self.round.run(batch))
-                self.watch.check(self.scheduler.spec_totals)
+                self._commit(batch.reqs, self.round.run(batch))
             self._release_drafts()
         return self._collect()
 
+    def _can_fly(self, batch: ScheduleBatch) -> bool:
+        is_seen = bool(self.round.recorders)
+        return self.graph_round is not None and not is_seen and self.graph_round.can_run(batch)
+
+    def _follow(self, flight: Flight) -> Flight | None:
+        if self.parts.config.schedule.disable_overlap_schedule:
+            return None
+        reqs = self.scheduler.follow(flight.reqs, 2 * self._graph_round.num_nodes)
+        return self._graph_round.follow(reqs) if reqs else None
+
+    def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
+        self.scheduler.commit_round(reqs, result)
+        self.watch.check(self.scheduler.spec_totals)
+        self._release_drafts()
+
+    @property
+    def _graph_round(self) -> GraphRound:
+        assert self.graph_round is not None
+        return self.graph_round
+
     def stats(self) -> EngineStats:
-        scheduler, graph = self.scheduler, self.parts.worker.runner.graph
+        scheduler, graphs = self.scheduler, (self.parts.worker.runner.graph, self.graph_round)
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -160,7 +191,7 @@ class Engine:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_generated_tokens=scheduler.num_generated_tokens,
             num_retractions=scheduler.num_retractions,
-            num_graph_forwards=graph.counters["replays"] if graph is not None else 0,
+            num_graph_forwards=sum(g.counters["replays"] for g in graphs if g is not None),
             num_eager_forwards=self.parts.worker.runner.num_eager,
             spec=scheduler.spec_totals,
         )

@@ -27,6 +27,7 @@ from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sibling import SiblingVerifier
+from specengine.target.verify.simulated import SimulatedVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
 
 
@@ -113,6 +114,8 @@ def check_algorithm(name: str) -> str:
 
 def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
     """Raises ConfigError where the verifier asked for cannot judge what the drafter proposes."""
+    if spec.simulate_accept_length is not None:
+        return SimulatedVerifier(spec.simulate_accept_length)
     verifier = VERIFIERS[verifier_name(spec, drafter)](spec)
     flag = f"--speculative-verify {spec.verify}"
     if verifier.needs_draft_probs and not drafter.emits_probs:

@@ -6,11 +6,11 @@ import bisect
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from specengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,24 @@ def without_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
+    runs twice before, which compiles kernels and creates library handles outside the capture."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with (
+        torch.inference_mode(),
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+    ):
+        output = run()
+    return graph, output
 
 
 class DecodeGraphRunner:
@@ -86,29 +105,14 @@ class DecodeGraphRunner:
     def _capture_one(self, bs: int, pool: Any) -> CapturedDecode:
         batch = self._fixed_batch(bs)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.inference_mode(), torch.cuda.stream(stream):
-            for _ in range(2):  # compiles kernels and creates library handles outside the capture
-                self._run(batch)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            torch.inference_mode(),
-            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-        ):
-            output = self._run(batch)
+        graph, output = capture(lambda: self._run(batch), pool)
         return CapturedDecode(graph, batch, output)
 
     def _run(self, batch: ForwardBatch) -> LogitsOutput:
         table = batch.req_to_token_pool.req_to_token
         torch.sub(batch.seq_lens, 1, out=batch.positions)
         batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
-        batch.captured.clear()
-        hidden = self.runner.forward_decode(batch)
-        logits = self.runner.model.compute_logits(hidden)
-        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
-        return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
+        return self.runner.forward_rows(batch)
 
     def _fixed_batch(self, bs: int) -> ForwardBatch:
         tokens, slots, seq_lens = self.inputs[: 3 * bs].view(3, bs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, RowBatch
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import (
     AttentionBackend,
@@ -17,6 +17,7 @@ from specengine.core.interfaces import (
     LogitsOutput,
     ReqToTokenTable,
 )
+from specengine.kernels.row_places import row_places
 from specengine.runner.graphs import DecodeGraphRunner
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class ModelRunner:
         self.capture_layers = capture_layers
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
         self.num_eager = 0  # forwards that no graph served
+        self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
         """Capture decode graphs, large to small. Does nothing where graphs do not exist (CPU)."""
@@ -71,6 +73,53 @@ class ModelRunner:
         )
         on_device.capture_layers = self.capture_layers
         return on_device
+
+    def new_row_batch(self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0) -> ForwardBatch:
+        """A forward over W new tokens of each request, `offset` places after those that stand:
+        planned, and made on the device alone."""
+        B, W = tokens_BW.shape
+        table = self.pools.req_to_token_pool.req_to_token
+        places = row_places(table, rows.rows_B, rows.lens_B, W, offset)
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE if W == 1 else ForwardMode.TARGET_VERIFY,
+            batch_size=B,
+            num_tokens=B * W,
+            input_ids=tokens_BW.reshape(-1),
+            positions=places.positions_T,
+            out_cache_loc=places.slots_T,
+            req_pool_indices=rows.rows_B,
+            prefix_lens=rows.lens_B,
+            extend_lens=self._even_lens(B, W)[0],
+            seq_lens=places.seq_lens_B,
+            qo_indptr=self._even_lens(B, W)[1],
+            prefix_lens_cpu=[table.shape[1] - W] * B,  # as long as they may get
+            extend_lens_cpu=[W] * B,
+            logits_rows=None,
+            req_to_token_pool=self.pools.req_to_token_pool,
+            token_to_kv_pool=self.pools.token_to_kv_pool,
+            attn_backend=self.attn_backend,
+            capture_layers=self.capture_layers,
+        )
+        self.attn_backend.init_forward_metadata_capture(batch)
+        return batch
+
+    def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
+        """extend_lens and qo_indptr of requests of one width. Made once, so that a graph, which
+        runs twice before it is captured, holds no node for them."""
+        key = (requests, width)
+        if key not in self._even:
+            lens = torch.full((requests,), width, dtype=torch.int64, device=self.device)
+            starts = torch.arange(0, requests * width + 1, width, device=self.device)
+            self._even[key] = lens, starts
+        return self._even[key]
+
+    def forward_rows(self, batch: ForwardBatch) -> LogitsOutput:
+        """Run the model on a planned batch, with logits of every row and the best token of each."""
+        batch.captured.clear()
+        hidden = self.forward_extend(batch)
+        logits = self.model.compute_logits(hidden)
+        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+        return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
 
     @torch.inference_mode()
     def forward(

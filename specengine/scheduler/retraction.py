@@ -46,6 +46,18 @@ class RoundMemory:
         for req in sorted(short, key=lambda r: r.arrival_time):
             self._secure(req, nodes, ahead)
 
+    def reserve_unseen(self, reqs: list[Req], nodes: int) -> bool:
+        """Have slots for `nodes` more tokens of these requests, whose last round is still on its
+        way. False where that would be at the cost of others."""
+        plenty = self.ledger.allocator.available > 2 * len(reqs) * (AHEAD + nodes)
+        for req in reqs:
+            wanted = self._bound(req, nodes)
+            if req.reserved_len < wanted:
+                ahead = self._bound(req, nodes + AHEAD) if plenty else wanted
+                if not self.ledger.reserve(req, ahead):
+                    return False
+        return True
+
     def _bound(self, req: Req, nodes: int) -> int:
         return min(req.kv_len + nodes, self.policy.context_len)
 

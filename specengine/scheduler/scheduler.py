@@ -91,6 +91,21 @@ class Scheduler:
         self.ledger.flush()
         return batch
 
+    def follow(self, reqs: list[Req], nodes: int) -> list[Req]:
+        """Of requests whose round is on its way, those to run a further round of before that one's
+        outcome is known, with slots for `nodes` tokens more than stand; none, where something else
+        is to run first or memory is short."""
+        waits = self.queues.waiting and self.ledger.rows.num_free
+        if waits or self.queues.prefilling:
+            return []
+        going = [
+            req for req in reqs if not req.is_finished and self.policy.remaining_tokens(req) > 1
+        ]
+        if not self.rounds.reserve_unseen(going, nodes):
+            return []
+        self.ledger.flush()
+        return going
+
     def round_limit(self, req: Req) -> int:
         """The most nodes the request may verify in the round just scheduled, root included: what
         it has slots for, and no more tokens than it may still emit."""
@@ -116,10 +131,10 @@ class Scheduler:
             if tokens:
                 self._emit(req, tokens, logprobs, self._cut(req, tokens))
 
-    def commit_round(self, batch: ScheduleBatch, result: VerifyResult) -> None:
-        """Take the outcome of a DECODE batch. The KV of accepted nodes lies where a chain would
-        have written it. Requests aborted meanwhile are skipped."""
-        for index, req in enumerate(batch.reqs):
+    def commit_round(self, reqs: list[Req], result: VerifyResult) -> None:
+        """Take the outcome of a round. The KV of accepted nodes lies where a chain would have
+        written it. Requests that ended meanwhile are skipped."""
+        for index, req in enumerate(reqs):
             if not req.is_finished:
                 logprobs = result.logprobs[index] if result.logprobs is not None else []
                 req.spec.is_lossy |= result.is_lossy

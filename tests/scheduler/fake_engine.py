@@ -118,7 +118,7 @@ class FakeEngine:
             if batch.forward_mode.is_prefill():
                 self.scheduler.commit_prefill(batch, self.prefill(batch))
             else:
-                self.scheduler.commit_round(batch, self.round(batch))
+                self.scheduler.commit_round(batch.reqs, self.round(batch))
         self.scheduler.check_invariant()
         return batch
 

@@ -137,7 +137,7 @@ def test_tokens_past_the_cut_leave_nothing() -> None:
     assert batch is not None
     run = [TokenLogprob(token, -2.0) for token in (6, 7, 8, 9)]
     result = VerifyResult([[6, 7, 8, 9]], [3], [3], None, [run])
-    scheduler.commit_round(batch, result)
+    scheduler.commit_round(batch.reqs, result)
     assert req.output_ids == [5, 6, 7]
     assert req.logprobs == [first, *run[:2]]
     assert req.spec.histogram == [0, 1]
@@ -253,7 +253,7 @@ def test_abort_while_the_forward_runs() -> None:
     assert batch is not None
     engine.scheduler.abort("r")
     result = VerifyResult([[1], [2]], [0, 0], [0, 0], None)
-    engine.scheduler.commit_round(batch, result)
+    engine.scheduler.commit_round(batch.reqs, result)
     engine.scheduler.check_invariant()
     assert (len(req.output_ids), len(other.output_ids)) == (1, 2)
 

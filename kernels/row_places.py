@@ -1,0 +1,45 @@
+"""Where the new tokens of requests go, from lengths that only the device knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specengine.kernels import row_places_ref
+from specengine.kernels.dispatch import Backend, use_triton
+
+
+@dataclass(frozen=True)
+class Places:
+    positions_T: Tensor  # int64 [B * W]
+    slots_T: Tensor  # int64 [B * W], in the KV pool
+    seq_lens_B: Tensor  # int64 [B], the new tokens included
+
+
+def row_places(
+    req_to_token: Tensor,
+    rows_B: Tensor,
+    lens_B: Tensor,
+    width: int,
+    offset: int = 0,
+    *,
+    backend: Backend = "auto",
+) -> Places:
+    """Places of `width` new tokens a request, after `lens_B[b] + offset` others::
+
+        for b in range(B):
+            seq_lens[b] = lens[b] + offset + width
+            for j in range(width):
+                place = lens[b] + offset + j
+                positions[b, j] = min(place, C - 1)
+                slots[b, j] = req_to_token[rows[b], place] if place < C else 0
+
+    req_to_token: int32 [num_rows, C]; rows_B, lens_B: int64 [B]. Places past the end of the table
+    share slot 0, which belongs to nobody. Any device; Triton on CUDA.
+    """
+    if use_triton(backend, rows_B):
+        from specengine.kernels import row_places_triton
+
+        return row_places_triton.row_places(req_to_token, rows_B, lens_B, width, offset)
+    return row_places_ref.row_places(req_to_token, rows_B, lens_B, width, offset)

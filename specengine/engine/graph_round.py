@@ -1,0 +1,196 @@
+"""The round as one graph: drafts, verification, acceptance and the next round's inputs."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.request import Req
+from specengine.core.spec import RowDrafter, VerifyResult
+from specengine.kernels.accept_chain import accept_chain
+from specengine.runner.graphs import capture, without_garbage_collection
+from specengine.runner.worker import TpModelWorker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round on its way. What it decides is in `outcome` once `landed` has passed."""
+
+    reqs: list[Req]
+    outcome: Tensor  # int64 [B, num_steps + 2] on the host: accepted drafts, the target's tokens
+    landed: torch.cuda.Event
+
+
+@dataclass(frozen=True)
+class CapturedRound:
+    graph: torch.cuda.CUDAGraph
+    outcome: Tensor  # int64 [bs, num_steps + 2], written by every replay
+
+
+class GraphRound:
+    """Draft, verify, accept, observe, without the host.
+
+    The state of a request (its length, its last token, what the drafter keeps) lies on the device
+    by its row of the page table. A replay takes the rows of a batch, and moves the state on; what
+    was decided follows in an asynchronous copy. So the host may launch the next round of the same
+    requests before it knows what came of this one, as long as each has slots for both.
+
+    For greedy requests whose tokens nobody edits, and chains of a fixed number of steps.
+    """
+
+    def __init__(
+        self,
+        worker: TpModelWorker,
+        drafter: RowDrafter,
+        num_steps: int,
+        batch_sizes: list[int],
+        simulated_length: float | None = None,
+    ) -> None:
+        """simulated_length: accepted length to force on every round, for measuring speed."""
+        self.runner = worker.runner
+        self.drafter = drafter
+        self.num_steps = num_steps
+        self.batch_sizes = sorted(set(batch_sizes))
+        self.simulated_length = simulated_length
+        self.captured: dict[int, CapturedRound] = {}
+        self.counters: Counter[str] = Counter()
+        table, device = self.table, self.runner.device
+        self.lens = torch.zeros(table.shape[0], dtype=torch.int64, device=device)
+        self.roots = torch.zeros_like(self.lens)
+        self.rows = torch.zeros(self.batch_sizes[-1], dtype=torch.int64, device=device)
+        self._flown: list[int] = []  # what `rows` holds
+        self._outcomes: list[Tensor] = []  # two: one is read while the other is written
+        self._turn = 0
+
+    @property
+    def table(self) -> Tensor:
+        return self.runner.pools.req_to_token_pool.req_to_token
+
+    @property
+    def num_nodes(self) -> int:
+        """Of each request in a round: the most tokens that it gains."""
+        return self.num_steps + 1
+
+    def capture(self) -> None:
+        start = perf_counter()
+        size = self.batch_sizes[-1] * (self.num_nodes + 1)
+        self._outcomes = [torch.zeros(size, dtype=torch.int64).pin_memory() for _ in range(2)]
+        pool = torch.cuda.graph_pool_handle()
+        free_before, _ = torch.cuda.mem_get_info()
+        with without_garbage_collection():
+            for bs in reversed(self.batch_sizes):
+                run = partial(self.run, self.rows[:bs])
+                self.captured[bs] = CapturedRound(*capture(run, pool))
+                self.counters["captures"] += 1
+        logger.info(
+            "captured %d round graphs of %d drafts in %.1f s, %.2f GiB",
+            len(self.batch_sizes),
+            self.num_steps,
+            perf_counter() - start,
+            (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
+        )
+
+    @torch.inference_mode()
+    def run(self, rows_B: Tensor) -> Tensor:
+        """One round of the requests in these rows of the page table -> its outcome."""
+        rows = RowBatch(rows_B, self.lens[rows_B], self.roots[rows_B])
+        drafts_BK = self.drafter.draft_rows(rows, self.num_steps)
+        tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
+        output = self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
+        assert output.argmax is not None
+        chosen_BN = output.argmax.view(tokens_BN.shape)
+        outcome = accept_chain(
+            chosen_BN,
+            drafts_BK,
+            rows_B,
+            self.lens,
+            self.roots,
+            self.table.shape[1],
+            self._forced(rows_B),
+        )
+        self.drafter.observe_rows(rows, output, chosen_BN, outcome[:, 0])
+        return outcome
+
+    def _forced(self, rows_B: Tensor) -> Tensor | None:
+        """int64 [B] in 0..num_steps, with the simulated length, bonus token included, as mean."""
+        if self.simulated_length is None:
+            return None
+        whole, part = divmod(self.simulated_length - 1.0, 1.0)
+        more = torch.rand(rows_B.shape, device=rows_B.device) < part
+        return more.to(torch.int64).add_(int(whole)).clamp_(max=self.num_steps)
+
+    def can_run(self, batch: ScheduleBatch) -> bool:
+        """Whether the batch is of the kind that the graphs were made for."""
+        if batch.batch_size > self.batch_sizes[-1]:
+            reason = "batch larger than any captured"
+        elif not batch.sampling.is_plain or batch.sampling.max_logprobs is not None:
+            reason = "sampling, edited logits or logprobs"
+        elif any(req.grammar is not None for req in batch.reqs):
+            reason = "grammar"
+        elif any(req.sampling.speculative.max_depth is not None for req in batch.reqs):
+            reason = "a request limits its drafts"
+        elif not all(self.has_slots(req, self.num_nodes) for req in batch.reqs):
+            reason = "memory nearly full"
+        else:
+            return True
+        self.counters[f"fallback: {reason}"] += 1
+        return False
+
+    def has_slots(self, req: Req, count: int) -> bool:
+        """Whether `count` tokens past those that stand have slots, or lie past the context."""
+        return req.reserved_len >= min(req.kv_len + count, self.table.shape[1])
+
+    def launch(self, reqs: list[Req]) -> Flight:
+        """Fly requests whose state the host knows."""
+        state = [[_row(req), req.kv_len, req.last_token] for req in reqs]
+        rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
+        self.lens[rows], self.roots[rows] = lens, roots
+        return self._fly(reqs)
+
+    def follow(self, reqs: list[Req]) -> Flight:
+        """Fly requests of the flight before, whatever comes of it."""
+        return self._fly(reqs)
+
+    def _fly(self, reqs: list[Req]) -> Flight:
+        bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))]
+        rows = [_row(req) for req in reqs] + [0] * (bs - len(reqs))
+        if rows != self._flown:
+            self.rows[:bs].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
+            self._flown = rows
+        captured = self.captured[bs]
+        captured.graph.replay()
+        self.counters["replays"] += 1
+        self._turn = 1 - self._turn
+        count = len(reqs) * (self.num_nodes + 1)
+        outcome = self._outcomes[self._turn][:count].view(len(reqs), -1)
+        outcome.copy_(captured.outcome[: len(reqs)], non_blocking=True)
+        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        landed.record()
+        return Flight(reqs, outcome, landed)
+
+    def land(self, flight: Flight) -> VerifyResult:
+        """Wait for a round, and read what it decided."""
+        flight.landed.synchronize()
+        rows = flight.outcome.tolist()
+        return VerifyResult(
+            tokens=[row[1 : row[0] + 2] for row in rows],
+            num_accepted=[row[0] for row in rows],
+            num_drafted=[self.num_steps] * len(rows),
+            kv_keep=None,
+            is_lossy=self.simulated_length is not None,
+        )
+
+
+def _row(req: Req) -> int:
+    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
+    return req.req_pool_idx

@@ -1,0 +1,162 @@
+"""The round that runs on the device alone: what it decides is what the other round decides.
+
+On a CPU the same code runs without a graph, and attention in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.core.spec import RowDrafter
+from specengine.engine.graph_round import GraphRound
+from specengine.kernels.paged_attention import PagedBatch, paged_attention
+from specengine.runner.attention.triton_backend import TritonAttentionBackend
+from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
+
+PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
+NEW_TOKENS = 24
+GREEDY = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0)
+
+
+class DeviceLengths(TritonAttentionBackend):
+    """Like the Triton backend it believes the batch's tensors alone, never the host's lengths."""
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        return None
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        assert batch.attn_plan is not None
+        paged: PagedBatch = batch.attn_plan.metadata
+        caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        return paged_attention(q, *caches, paged, layer.scale, window=layer.sliding_window)
+
+
+@pytest.fixture(scope="module")
+def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("graph-round")
+    return almost_bigram(folder / "target", small_models["llama"], 0.03)
+
+
+@pytest.fixture(scope="module")
+def drafts(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecConfig | None]:
+    folder = tmp_path_factory.mktemp("graph-round-drafts")
+    paths = {
+        "EAGLE": oracle_eagle(folder / "eagle", target, noise=0.3),
+        "EAGLE3": oracle_eagle3(folder / "eagle3", target, 250, focus=20.0),
+    }
+    specs: dict[str, SpecConfig | None] = {"plain": None}
+    for name, path in paths.items():
+        specs[name] = SpecConfig(algorithm=name, draft_model_path=str(path), num_steps=3)
+    return specs
+
+
+def make(target: Path, spec: SpecConfig | None, **flags: object) -> LLM:
+    return LLM(str(target), spec, dtype="float32", max_total_tokens=2048, **flags)
+
+
+def on_the_cpu(llm: LLM) -> GraphRound:
+    drafter = llm.engine.drafter
+    assert isinstance(drafter, RowDrafter)
+    worker = llm.engine.parts.worker
+    backend = DeviceLengths(torch.device("cpu"))
+    for runner in (worker.runner, getattr(drafter, "runner", worker.runner)):
+        runner.attn_backend = backend
+    return GraphRound(worker, drafter, drafter.row_steps, [4])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+@pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
+def test_rounds_without_the_host(
+    name: str, target: Path, drafts: dict[str, SpecConfig | None]
+) -> None:
+    spec = drafts[name]
+    expected = make(target, None, device="cpu").generate(PROMPTS, GREEDY)
+    by_hand = make(target, spec, device="cpu")
+    engine = by_hand.engine
+    lengths = [one.spec.histogram for one in make(target, spec).generate(PROMPTS, GREEDY)]
+    for i, prompt in enumerate(PROMPTS):
+        engine.add_request(str(i), by_hand.tokenizer.encode(prompt), GREEDY)
+    engine.step()  # the prefill
+    batch = engine.scheduler.schedule()
+    assert batch is not None
+    flying = on_the_cpu(by_hand)
+    rows = torch.tensor([*(req.req_pool_idx or 0 for req in batch.reqs), 0])
+    for req in batch.reqs:
+        assert req.req_pool_idx is not None
+        flying.lens[req.req_pool_idx], flying.roots[req.req_pool_idx] = req.kv_len, req.last_token
+        assert engine.scheduler.ledger.reserve(req, 200)
+    found = [list(req.output_ids) for req in batch.reqs]
+    accepted: list[list[int]] = [[] for _ in batch.reqs]
+    while min(map(len, found)) < NEW_TOKENS:
+        for i, row in enumerate(flying.run(rows)[: len(found)].tolist()):
+            accepted[i].append(row[0])
+            found[i] += row[1 : row[0] + 2]
+    assert [one[:NEW_TOKENS] for one in found] == [one.token_ids for one in expected]
+    if spec is not None:
+        assert sum(map(sum, accepted)) > 5, "drafts were accepted"
+        for counts, histogram in zip(accepted, lengths, strict=True):
+            rounds = sum(histogram) - 1  # the last one may be cut short
+            assert all(counts[:rounds].count(k) <= n for k, n in enumerate(histogram))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnTheGpu:
+    @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
+    def test_graphs_change_nothing(
+        self, name: str, overlap: bool, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        eager = make(target, drafts[name], disable_cuda_graph=True)
+        flags = {"disable_overlap_schedule": not overlap, "cuda_graph_bs": (1, 2, 8)}
+        flying = make(target, drafts[name], **flags)
+        for count in (1, 3, 2):
+            expected = eager.generate(PROMPTS[:count], GREEDY)
+            found = flying.generate(PROMPTS[:count], GREEDY)
+            assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+            assert [one.spec.histogram for one in found] == [one.spec.histogram for one in expected]
+            flying.engine.scheduler.check_invariant()
+        assert flying.engine.graph_round is not None
+        assert flying.engine.graph_round.counters["replays"] > 10
+
+    def test_requests_come_and_go(self, target: Path, drafts: dict[str, SpecConfig | None]) -> None:
+        params = [
+            SamplingParams(max_tokens=3 + 5 * i, temperature=0.0, ignore_eos=True)
+            for i in range(12)
+        ]
+        prompts = [PROMPTS[i % 3] + str(i) for i in range(12)]
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts["EAGLE3"], max_running_requests=4, page_size=16)
+        expected = [one.token_ids for one in eager.generate(prompts, params)]
+        assert [one.token_ids for one in flying.generate(prompts, params)] == expected
+        flying.engine.scheduler.check_invariant()
+
+    def test_sampled_and_greedy_take_turns(
+        self, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        sampled = SamplingParams(max_tokens=10, temperature=1.0, seed=3, ignore_eos=True)
+        params = [GREEDY, sampled, GREEDY]
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts["EAGLE3"])
+        expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
+        assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
+
+    def test_the_end_of_the_context(
+        self, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        params = replace(GREEDY, max_tokens=None)
+        eager = make(target, None, disable_cuda_graph=True, context_length=70)
+        flying = make(target, drafts["EAGLE3"], context_length=70)
+        expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
+        assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
+        flying.engine.scheduler.check_invariant()

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import torch
+
+from specengine.kernels.row_places import row_places
+
+
+def test_places_follow_the_lengths(device: torch.device) -> None:
+    table = torch.arange(30, dtype=torch.int32, device=device).view(3, 10) + 100
+    rows = torch.tensor([2, 1], device=device)
+    lens = torch.tensor([4, 0], device=device)
+    for backend in ("torch", "triton"):
+        found = row_places(table, rows, lens, 3, offset=1, backend=backend)  # type: ignore[arg-type]
+        assert found.positions_T.tolist() == [5, 6, 7, 1, 2, 3]
+        assert found.slots_T.tolist() == [125, 126, 127, 111, 112, 113]
+        assert found.seq_lens_B.tolist() == [8, 4]
+
+
+def test_places_past_the_table_are_nobodys(device: torch.device) -> None:
+    table = torch.arange(1, 9, dtype=torch.int32, device=device).view(2, 4)
+    rows, lens = torch.tensor([1], device=device), torch.tensor([3], device=device)
+    for backend in ("torch", "triton"):
+        found = row_places(table, rows, lens, 3, backend=backend)  # type: ignore[arg-type]
+        assert found.slots_T.tolist() == [8, 0, 0]
+        assert found.positions_T.tolist() == [3, 3, 3]
+        assert found.seq_lens_B.tolist() == [6]
