@@ -42,13 +42,14 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, default=30)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--algorithm")
+    parser.add_argument("--spec", nargs="*", default=[], help="SpecConfig fields as name=value")
     parser.add_argument("--flags", nargs="*", default=[], help="engine flags as name=value")
     parser.add_argument("--name", default="throughput")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     flags: dict[str, Any] = dict(flag.split("=", 1) for flag in args.flags)
-    spec = SpecConfig(algorithm=args.algorithm) if args.algorithm else None
+    spec_fields: dict[str, Any] = dict(flag.split("=", 1) for flag in args.spec)
+    spec = SpecConfig(**spec_fields) if spec_fields else None
     start = perf_counter()
     llm = LLM(args.model, spec=spec, **flags)
     started = perf_counter() - start
@@ -57,7 +58,7 @@ def main() -> None:
         rate = measure(llm, size, args.prompt_len, args.new_tokens, args.repeats)
         rows.append({"model": args.model, "batch size": size, "output tok/s": rate})
         print(rows[-1], flush=True)
-    notes = f"Start-up {started:.1f} s. Algorithm: {args.algorithm}. Flags: {flags or 'none'}."
+    notes = f"Start-up {started:.1f} s. Speculation: {spec_fields or 'none'}. Flags: {flags}."
     print(report.write(args.name, "Offline throughput", rows, notes))
 
 
