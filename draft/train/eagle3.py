@@ -84,8 +84,4 @@ class Eagle3Draft(UnrolledDraft):
         nn.init.normal_(self.fc.weight, std=0.1 * self.fc.in_features**-0.5)
         self.fc.weight[:, -size:] += torch.diag(last / last.square().mean().sqrt())
         self.norm.weight.copy_(final_norm)
-        for module in self.midlayer.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        for module in (self.midlayer.self_attn.o_proj, self.midlayer.mlp.down_proj):
-            module.weight *= 0.3
+        self.midlayer.begin()

@@ -21,11 +21,10 @@ from specengine.draft.train.export import (
     write_drafter,
 )
 from specengine.draft.train.teacher import Teacher
-from specengine.draft.train.unroll import Borrowed
+from specengine.draft.train.unroll import Borrowed, rotary_table
 from specengine.draft.train.unrolled_task import UnrollConfig, UnrolledTask
 from specengine.draft.train.vocabulary import DraftVocabulary, choose_vocabulary
 from specengine.layers.decoder import DecoderShape
-from specengine.layers.rotary import RotaryEmbedding, rope_parameters
 from specengine.runner.loader.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -131,13 +130,6 @@ def draft_shape(target: Any, config: Eagle3Config) -> DecoderShape:
         num_heads=config.num_heads or shape.num_heads,
         num_kv_heads=config.num_kv_heads or shape.num_kv_heads,
     )
-
-
-def rotary_table(teacher: Teacher, shape: DecoderShape) -> Tensor:
-    """float32 [positions, head_dim] on the teacher's device."""
-    positions, parameters = teacher.config.max_position_embeddings, rope_parameters(teacher.config)
-    rotary = RotaryEmbedding(shape.head_dim, positions, parameters)
-    return rotary.cos_sin_cache.to(teacher.device)
 
 
 def sample_batch(documents: TokenDataset) -> PackedBatch:

@@ -84,6 +84,17 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = DraftNorm(size, eps)
         self.mlp = DraftMLP(size, shape.intermediate_size, shape.mlp_bias)
 
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Random values that add little to the stream."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for last in (self.self_attn.o_proj, self.mlp.down_proj):
+            last.weight.mul_(0.3)
+
     def finish(self, heads: Tensor, residual: Tensor) -> Tensor:
         """Outputs of the heads [R, num_heads, head_dim] and the residual stream [R, H] -> the
         stream behind the layer."""

@@ -20,6 +20,9 @@ from torch.nn import functional as F
 from specengine.draft.train.attention import StepKV, TttAttention
 from specengine.draft.train.documents import DraftRows
 from specengine.draft.train.layer import DraftLayer
+from specengine.draft.train.teacher import Teacher
+from specengine.layers.decoder import DecoderShape
+from specengine.layers.rotary import RotaryEmbedding, rope_parameters
 
 T = TypeVar("T")
 
@@ -107,3 +110,10 @@ class UnrolledDraft(nn.Module, ABC):
 
 def borrowed_head(borrowed: Borrowed) -> Tensor:
     return cast(Tensor, borrowed.head)
+
+
+def rotary_table(teacher: Teacher, shape: DecoderShape) -> Tensor:
+    """float32 [positions, head_dim] on the teacher's device."""
+    positions, parameters = teacher.config.max_position_embeddings, rope_parameters(teacher.config)
+    rotary = RotaryEmbedding(shape.head_dim, positions, parameters)
+    return rotary.cos_sin_cache.to(teacher.device)
