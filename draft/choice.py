@@ -15,8 +15,8 @@ from specengine.layers.sampler import invert_cdf
 
 # Chance that the sibling of each rank stands, if those before it fell: 0.7, then 0.3 of the one
 # before. It shapes the trees that may not depend on probabilities.
-_FIRST_RANK = 0.7
-_NEXT_RANK = 0.3
+FIRST_RANK = 0.7
+NEXT_RANK = 0.3
 
 
 @dataclass(frozen=True)
@@ -133,5 +133,5 @@ class DraftChoice:
 def _rank_scores(like_RK: Tensor) -> Tensor:
     """float32 [R, K], the same in every row."""
     ranks_K = torch.arange(like_RK.shape[1], device=like_RK.device)
-    scores_K = math.log(_FIRST_RANK) + ranks_K * math.log(_NEXT_RANK)
+    scores_K = math.log(FIRST_RANK) + ranks_K * math.log(NEXT_RANK)
     return scores_K.float().expand_as(like_RK)

@@ -50,13 +50,14 @@ class StandaloneWorker(DraftWorker):
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Emitted tokens that it drafted and ran itself, in a chain, have their KV in place. Others
-        may have drafted what was verified."""
+        may have drafted what was verified. The last token is run again whoever drafted it: the next
+        round starts from its logits."""
         proposal, self._proposal = self._proposal, None
         if proposal is None or proposal.is_empty or not proposal.is_chain:
             return
         drafts = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
         for req, (nodes, count), emitted in zip(batch.reqs, drafts, result.tokens, strict=True):
-            self.written[req] += _agreeing(nodes[1 : count - 1], emitted)
+            self.written[req] += _agreeing(nodes[1 : count - 1], emitted[:-1])
 
     def release(self, req: Req) -> None:
         self.written.pop(req, None)

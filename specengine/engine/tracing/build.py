@@ -38,4 +38,5 @@ def _header(config: EngineConfig, engine: Engine, loaded: LoadedModel) -> dict[s
     if config.spec.algorithm is None:
         raise ConfigError("--trace records drafts; choose how to draft: --speculative-algorithm")
     algorithm = check_algorithm(config.spec.algorithm)
-    return trace_header(config, loaded, algorithm, verifier_name(config.spec, engine.drafter))
+    verifier = verifier_name(config.spec, engine.drafter)
+    return trace_header(config, loaded, engine.drafter, algorithm, verifier)

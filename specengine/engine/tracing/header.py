@@ -12,13 +12,15 @@ import torch
 
 from specengine import __version__
 from specengine.core.config import EngineConfig
+from specengine.core.spec import Drafter
+from specengine.draft.worker import DraftWorker
 from specengine.runner.loader.loaded_model import LoadedModel
 
 _EDGE = 1 << 20  # bytes
 
 
 def trace_header(
-    config: EngineConfig, loaded: LoadedModel, algorithm: str, verifier: str
+    config: EngineConfig, loaded: LoadedModel, drafter: Drafter, algorithm: str, verifier: str
 ) -> dict[str, Any]:
     """config: resolved. algorithm and verifier: as the registry calls them."""
     source, spec = loaded.source, config.spec
@@ -39,6 +41,7 @@ def trace_header(
         "chat_template_sha256": None if template is None else _sha256(str(template).encode()),
         "algorithm": algorithm,
         "verifier": verifier,
+        "draft_vocab_size": _draft_vocab_size(drafter),
         "draft_fingerprint": _draft_fingerprint(spec.draft_model_path),
         "spec": asdict(spec),
     }
@@ -57,6 +60,11 @@ def fingerprint(path: Path) -> str:
             stream.seek(max(0, size - _EDGE))
             digest.update(stream.read(_EDGE))
     return digest.hexdigest()
+
+
+def _draft_vocab_size(drafter: Drafter) -> int | None:
+    """None where no model drafts."""
+    return drafter.runner.model.vocab_size if isinstance(drafter, DraftWorker) else None
 
 
 def _draft_fingerprint(path: str | None) -> str | None:
