@@ -66,6 +66,7 @@ class _Session:
     engine: Engine
     recorder: AcceptRecorder = field(default_factory=AcceptRecorder)
     asked: list[Turn] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of these
     lengths: list[int] = field(default_factory=list)  # of the answers, by request
     answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
@@ -80,6 +81,7 @@ class _Session:
             return
         self.recorder.number(f"{number}#0")
         self.asked.append(turn)
+        self.names.append(name)
         self.lengths.append(0)
 
     def take(self, output: RequestOutput) -> None:
@@ -87,8 +89,8 @@ class _Session:
         number, turn = int(output.rid), self.asked[int(output.rid)]
         self.lengths[number] = len(output.token_ids)
         self.is_lossy |= output.spec.is_lossy
-        if output.finish_reason.kind == "error":
-            self.skipped.append(f"prompt {turn.prompt}: {output.finish_reason.message}")
+        if output.finish_reason.message is not None:  # it failed, or memory ended it
+            self.skipped.append(f"{self.names[number]}: {output.finish_reason.message}")
             return
         self.answers[turn.prompt, turn.turn] = Answer(output.text, tuple(output.token_ids))
 

@@ -175,17 +175,20 @@ class AcceptBench:
         context = self.loaded.config.model.context_length
         assert context is not None, "resolved"
         longest = self.script.longest(self.plan.max_new_tokens)
-        return min(context, longest) + max_nodes(spec) + draft_slots(spec)
+        # The round that follows one in flight takes as many nodes again.
+        return min(context, longest) + 2 * max_nodes(spec) + draft_slots(spec)
 
 
 def _shared_config(plan: Plan) -> EngineConfig:
-    """Without a prefix cache, which would make drafts depend on what was asked before; and rounds
-    by themselves, so that each is seen."""
+    """Without a prefix cache, which would make drafts depend on what was asked before; rounds by
+    themselves, so that each is seen; and no graphs where nothing is timed, for rounds that are
+    recorded run without."""
     config = plan.config
     return replace(
         config,
         spec=SpecConfig(),
         memory=replace(config.memory, disable_radix_cache=True),
+        graph=config.graph if plan.speed else replace(config.graph, disable_cuda_graph=True),
         schedule=replace(
             config.schedule, max_running_requests=plan.batch_size, enable_mixed_chunk=False
         ),

@@ -14,7 +14,8 @@ from specengine.engine.tokens import encode_text
 from specengine.lab.accept.prompts import PromptSet
 from specengine.lab.accept.summary import PromptLabels
 
-_ROOM = 16  # tokens a turn: an answer may be cut into other tokens when it is read again
+_ROOM = 16  # tokens a conversation, for what its template may add
+_REREAD = 3  # tokens that one of an answer may become when it is read again: U+FFFD is three bytes
 
 Replies = Mapping[tuple[int, int], str]  # by prompt and turn
 
@@ -57,17 +58,16 @@ class Script:
         return f"prompt {prompt.id}, turn {turn.turn + 1}"
 
     def longest(self, max_new_tokens: int) -> int:
-        """The most tokens that a conversation can come to, with a little room for its template."""
+        """Tokens that the longest conversation can come to."""
         return max(self._bound(index, max_new_tokens) for index in range(len(self.prompts)))
 
     def labels(self) -> PromptLabels:
         names = [one.name for one in self.sets]
         set_of = np.repeat(np.arange(len(names)), [len(one.prompts) for one in self.sets])
         full = [
-            names[number]
-            if names[number] == prompt.category
-            else f"{names[number]}/{prompt.category}"
-            for number, prompt in zip(set_of, self.prompts, strict=True)
+            _category(one.name, prompt.category or one.name)
+            for one in self.sets
+            for prompt in one.prompts
         ]
         categories = list(dict.fromkeys(full))
         category_of = np.array([categories.index(name) for name in full])
@@ -91,8 +91,8 @@ class Script:
         turns = len(self.prompts[index].turns)
         blank = {(index, before): "" for before in range(turns)}
         rendered = self._render(self.prompts[index], index, turns - 1, blank)
-        return len(rendered) + turns * (max_new_tokens + _ROOM)
+        return len(rendered) + (_REREAD * (turns - 1) + 1) * max_new_tokens + _ROOM
 
 
-def _full_category(set_name: str, category: str) -> str:
-    return set_name if category in ("", set_name) else f"{set_name}/{category}"
+def _category(set_name: str, category: str) -> str:
+    return set_name if category == set_name else f"{set_name}/{category}"

@@ -206,8 +206,7 @@ def calibration(sample: Sample) -> Calibration | None:
     if len(nodes.row) == 0:
         return None
     prompts = sample.prompts[nodes.row]
-    edges = np.linspace(0.0, 1.0, NUM_BINS + 1)
-    bucket = np.clip(np.searchsorted(edges, nodes.confidence, side="right") - 1, 0, NUM_BINS - 1)
+    bucket = np.minimum((nodes.confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     bins = tuple(
         _bucket(
             sample.drawings,
@@ -215,7 +214,7 @@ def calibration(sample: Sample) -> Calibration | None:
             nodes.stood,
             nodes.confidence,
             bucket == index,
-            f"{edges[index]:.1f} to {edges[index + 1]:.1f}",
+            f"{index / NUM_BINS:g} to {(index + 1) / NUM_BINS:g}",
         )
         for index in np.unique(bucket)
     )
