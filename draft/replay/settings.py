@@ -137,9 +137,21 @@ def grid(
         for nodes in _node_counts(recorded, steps, branches, axes[2]):
             for name in [rule] if rule else recorded.rules:
                 settings.add(ReplaySetting(steps, branches, nodes, name, size))
+    if not settings:
+        raise ConfigError("no setting has this many steps, branches and nodes at once")
     for setting in settings:
         recorded.check(setting)
-    return sorted(settings, key=lambda one: (one.num_steps or 0, one.topk, one.num_draft_tokens))
+    return sorted(settings, key=_place)
+
+
+def most_nodes(num_steps: int, topk: int) -> int:
+    """Of a model's tree, root included: topk children of the root, and of topk nodes a level."""
+    return 1 + topk + (num_steps - 1) * topk**2 if num_steps else 1
+
+
+def _place(setting: ReplaySetting) -> tuple[str, int, int, int, int]:
+    steps, size = setting.num_steps or 0, setting.vocabulary or 0
+    return setting.verify, size, steps, setting.topk, setting.num_draft_tokens
 
 
 def _all_steps(recorded: Recorded) -> list[int | None]:
@@ -155,7 +167,7 @@ def _node_counts(
         return list(asked) or _halves(most, least=2)
     if topk == 1:
         return [steps + 1] if not asked or steps + 1 in asked else []
-    possible = 1 + topk + (steps - 1) * topk**2
+    possible = most_nodes(steps, topk)
     if asked:
         return [nodes for nodes in asked if nodes <= possible]
     return _halves(min(most, possible), least=4)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from specengine.draft.replay.chances import accepted_chances
 from specengine.draft.replay.growth import Allowed, Growth, grow, in_order
 from specengine.draft.replay.requests import RecordedDraft, RecordedRequest
-from specengine.draft.replay.settings import Recorded, ReplaySetting
+from specengine.draft.replay.settings import Recorded, ReplaySetting, most_nodes
 from specengine.draft.trace.format import Array
 
 
@@ -65,6 +65,10 @@ class Replay:
     def _is_drawn(self) -> bool:
         return self.recorded.is_sampled and not self.request.is_greedy
 
+    @property
+    def _is_in_order(self) -> bool:
+        return self.recorded.is_text or self.recorded.is_hybrid
+
     def run(self, setting: ReplaySetting) -> Tally:
         tally, request = Tally(), self.request
         if not self.recorded.every_position:
@@ -101,6 +105,9 @@ class Replay:
         steps = limit - 1 if setting.num_steps is None else min(setting.num_steps, limit - 1)
         kept = self._growth(position, draft, setting).kept(steps, limit)
         levels, num_nodes = 0 if self.recorded.is_text else steps, 1 + len(kept)
+        if not (self._is_in_order or self._is_drawn):
+            # Where the trace lacks children, others would have stood.
+            num_nodes = min(limit, most_nodes(steps, setting.topk))
         if self._is_drawn:
             chances = accepted_chances(draft, kept, setting.verify)
             return _Round(dict(enumerate(chances)), levels, num_nodes, 0.0)
@@ -151,7 +158,7 @@ class Replay:
         return self._growths[key]
 
     def _grow(self, draft: RecordedDraft, setting: ReplaySetting) -> Growth:
-        if self.recorded.is_text or self.recorded.is_hybrid:
+        if self._is_in_order:
             return in_order(draft)
         is_static = self.recorded.is_static or self._is_drawn
         return grow(draft, setting.topk, is_static, self._allowed(setting.vocabulary))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from specengine import __version__
-from specengine.cli import bench, data, demo, generate, models, serve, train, verify
+from specengine.cli import bench, data, demo, generate, models, replay, serve, train, verify
 from specengine.core.errors import ConfigError, RequestError, SpecEngineError
 
 COMMANDS = {
@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": bench,
     "data": data,
     "train": train,
+    "replay": replay,
 }
 
 
