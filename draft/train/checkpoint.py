@@ -31,9 +31,7 @@ from specengine.core.errors import TrainingError
 _NAME = re.compile(r"step-(\d{8})\.pt")
 _PART = ".part"
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
-_ONTO_ALL = StateDictOptions(
-    full_state_dict=True, broadcast_from_rank0=True, ignore_frozen_params=True, strict=False
-)
+_PART_OF_FULL = StateDictOptions(full_state_dict=True, ignore_frozen_params=True, strict=False)
 
 
 @dataclass
@@ -102,9 +100,10 @@ def put_state(
     weights: dict[str, Any],
     states: list[dict[str, Any]],
 ) -> None:
-    set_model_state_dict(module, weights, options=_ONTO_ALL)
+    """Whole tensors, in every process."""
+    set_model_state_dict(module, weights, options=_PART_OF_FULL)
     for optimiser, state in zip(optimisers, states, strict=True):
-        set_optimizer_state_dict(module, optimiser, state, options=_ONTO_ALL)
+        set_optimizer_state_dict(module, optimiser, state, options=_PART_OF_FULL)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:

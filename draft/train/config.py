@@ -17,6 +17,7 @@ from specengine.core.errors import ConfigError
 from specengine.core.options import Option, option, options_of
 
 
+@dataclass(frozen=True, kw_only=True)
 class TrainSection:
     """A section; its fields are options. Checks their types when it is made."""
 

@@ -133,7 +133,7 @@ class RunState:
 
 
 def _identity(task: TrainTask, dataset: TokenDataset, config: TrainConfig) -> dict[str, Any]:
-    values = {f"task.{key}": value for key, value in asdict(config.task).items()}  # type: ignore[call-overload]
+    values = {f"task.{key}": value for key, value in asdict(config.task).items()}
     values |= {f"data.{name}": digest for name, digest in dataset.manifest.sha256.items()}
     values |= {"data.held_out": config.data.held_out, "optimiser.name": config.optimiser.name}
     return {"the task": task.name, **values}

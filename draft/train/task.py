@@ -62,5 +62,6 @@ class TrainTask(Protocol):
 
     def export(self, directory: Path) -> None:
         """Write the weights as they stand in Hugging Face layout, for the engine to load.
-        The directory exists and is empty. Sharded parameters are whole while this runs."""
+        The directory exists and is empty. While this runs, `module.named_parameters()` are
+        whole where they are sharded otherwise; state_dict() would shard them."""
         ...

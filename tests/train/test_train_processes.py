@@ -1,0 +1,107 @@
+"""Two processes learn what one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from specengine.core.errors import ConfigError
+from specengine.draft.train.checkpoint import find_checkpoints, load_checkpoint
+from specengine.draft.train.data.dataset import TokenDataset
+from specengine.draft.train.processes import Processes, start_processes
+from specengine.draft.train.state import RunState
+from tests.train.training_runs import BigramTask, bigram_config, bigram_data, run_bigram
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ["optimiser.accumulate=2", "run.log_every=1", "schedule.max_steps=6"]
+
+
+class CalmTask(BigramTask):
+    """Without noise: each process draws its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module.eval()
+        self.module.train = lambda mode=True: self.module  # type: ignore[method-assign]
+
+
+def losses(output: Path) -> list[float]:
+    lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines]
+
+
+def run_process(rank: int, port: int, data: Path, output: Path) -> subprocess.Popen[bytes]:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    environment = {
+        **os.environ,
+        **{name: str(value) for name, value in places.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "tests.train.test_train_processes", str(data), str(output)]
+    return subprocess.Popen(command, env=environment, cwd=ROOT)
+
+
+def run_twice(data: Path, output: Path) -> None:
+    """To the end; then from the checkpoint in the middle, as if the rest had not been."""
+    processes = start_processes("cpu")
+    dataset = TokenDataset(data)
+    for resume in ("false", "true"):
+        torch.manual_seed(0)
+        config = bigram_config(output, *SETTINGS, f"run.resume={resume}")
+        run_bigram(config, dataset, CalmTask(), processes)
+        if resume == "false" and processes.is_first:
+            (output / "checkpoints" / "step-00000006.pt").unlink()
+        processes.wait()
+    processes.close()
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    dataset = bigram_data(data)
+    torch.manual_seed(0)
+    run_bigram(bigram_config(tmp_path / "one", *SETTINGS), dataset, CalmTask())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both = [run_process(rank, port, data, tmp_path / "two") for rank in range(2)]
+    try:
+        assert [process.wait(120) for process in both] == [0, 0]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    one, two = (
+        load_checkpoint(find_checkpoints(tmp_path / name / "checkpoints")[-1])
+        for name in ("one", "two")
+    )
+    assert (one.step, one.tokens) == (two.step, two.tokens)
+    for name, value in one.module.items():
+        assert torch.allclose(value, two.module[name], atol=1e-5), name
+    exported = torch.load(tmp_path / "two" / "export" / "weights.pt")
+    assert all(torch.equal(exported[name], value) for name, value in two.module.items())
+
+
+def test_forwards_are_shared_equally(tmp_path: Path) -> None:
+    three = Processes(0, 3, torch.device("cpu"))
+    config = bigram_config(tmp_path / "run", "optimiser.accumulate=2")
+    with pytest.raises(ConfigError, match="cannot be shared equally by 3 processes"):
+        RunState(BigramTask(), bigram_data(tmp_path / "data"), config, three)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match="PyTorch sees no CUDA device"):
+        start_processes("cuda")
+
+
+if __name__ == "__main__":
+    run_twice(Path(sys.argv[1]), Path(sys.argv[2]))
