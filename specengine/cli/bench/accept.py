@@ -24,6 +24,9 @@ WITHOUT = (
     "disable_radix_cache",
     "enable_mixed_chunk",
     "max_running_requests",
+    "trace",
+    "trace_every_position",
+    "trace_max_mb",
 )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from specengine.core.config import EngineConfig, SpecConfig
+from specengine.core.config import EngineConfig, SpecConfig, TraceConfig
 from specengine.core.errors import SpecEngineError
 from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
@@ -187,6 +187,7 @@ def _shared_config(plan: Plan) -> EngineConfig:
     return replace(
         config,
         spec=SpecConfig(),
+        trace=TraceConfig(),
         memory=replace(config.memory, disable_radix_cache=True),
         graph=config.graph if plan.speed else replace(config.graph, disable_cuda_graph=True),
         schedule=replace(
