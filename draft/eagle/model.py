@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.kernels import few_row
+from specengine.kernels.joined_norm import joined_norm
 from specengine.layers.decoder import PACKED_MODULES, DecoderShape, SelfAttention
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import Linear, LMHead
@@ -72,15 +74,30 @@ class EagleLayer(nn.Module):
         self.self_attn = SelfAttention(shape, 0, rotary, input_size=input_size)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
+        self.can_fuse = not shape.o_bias and not shape.mlp_bias
 
     def forward(
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> Tensor:
         """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H]."""
+        if self.can_fuse and few_row.fits(residual):
+            return self.forward_few_rows(positions, attended, residual, batch)
         heads = self.self_attn(positions, attended, batch)
         normed, residual = self.post_attention_layernorm.add(heads, residual)
         out: Tensor = self.mlp(normed) + residual
         return out
+
+    def forward_few_rows(
+        self, positions: Tensor, attended: Tensor, stream: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        """The same in one kernel a weight."""
+        attention, mlp = self.self_attn, self.mlp
+        qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
+        heads = attention.attend(positions, qkv, batch)
+        stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
+        norm = self.post_attention_layernorm
+        gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, mlp.gate_up_proj.plain)
+        return few_row.linear_add(gated, mlp.down_proj.plain, stream)
 
 
 class EagleModel(nn.Module):
@@ -117,9 +134,20 @@ class EagleModel(nn.Module):
         return cast(EagleLayer, self.layers[0])
 
     def share(self, embed_tokens: VocabEmbedding, lm_head: LMHead) -> None:
-        """Use the target's, where the checkpoint brought none."""
+        """Use the target's, where the checkpoint brought none; of its head the rows alone that the
+        draft can say."""
         self.embed_tokens = self.embed_tokens or embed_tokens
-        self.lm_head = self.lm_head or lm_head
+        self.lm_head = self.lm_head or self._rows_of(lm_head)
+
+    def _rows_of(self, lm_head: LMHead) -> LMHead:
+        """The whole head where nothing is left out, or where it is packed for a CPU and cannot be
+        cut."""
+        weight = lm_head.weight
+        if self.target_ids is None or weight is None or lm_head.bias is not None:
+            return lm_head
+        rows = LMHead(weight.shape[1], self.vocab_size)
+        rows.weight = nn.Parameter(weight[self.target_ids], requires_grad=False)
+        return rows
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [T, feature_size] as what a row takes in, [T, H]."""
@@ -147,9 +175,19 @@ class EagleModel(nn.Module):
         """States [R, H] -> float32 [R, draft_vocab_size]."""
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(hidden).float()
-        if self.target_ids is not None and not self.form.has_lm_head:
+        if self.target_ids is not None and logits.shape[1] != self.vocab_size:
             return logits.index_select(1, self.target_ids)
         return logits
+
+    def best_tokens(self, hidden: Tensor) -> Tensor:
+        """States [R, H] -> int64 [R], the most probable token, as the target's id."""
+        return self._best(hidden, None)
+
+    def _best(self, hidden: Tensor, norm: RMSNorm | None) -> Tensor:
+        assert self.lm_head is not None
+        if self.target_ids is None or self.form.has_lm_head:
+            return self.lm_head.best(hidden, norm, self.target_ids)
+        return self.target_ids[self.compute_logits(hidden).argmax(-1)]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter. Raises ModelLoadError naming any tensor that is missing, unexpected
@@ -203,6 +241,8 @@ class Eagle3Model(EagleModel):
             features = torch.cat(normed, dim=-1)
         if self.input_norm is not None:
             features = self.input_norm(features)
+        if self.fc.kernel is None:
+            return few_row.linear(features, self.fc.plain, self.fc.bias)
         out: Tensor = self.fc(features)
         return out
 
@@ -212,11 +252,21 @@ class Eagle3Model(EagleModel):
         embedding_norm, feature_norm = self.layer.input_layernorm, self.layer.hidden_norm
         assert embedding_norm is not None
         assert feature_norm is not None
-        normed = feature_norm(batch.features)
-        attended = torch.cat([embedding_norm(self.embed_tokens(input_ids)), normed], dim=-1)
+        attended = joined_norm(
+            self.embed_tokens.weight,
+            input_ids,
+            batch.features,
+            embedding_norm.weight,
+            feature_norm.weight,
+            embedding_norm.eps,
+        )
+        normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
         out: Tensor = self.layer(positions, attended, residual, batch)
         return self.norm(out) if self.form.norm_output else out
+
+    def best_tokens(self, hidden: Tensor) -> Tensor:
+        return self._best(hidden, None if self.form.norm_output else self.norm)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return super().compute_logits(hidden if self.form.norm_output else self.norm(hidden))

@@ -13,7 +13,7 @@ Shapes: q [R, num_heads, head_dim]; k and v [R, num_kv_heads, head_dim].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -57,20 +57,28 @@ class PaddedAttention:
             self.places[group[is_row]] = places[is_row]
 
     def attend(self, q: Tensor, steps: Sequence[StepKV]) -> Tensor:
-        later = diagonals(q, steps) if len(steps) > 1 else None
-        parts = []
-        for group in self.groups:
-            scores = None if later is None else later.scores[group]
-            values = None if later is None else later.values[group]
-            parts.append(_attend_group(q[group], steps[0], group, scores, values))
+        scores = values = None
+        if len(steps) > 1:
+            later = _later(steps)
+            scores, values = _own_scores(q, later.k), later.v
+        parts = [
+            _attend_group(
+                q[group],
+                steps[0],
+                group,
+                None if scores is None else scores[group],
+                None if values is None else values[group],
+            )
+            for group in self.groups
+        ]
         return torch.cat(parts)[self.places]
 
 
 def _attend_group(
     q: Tensor, first: StepKV, group: Tensor, scores: Tensor | None, values: Tensor | None
 ) -> Tensor:
-    """q [B, L, num_heads, D]; scores [B, L, num_heads, S] and values [B, L, num_kv_heads, S, D] of
-    the later steps -> [B * L, num_heads, D]."""
+    """q [B, L, num_heads, D]; scores [B, L, num_kv_heads, group, S] and values [B, L, num_kv_heads,
+    S, D] of the later steps -> [B * L, num_heads, D]."""
     batch, length, num_heads, size = q.shape
     k, v = first.k[group], first.v[group]
     q = q.view(batch, length, k.shape[2], -1, size)
@@ -80,8 +88,7 @@ def _attend_group(
     if scores is None or values is None:
         out = torch.einsum("blkgm,bmkd->blkgd", causal.softmax(-1).to(v.dtype), v)
         return out.reshape(-1, num_heads, size)
-    own = scores.view(*causal.shape[:-1], -1)
-    shares = torch.cat([causal, own], dim=-1).softmax(-1).to(v.dtype)
+    shares = torch.cat([causal, scores], dim=-1).softmax(-1).to(v.dtype)
     out = torch.einsum("blkgm,bmkd->blkgd", shares[..., :length], v)
     out = out + torch.einsum("blkgs,blksd->blkgd", shares[..., length:], values)
     return out.reshape(-1, num_heads, size)
@@ -101,20 +108,20 @@ def _groups(rows: DraftRows) -> list[Tensor]:
     return found
 
 
-@dataclass(frozen=True)
-class Diagonals:
-    """What each row gives to its own rows of later steps."""
+def _later(steps: Sequence[StepKV]) -> StepKV:
+    """Keys and values behind step 0, [R, num_kv_heads, S, D]."""
+    return StepKV(
+        torch.stack([step.k for step in steps[1:]], dim=2),
+        torch.stack([step.v for step in steps[1:]], dim=2),
+    )
 
-    scores: Tensor  # float32 [R, num_heads, S]
-    values: Tensor  # [R, num_kv_heads, S, D]
 
-
-def diagonals(q: Tensor, steps: Sequence[StepKV]) -> Diagonals:
-    keys = torch.stack([step.k for step in steps[1:]], dim=2)
-    values = torch.stack([step.v for step in steps[1:]], dim=2)
-    grouped = q.view(len(q), keys.shape[1], -1, q.shape[-1])
-    scores = torch.einsum("rkgd,rksd->rkgs", grouped, keys).float() * q.shape[-1] ** -0.5
-    return Diagonals(scores.flatten(1, 2), values)
+def _own_scores(q: Tensor, keys: Tensor) -> Tensor:
+    """float32 [R, num_kv_heads, group, S], of each row with its own later rows."""
+    grouped = q.view(len(q), keys.shape[1], -1, 1, q.shape[-1])
+    products = grouped.float() * keys[:, :, None].float()
+    scale: float = q.shape[-1] ** -0.5
+    return products.sum(-1) * scale
 
 
 class FlexAttention:
@@ -131,17 +138,29 @@ class FlexAttention:
         causal, causal_lse = out[0].transpose(0, 1), lse[0].T
         if len(steps) == 1:
             return causal
-        return merge(causal, causal_lse, diagonals(q, steps))
+        later = _later(steps)
+        compiles = q.is_cuda and torch.is_grad_enabled()
+        merged = _compiled_merge() if compiles else merge
+        return merged(q, causal, causal_lse, later.k, later.v)
 
 
-def merge(causal: Tensor, causal_lse: Tensor, later: Diagonals) -> Tensor:
+def merge(q: Tensor, causal: Tensor, causal_lse: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """causal [R, num_heads, D], an average over keys whose scores have the log-sum-exp
-    causal_lse [R, num_heads] -> the average over those keys and the later ones."""
-    lse = torch.logaddexp(causal_lse, later.scores.logsumexp(-1))[..., None]
-    shares = (later.scores - lse).exp()
-    shares = shares.view(len(shares), later.values.shape[1], -1, shares.shape[-1])
-    added = torch.einsum("rkgs,rksd->rkgd", shares.to(later.values.dtype), later.values)
-    return causal * (causal_lse[..., None] - lse).exp().to(causal.dtype) + added.flatten(1, 2)
+    causal_lse [R, num_heads] -> the average over those keys and each row's own later ones, keys and
+    values [R, num_kv_heads, S, D]."""
+    scores = _own_scores(q, keys)
+    first_lse = causal_lse.reshape(scores.shape[:-1])
+    lse = torch.logaddexp(first_lse, scores.logsumexp(-1))[..., None]
+    shares = (scores - lse).exp()[..., None]
+    added = (shares * values[:, :, None].float()).sum(-2)
+    kept = causal.float().reshape(added.shape) * (first_lse[..., None] - lse).exp()
+    return (kept + added).reshape(q.shape).to(q.dtype)
+
+
+@cache
+def _compiled_merge() -> Callable[..., Tensor]:
+    """For any number of steps."""
+    return torch.compile(merge)
 
 
 def document_blocks(first_rows: Tensor) -> Any:
@@ -184,4 +203,4 @@ def _causal_flex(is_compiled: bool) -> Any:
         )
         return out, aux.lse
 
-    return torch.compile(run) if is_compiled else run
+    return torch.compile(run, dynamic=False) if is_compiled else run

@@ -37,11 +37,10 @@ class DraftRows:
 
     @classmethod
     def of(
-        cls, batch: PackedBatch, features: Tensor, hidden: Tensor, multiple: int = 1
+        cls, batch: PackedBatch, features: Tensor, hidden: Tensor, num_rows: int | None = None
     ) -> DraftRows:
-        """multiple: what the number of rows is padded to; few different shapes mean few
-        compilations."""
-        pad = -batch.num_tokens % multiple
+        """num_rows: to pad to; None pads nothing."""
+        pad = 0 if num_rows is None else num_rows - batch.num_tokens
         lens = list(batch.lens)
         lens += [min(_PAD_DOCUMENT, pad - at) for at in range(0, pad, _PAD_DOCUMENT)]
         device = batch.input_ids.device

@@ -32,7 +32,8 @@ class TargetBlock:
     best: Tensor  # int64 [C], the target's best next token
     is_row: Tensor  # bool [C], False for padding at the end
     known: Tensor  # bool [C], whether the draft vocabulary has the best token
-    logits: Tensor  # float32 [C, Vd], the target's, over the draft vocabulary
+    log_probs: Tensor  # [C, Vd], the target's on the draft vocabulary, in the target's dtype
+    draft_best: Tensor  # int64 [C], the best token there
 
     def draft_rows(self, step: int) -> Tensor:
         """int64 [C]; 0 where there is none."""
@@ -76,7 +77,15 @@ class TargetBlocks:
             logits = logits.index_select(1, self.target_ids)
             place = torch.searchsorted(self.target_ids, best).clamp_max(len(self.target_ids) - 1)
             known = self.target_ids[place] == best
-        return TargetBlock(rows, self.rows.positions[rows], best, is_row, known, logits)
+        return TargetBlock(
+            rows=rows,
+            places=self.rows.positions[rows],
+            best=best,
+            is_row=is_row,
+            known=known,
+            log_probs=logits.log_softmax(-1).to(self.teacher.dtype),
+            draft_best=logits.argmax(-1),
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class HeadLoss:
         self.mixture = mixture
         self.step_weights = step_weights
         self.compare: Callable[..., Any] = (
-            torch.compile(self._compare) if compiles else self._compare
+            torch.compile(self._compare, dynamic=False) if compiles else self._compare
         )
 
     def __call__(
@@ -109,13 +118,13 @@ class HeadLoss:
         return total, StepSums(*sums)
 
     def _compare(
-        self, states: Tensor, head: Tensor, target_logits: Tensor, compared: Tensor
+        self, states: Tensor, head: Tensor, target: Tensor, best: Tensor, compared: Tensor
     ) -> tuple[Tensor, Tensor]:
         """states [C, H], head [Vd, H] -> (sum of the losses of the compared rows; how many of them
         have the target's best token as theirs)."""
         logits = states @ head.T
-        losses = self.mixture(logits, target_logits)
-        matches = (logits.argmax(-1) == target_logits.argmax(-1)) & compared
+        losses = self.mixture(logits, target, best)
+        matches = (logits.argmax(-1) == best) & compared
         return torch.where(compared, losses, 0.0).sum(), matches.sum()
 
 
@@ -137,7 +146,9 @@ class _BlockwiseLoss(torch.autograd.Function):
                 compared = drafted & block.known
                 with torch.enable_grad():
                     read = states[step].detach()[rows].requires_grad_()
-                    value, matches = loss.compare(read, weight, block.logits, compared)
+                    value, matches = loss.compare(
+                        read, weight, block.log_probs, block.draft_best, compared
+                    )
                     wanted = (read, weight) if learns_head else (read,)
                     found = torch.autograd.grad(value * step_weight, wanted)
                 gradients[step].index_add_(0, rows, found[0])
@@ -147,7 +158,8 @@ class _BlockwiseLoss(torch.autograd.Function):
                 sums[:, step] += torch.stack(counted)
         ctx.save_for_backward(head_gradient, *gradients)
         ctx.mark_non_differentiable(sums)
-        return sums[0] @ sums.new_tensor(loss.step_weights), sums
+        weights = sums.new_tensor(loss.step_weights)
+        return (sums[0] * weights).sum(), sums  # a product under autocast would be rounded
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,7 +1,5 @@
-"""What a draft's distribution is compared by. Every loss takes logits over the draft vocabulary,
-float [C, Vd], of the draft and of the target, and gives float32 [C], in nats where it has a unit.
-
-The target's distribution is that on the draft vocabulary, renormalised: its logits there.
+"""What a draft's distribution is compared by. Every loss takes two distributions over the draft
+vocabulary, and gives float32 [C], in nats where it has a unit. The target's is renormalised there.
 """
 
 from __future__ import annotations
@@ -17,10 +15,11 @@ _LEAST = 1e-6  # acceptance under which its logarithm is cut, so that gradients 
 
 @dataclass(frozen=True)
 class Compared:
-    """Two distributions, as logarithms, float32 [C, Vd]."""
+    """Two distributions, as logarithms, float32 [C, Vd], and the target's best token."""
 
     draft: Tensor
     target: Tensor
+    best: Tensor  # int64 [C]
 
 
 def soft_cross_entropy(x: Compared) -> Tensor:
@@ -30,7 +29,7 @@ def soft_cross_entropy(x: Compared) -> Tensor:
 
 def hard_cross_entropy(x: Compared) -> Tensor:
     """Against the target's best token, which is all that greedy acceptance asks for."""
-    return -x.draft.gather(-1, x.target.argmax(-1, keepdim=True))[:, 0]
+    return -x.draft.gather(-1, x.best[:, None])[:, 0]
 
 
 def total_variation(x: Compared) -> Tensor:
@@ -61,10 +60,8 @@ class Mixture:
 
     weights: Mapping[str, float]
 
-    def __call__(self, draft_logits: Tensor, target_logits: Tensor) -> Tensor:
-        """float [C, Vd] each -> float32 [C]."""
-        compared = Compared(
-            draft_logits.float().log_softmax(-1), target_logits.float().log_softmax(-1)
-        )
+    def __call__(self, draft_logits: Tensor, target_log_probs: Tensor, best: Tensor) -> Tensor:
+        """float [C, Vd] twice, int64 [C] -> float32 [C]."""
+        compared = Compared(draft_logits.float().log_softmax(-1), target_log_probs.float(), best)
         parts = [weight * LOSSES[name](compared) for name, weight in self.weights.items() if weight]
         return torch.stack(parts).sum(0)

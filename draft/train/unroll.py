@@ -51,7 +51,10 @@ class UnrolledDraft(nn.Module, ABC):
         self.before: Callable[..., Any] = self._before
         self.after: Callable[..., Any] = self._after
         if compiles:
-            self.before, self.after = torch.compile(self._before), torch.compile(self._after)
+            self.before, self.after = (
+                torch.compile(self._before, dynamic=False),
+                torch.compile(self._after, dynamic=False),
+            )
 
     @property
     @abstractmethod
@@ -86,13 +89,16 @@ class UnrolledDraft(nn.Module, ABC):
 
     def unroll(self, rows: DraftRows, attention: TttAttention, num_steps: int) -> list[Tensor]:
         state, steps, read = self.start(rows), list[StepKV](), []
+        # What is not learned from runs seldom, and is not worth compiling.
+        compiled = torch.is_grad_enabled()
+        before, after = (self.before, self.after) if compiled else (self._before, self._after)
         last = len(self.borrowed.cos_sin) - 1
         for step in range(num_steps):
             # Rows that would reach past the table reach past their document too.
             cos_sin = self.borrowed.cos_sin[(rows.positions + step).clamp(max=last)]
-            q, k, v, residual = self.before(state, rows.tokens_at(step), cos_sin)
+            q, k, v, residual = before(state, rows.tokens_at(step), cos_sin)
             steps.append(StepKV(k, v))
-            state, head_input = self.after(attention.attend(q, steps), residual)
+            state, head_input = after(attention.attend(q, steps), residual)
             read.append(head_input)
         return read
 

@@ -23,8 +23,9 @@ from specengine.draft.train.task import Sums, TaskLoss
 from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.unroll import UnrolledDraft
 
-# Compiled code is made anew for every number of rows.
-_COMPILED_MULTIPLE = 2048
+# Compiled code is made anew for every number of rows; so batches are padded to the largest so far,
+# in steps that documents seldom exceed.
+_ROWS_STEP = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class UnrolledTask(ABC):
         self.teacher = teacher
         self.config = config
         self.target_ids = target_ids
+        self.num_rows = 0  # of a padded batch
         self.compiles = config.compiles_on(teacher.device)
         on_gpu = teacher.device.type == "cuda"
         self.is_flex = config.attention == "flex" or (config.attention == "auto" and on_gpu)
@@ -131,8 +133,11 @@ class UnrolledTask(ABC):
 
     def draft_rows(self, batch: PackedBatch) -> DraftRows:
         output = self.teacher.forward(batch)
-        multiple = _COMPILED_MULTIPLE if self.is_flex or self.compiles else 1
-        return DraftRows.of(batch, output.features, output.hidden, multiple)
+        if not (self.is_flex or self.compiles):
+            return DraftRows.of(batch, output.features, output.hidden)
+        needed = -(-batch.num_tokens // _ROWS_STEP) * _ROWS_STEP
+        self.num_rows = max(self.num_rows, needed)
+        return DraftRows.of(batch, output.features, output.hidden, self.num_rows)
 
     def attention(self, rows: DraftRows) -> TttAttention:
         return FlexAttention(rows) if self.is_flex else PaddedAttention(rows)
@@ -176,7 +181,8 @@ class _Judge:
         self.missed[step, rows[drafted]] = ~block.known[drafted]
         weights = self.loss.step_weights
         if step < len(weights):
-            losses = self.loss.mixture(logits, block.logits)[drafted & block.known]
+            losses = self.loss.mixture(logits, block.log_probs, block.draft_best)
+            losses = losses[drafted & block.known]
             self.sums[0] += losses.sum() * weights[step] / sum(weights)
             self.sums[1] += len(losses) if step == 0 else 0
 

@@ -45,6 +45,6 @@ def random_documents(lens: list[int], vocab_size: int, seed: int = 0) -> list[li
     return [torch.randint(2, vocab_size, (length,)).tolist() for length in lens]
 
 
-def rows_of(teacher: Teacher, batch: PackedBatch, multiple: int = 1) -> DraftRows:
+def rows_of(teacher: Teacher, batch: PackedBatch) -> DraftRows:
     output = teacher.forward(batch)
-    return DraftRows.of(batch, output.features, output.hidden, multiple)
+    return DraftRows.of(batch, output.features, output.hidden)

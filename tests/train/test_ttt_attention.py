@@ -14,7 +14,6 @@ from specengine.draft.train.attention import (
     PaddedAttention,
     StepKV,
     TttAttention,
-    diagonals,
     document_blocks,
     merge,
 )
@@ -27,7 +26,7 @@ HEADS, KV_HEADS, SIZE = 4, 2, 8
 def make_rows(lens: list[int], multiple: int = 1) -> DraftRows:
     batch = packed(random_documents(lens, 50))
     nothing = torch.zeros(batch.num_tokens, 1)
-    return DraftRows.of(batch, nothing, nothing, multiple)
+    return DraftRows.of(batch, nothing, nothing, -(-sum(lens) // multiple) * multiple)
 
 
 def draw(rows: int, steps: int) -> tuple[Tensor, list[StepKV]]:
@@ -89,7 +88,11 @@ def test_merging_has_the_gradient_of_the_mask_written_out() -> None:
     scores = scores.masked_fill(~causal[:, None], float("-inf"))
     values = steps[0].v.repeat_interleave(2, dim=1)
     out = torch.einsum("qhk,khd->qhd", scores.softmax(-1), values)
-    found = merge(out, scores.logsumexp(-1), diagonals(q, steps))
+    keys, own = (
+        torch.stack(parts, dim=2)
+        for parts in ([step.k for step in steps[1:]], [step.v for step in steps[1:]])
+    )
+    found = merge(q, out, scores.logsumexp(-1), keys, own)
     expected = written_out(q, steps, lens)
     weights = torch.randn_like(expected)
     gradients = torch.autograd.grad((found * weights).sum(), inputs)
@@ -123,7 +126,7 @@ def test_compiled_form_learns_what_the_padded_form_learns() -> None:
     lens = [3, 150, 1, 77, 300, 130]
     batch = packed(random_documents(lens, 50)).to(torch.device("cuda"))
     nothing = torch.zeros(batch.num_tokens, 1, device="cuda")
-    rows = DraftRows.of(batch, nothing, nothing, BLOCK)
+    rows = DraftRows.of(batch, nothing, nothing, 6 * BLOCK)
     torch.manual_seed(0)
     q = torch.randn(rows.num_rows, 9, 64, device="cuda", requires_grad=True)
     steps = [
