@@ -85,6 +85,7 @@ class CausalLmTask:
         mean = sums["loss"] / count.clamp_min(1.0)
         return TaskLoss(mean, count, metrics, dict.fromkeys(self.metrics, count))
 
+    @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> Sums:
         sums, count = self._sums(batch)
         return sums | {"count": count}
