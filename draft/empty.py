@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
-from specengine.core.interfaces import LogitsOutput
+from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 
@@ -19,7 +19,6 @@ class EmptyDrafter:
     proposes_tree = False
     emits_probs = False
     max_nodes = 1
-    row_steps = 0
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """There is no state to set up."""
@@ -32,12 +31,16 @@ class EmptyDrafter:
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """There is nothing to learn."""
 
+    @property
+    def row_steps(self) -> int:
+        return 0
+
     def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
         assert num_steps == 0
         return rows.roots_B.new_empty(len(rows.roots_B), 0)
 
     def observe_rows(
-        self, rows: RowBatch, output: LogitsOutput, tokens_BN: Tensor, accepted_B: Tensor
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
     ) -> None:
         """There is nothing to learn."""
 

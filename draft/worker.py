@@ -80,11 +80,6 @@ class DraftWorker(TpModelWorker, ABC):
         grow = draft_tree if self.proposes_tree else draft_chain
         return grow(self, batch, levels, choice)
 
-    @property
-    def row_steps(self) -> int:
-        """How deep a chain is drafted where nothing bounds it."""
-        return min(self.num_steps, self.max_nodes - 1)
-
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""
         return min(self.max_nodes, self._node_limit(req))

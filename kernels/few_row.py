@@ -6,6 +6,7 @@ replaces norm + GEMM, GEMM + residual addition, or norm + GEMM + gated activatio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -26,7 +27,11 @@ def fits(x: Tensor) -> bool:
     rows, hidden = x.shape
     if rows == 1:
         return use_triton("auto", x) and hidden <= MAX_HIDDEN_OF_ONE_ROW
-    return 0 < rows <= MAX_ROWS and hidden <= MAX_HIDDEN and _has_tiles(x)
+    return _pays(x)
+
+
+def _pays(x: Tensor) -> bool:
+    return 0 < x.shape[0] <= MAX_ROWS and x.shape[1] <= MAX_HIDDEN and _has_tiles(x)
 
 
 def _has_tiles(x: Tensor) -> bool:
@@ -34,6 +39,19 @@ def _has_tiles(x: Tensor) -> bool:
     is_aligned = x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     is_half = x.dtype in (torch.bfloat16, torch.float16)
     return is_half and is_aligned and has_dependent_launch(x) and program.available()
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the blocks of best_output meet; calls that share it must not overlap."""
+
+    keys: Tensor  # int64 [MAX_ROWS], zeros before and after
+    counter: Tensor  # int32 [1], the same
+
+    @classmethod
+    def on(cls, device: torch.device) -> Meeting:
+        keys = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
+        return cls(keys, torch.zeros(1, dtype=torch.int32, device=device))
 
 
 def _module(backend: Backend, x: Tensor) -> ModuleType:
@@ -49,6 +67,17 @@ def _module(backend: Backend, x: Tensor) -> ModuleType:
 
         return few_row_triton
     return few_row_ref
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto"
+) -> Tensor:
+    """x: [T, H], weight: [O, H], bias: [O] or None -> [T, O]."""
+    if backend == "cuda" or (backend == "auto" and _pays(x)):
+        from specengine.kernels import few_row_cuda
+
+        return few_row_cuda.linear(x, weight, bias)
+    return few_row_ref.linear(x, weight, bias)
 
 
 def norm_linear(
@@ -91,3 +120,26 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend 
     """
     out: Tensor = _module(backend, x).linear_add(x, weight, residual)
     return out
+
+
+def best_output(
+    x: Tensor,
+    weight: Tensor,
+    meeting: Meeting,
+    *,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    ids: Tensor | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """``linear(rms_norm(x), weight).argmax(-1)``, the first among equals; ids of that, if given.
+
+    x: [T, H]; weight: [O, H]; norm_weight: [H], or None where x is normed already; ids: int64 [O]
+    -> int64 [T]. Products are rounded to x's dtype before they are compared.
+    """
+    if backend == "cuda" or (backend == "auto" and _pays(x)):
+        from specengine.kernels import few_row_cuda
+
+        best = few_row_cuda.Best(meeting.keys, meeting.counter, ids)
+        return few_row_cuda.best_output(x, weight, norm_weight, eps, best)
+    return few_row_ref.best_output(x, weight, norm_weight, eps, ids)

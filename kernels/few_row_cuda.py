@@ -32,55 +32,83 @@ def tile_for(rows: int, hidden: int, gated: bool) -> Tile:
     return Tile(4 if gated and rows <= 16 else 2, warps, unroll)
 
 
-def _launch(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    gated: bool = False,
-) -> Tensor:
+def head_tile_for(hidden: int) -> Tile:
+    """Of the many outputs of a head."""
+    chunks = -(-hidden // 32)
+    warps = min(max(-(-chunks // 2), 4), 16)
+    return Tile(4, warps, min(-(-chunks // warps), 6))
+
+
+@dataclass(frozen=True)
+class Best:
+    """Where blocks meet to find the best output."""
+
+    keys: Tensor  # int64 [at least the rows], zeros
+    counter: Tensor  # int32 [1], zero
+    ids: Tensor | None  # int64 [O]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What stands around the product."""
+
+    norm_weight: Tensor | None = None
+    eps: float = 0.0
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    gated: bool = False
+    best: Best | None = None  # write the best output of each row, not the outputs
+
+
+def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, around: Epilogue) -> Tensor:
     num_rows, hidden = x.shape
-    num_outs = out.shape[1]
-    tile = tile_for(num_rows, hidden, gated)
+    num_outs = weight.shape[0] // (2 if around.gated else 1)
     row_tiles = -(-num_rows // 16)
-    shared = 4 * tile.warps * 16 * row_tiles * (8 * tile.eights * (2 if gated else 1) + 1)
+    shared = 4 * tile.warps * 16 * row_tiles * (8 * tile.eights * (2 if around.gated else 1) + 1)
+    best, residual = around.best, around.residual
     defines = (
         ("TYPE", 0 if x.dtype == torch.bfloat16 else 1),
         ("MT", row_tiles),
         ("NT", tile.eights),
         ("WARPS", tile.warps),
         ("UNROLL", tile.unroll),
-        ("NORM", int(norm_weight is not None)),
-        ("GATED", int(gated)),
-        ("BIAS", int(bias is not None)),
+        ("NORM", int(around.norm_weight is not None)),
+        ("GATED", int(around.gated)),
+        ("BIAS", int(around.bias is not None)),
         ("RESIDUAL", int(residual is not None)),
         ("WIDE_OUT", int(out.dtype == torch.float32)),
+        ("ARGMAX", int(best is not None)),
     )
     kernel = compiled(_SOURCE, "few_row", defines, shared, x.device.index or 0)
-    blocks = -(-num_outs // (8 * tile.eights))
     kernel.launch(
-        (blocks, 1, 1),
+        (-(-num_outs // (8 * tile.eights)), 1, 1),
         32 * tile.warps,
         shared,
         (
             x,
-            norm_weight,
+            around.norm_weight,
             weight,
-            bias,
+            around.bias,
             residual,
             out,
+            None if best is None else best.keys,
+            None if best is None else best.counter,
+            None if best is None else best.ids,
             num_rows,
             num_outs,
             hidden,
             x.stride(0),
             0 if residual is None else residual.stride(0),
-            eps,
+            around.eps,
         ),
     )
     return out
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    tile = tile_for(x.shape[0], x.shape[1], gated=False)
+    return _launch(x, weight, out, tile, Epilogue(bias=bias))
 
 
 def norm_linear(
@@ -92,14 +120,25 @@ def norm_linear(
     out_dtype: torch.dtype | None,
 ) -> Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype or x.dtype, device=x.device)
-    return _launch(x, weight, out, norm_weight, eps, bias)
+    tile = tile_for(x.shape[0], x.shape[1], gated=False)
+    return _launch(x, weight, out, tile, Epilogue(norm_weight, eps, bias))
 
 
 def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    return _launch(x, weight, out, norm_weight, eps, gated=True)
+    tile = tile_for(x.shape[0], x.shape[1], gated=True)
+    return _launch(x, weight, out, tile, Epilogue(norm_weight, eps, gated=True))
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-    return _launch(x, weight, out, residual=residual)
+    tile = tile_for(x.shape[0], x.shape[1], gated=False)
+    return _launch(x, weight, out, tile, Epilogue(residual=residual))
+
+
+def best_output(
+    x: Tensor, weight: Tensor, norm_weight: Tensor | None, eps: float, best: Best
+) -> Tensor:
+    out = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
+    around = Epilogue(norm_weight, eps, best=best)
+    return _launch(x, weight, out, head_tile_for(x.shape[1]), around)

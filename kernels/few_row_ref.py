@@ -10,6 +10,10 @@ from specengine.kernels.activation_ref import silu_and_mul
 from specengine.kernels.norm_ref import rms_norm
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
 def norm_linear(
     x: Tensor,
     norm_weight: Tensor,
@@ -28,3 +32,11 @@ def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual + F.linear(x, weight)
+
+
+def best_output(
+    x: Tensor, weight: Tensor, norm_weight: Tensor | None, eps: float, ids: Tensor | None
+) -> Tensor:
+    normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
+    best = F.linear(normed, weight).argmax(-1)
+    return best if ids is None else ids[best]

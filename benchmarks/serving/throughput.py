@@ -14,6 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import yaml
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
@@ -35,6 +37,11 @@ def measure(llm: LLM, batch_size: int, prompt_len: int, new_tokens: int, repeats
     return best
 
 
+def fields(given: list[str]) -> dict[str, Any]:
+    """name=value, the values as YAML reads them."""
+    return {name: yaml.safe_load(value) for name, value in (one.split("=", 1) for one in given)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
@@ -47,8 +54,7 @@ def main() -> None:
     parser.add_argument("--name", default="throughput")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    flags: dict[str, Any] = dict(flag.split("=", 1) for flag in args.flags)
-    spec_fields: dict[str, Any] = dict(flag.split("=", 1) for flag in args.spec)
+    flags, spec_fields = fields(args.flags), fields(args.spec)
     spec = SpecConfig(**spec_fields) if spec_fields else None
     start = perf_counter()
     llm = LLM(args.model, spec=spec, **flags)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.interfaces import LogitsOutput
+from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.draft.eagle.model import Eagle3Model
@@ -48,7 +48,7 @@ class EagleWorker(DraftWorker):
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
 
-    def features(self, output: LogitsOutput, rows: Tensor | None) -> Tensor:
+    def features(self, output: LogitsOutput | RowsOutput, rows: Tensor | None) -> Tensor:
         """[T, H], what rows of the draft model take of the target's output; None is every row."""
         assert output.hidden is not None
         return output.hidden if rows is None else output.hidden[rows]
@@ -79,6 +79,12 @@ class EagleWorker(DraftWorker):
         index = None if every else torch.tensor(rows).to(self.states.device, non_blocking=True)
         self.extend_states(batch, result.tokens, self.features(output, index))
 
+    @property
+    def row_steps(self) -> int | None:
+        if self.proposes_tree or self.emits_probs:
+            return None
+        return min(self.num_steps, self.max_nodes - 1)
+
     def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
         states_BH = self.states[rows.rows_B]
         tokens: list[Tensor] = []
@@ -87,12 +93,11 @@ class EagleWorker(DraftWorker):
                 step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level - 1)
                 step.features = states_BH
                 states_BH = self.runner.forward_decode(step)
-            best_B = self.runner.model.compute_logits(states_BH).argmax(-1)
-            tokens.append(best_B if self.target_ids is None else self.target_ids[best_B])
+            tokens.append(self.runner.model.best_tokens(states_BH))
         return torch.stack(tokens, dim=1)
 
     def observe_rows(
-        self, rows: RowBatch, output: LogitsOutput, tokens_BN: Tensor, accepted_B: Tensor
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
     ) -> None:
         """Rows past the accepted ones run along; the next round writes over what they leave."""
         step = self.runner.new_row_batch(rows, tokens_BN)
@@ -114,7 +119,7 @@ class EagleWorker(DraftWorker):
 class Eagle3Worker(EagleWorker):
     """EAGLE-3: the features are outputs of several target layers, fused once."""
 
-    def features(self, output: LogitsOutput, rows: Tensor | None) -> Tensor:
+    def features(self, output: LogitsOutput | RowsOutput, rows: Tensor | None) -> Tensor:
         assert output.features is not None
         features = output.features if rows is None else output.features[rows]
         return cast(Eagle3Model, self.runner.model).fuse(features)

@@ -87,6 +87,11 @@ class MtpModel(nn.Module):
         logits: Tensor = self.lm_head(hidden)
         return logits.float()
 
+    def best_tokens(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> int64 [R], the token of the largest logit."""
+        assert self.lm_head is not None
+        return self.lm_head.best(hidden)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from a checkpoint, which may hold a target and other layers too.
         Raises ModelLoadError naming any tensor that is missing, unexpected or of the wrong shape.

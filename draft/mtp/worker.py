@@ -49,6 +49,11 @@ class MtpLayersWorker(MtpWorker):
         self._first: dict[Req, int] = {}  # its first row
         self._path_BD = torch.empty(0)  # tokens drafted in this round
 
+    @property
+    def row_steps(self) -> int | None:
+        """The layers' waiting states are kept track of on the host."""
+        return None
+
     def release(self, req: Req) -> None:
         self._first.pop(req, None)
 

@@ -1,8 +1,12 @@
 // Linear layer for few rows: out[r, o] = sum_k x[r, k] w[o, k], with the norm before it, or the
 // gated activation or the residual addition after it.
 //
+// With ARGMAX nothing but the best output of each row is kept, out[r] = argmax_o of what would have
+// been written (the first among equals), or ids[argmax_o]. Blocks meet in keys (a maximum each row)
+// and counter (blocks done), which are zero before and after.
+//
 // Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 16 rows), NT (tiles of 8 outputs a
-// block), WARPS, UNROLL, NORM, GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results).
+// block), WARPS, UNROLL, NORM, GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results), ARGMAX.
 //
 // A block computes 8 NT outputs of all rows; its warps share the depth between them. Weights go
 // straight from memory into the registers of the matrix unit: since a sum may be taken in any order,
@@ -77,6 +81,13 @@ __device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) 
                     scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
 }
 
+// Orders as the value does, and prefers the first among equals.
+__device__ __forceinline__ u64 key_of(float value, int place) {
+  const u32 bits = __float_as_uint(value);
+  const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return ((u64)ordered << 32) | (0xffffffffu - (u32)place);
+}
+
 __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if TYPE == 0
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -89,15 +100,27 @@ __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The values at the places of the output that this thread finishes.
+__device__ __forceinline__ void load_cells(u16* cells, const u16* from, int first_out,
+                                           int num_rows, int num_outs, int stride) {
+#pragma unroll
+  for (int i = 0; i < CELLS; i++) {
+    const int cell = i * THREADS + threadIdx.x, r = cell / OUTS, o = first_out + cell % OUTS;
+    if (r < num_rows && o < num_outs) cells[i] = load_fresh_one(from + (u64)r * stride + o);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     const u16* x, const u16* gain, const u16* weight, const u16* bias, const u16* residual,
-    void* out, int num_rows, int num_outs, int hidden, int stride_x, int stride_residual,
-    float eps) {
+    void* out, u64* keys, u32* counter, const long long* ids, int num_rows, int num_outs,
+    int hidden, int stride_x, int stride_residual, float eps) {
   extern __shared__ float shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, part = lane & 3;
   const int first_out = blockIdx.x * OUTS;
   const int num_chunks = (hidden + 31) / 32;
-  asm volatile("griddepcontrol.launch_dependents;");
+  // What follows the choice of a token may read the KV of this forward before it waits, so it may
+  // not start early.
+  if (!ARGMAX) asm volatile("griddepcontrol.launch_dependents;");
 
   float acc[MT][WEIGHTS][4] = {};
   float squares[MT][2] = {};
@@ -119,14 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     }
     if (first == warp) {
       asm volatile("griddepcontrol.wait;" ::: "memory");
-      if (RESIDUAL) {
-#pragma unroll
-        for (int i = 0; i < CELLS; i++) {
-          const int cell = i * THREADS + threadIdx.x, r = cell / OUTS, o = first_out + cell % OUTS;
-          if (r < num_rows && o < num_outs)
-            before[i] = load_fresh_one(residual + (u64)r * stride_residual + o);
-        }
-      }
+      if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
     }
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -153,7 +169,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
       }
     }
   }
-  if (warp >= num_chunks) asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (warp >= num_chunks) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
+  }
 
   // Partial sums of the warps, [WARPS][ROWS][8 WEIGHTS], then their squares, [WARPS][ROWS].
   const int width = 8 * WEIGHTS;
@@ -185,29 +204,55 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
   for (int i = 0; i < CELLS; i++) {
     const int cell = i * THREADS + threadIdx.x, r = cell / OUTS, c = cell % OUTS;
     const int o = first_out + c;
-    if (r >= num_rows || r >= ROWS || o >= num_outs) continue;
+    const bool exists = r < num_rows && r < ROWS && o < num_outs;
     float sum = 0.f, up = 0.f, scale = 1.f;
+    if (exists) {
 #pragma unroll
-    for (int j = 0; j < WARPS; j++) {
-      sum += shared[(j * ROWS + r) * width + c];
-      if (GATED) up += shared[(j * ROWS + r) * width + OUTS + c];
-    }
-    if (NORM) {
-      float s = 0.f;
+      for (int j = 0; j < WARPS; j++) {
+        sum += shared[(j * ROWS + r) * width + c];
+        if (GATED) up += shared[(j * ROWS + r) * width + OUTS + c];
+      }
+      if (NORM) {
+        float s = 0.f;
 #pragma unroll
-      for (int j = 0; j < WARPS; j++) s += all_squares[j * ROWS + r];
-      scale = rsqrtf(s / hidden + eps);
+        for (int j = 0; j < WARPS; j++) s += all_squares[j * ROWS + r];
+        scale = rsqrtf(s / hidden + eps);
+      }
     }
     sum *= scale;
     if (GATED) {
       sum = rounded(sum);
       sum = rounded(sum / (1.f + __expf(-sum))) * rounded(up * scale);
     }
-    if (BIAS) sum += widen(bias[o]);
+    if (BIAS && exists) sum += widen(bias[o]);
     if (RESIDUAL) sum = rounded(sum) + widen(before[i]);
-    if (WIDE_OUT)
-      ((float*)out)[(u64)r * num_outs + o] = sum;
-    else
-      ((u16*)out)[(u64)r * num_outs + o] = narrow(sum);
+    if (ARGMAX) {
+      u64 key = exists ? key_of(rounded(sum), o) : 0;
+#pragma unroll
+      for (int lanes = OUTS / 2; lanes > 0; lanes /= 2) {
+        const u64 other = __shfl_xor_sync(0xffffffff, key, lanes);
+        key = other > key ? other : key;
+      }
+      if (c == 0 && key) atomicMax(keys + r, key);
+    } else if (exists) {
+      if (WIDE_OUT)
+        ((float*)out)[(u64)r * num_outs + o] = sum;
+      else
+        ((u16*)out)[(u64)r * num_outs + o] = narrow(sum);
+    }
+  }
+
+  if (ARGMAX) {
+    __shared__ bool is_last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    for (int r = threadIdx.x; r < num_rows; r += THREADS) {
+      const int best = (int)(0xffffffffu - (u32)atomicExch(keys + r, 0ull));
+      ((long long*)out)[r] = ids ? ids[best] : best;
+    }
+    if (threadIdx.x == 0) *counter = 0;
   }
 }

@@ -103,6 +103,15 @@ class LogitsOutput:
     features: Tensor | None = None  # [T, F], outputs of the runner's capture_layers, joined
 
 
+@dataclass
+class RowsOutput:
+    """What a forward of rows gives back, where only the best tokens are wanted."""
+
+    best: Tensor  # int64 [T], the token of the largest logit
+    hidden: Tensor  # [T, H] after the final norm
+    features: Tensor | None  # [T, F], outputs of the runner's capture_layers, joined
+
+
 class DecoderModel(Protocol):
     """A decoder that ModelRunner can run (an nn.Module in target/models)."""
 
@@ -124,6 +133,10 @@ class DecoderModel(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> float32 [R, V]."""
+        ...
+
+    def best_tokens(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> int64 [R], where compute_logits has its largest value."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:

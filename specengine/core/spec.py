@@ -9,7 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
-    from specengine.core.interfaces import LogitsOutput
+    from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
 
 
@@ -93,12 +93,9 @@ class RowDrafter(Protocol):
     whole of it. Both methods are captured: they may not wait for the device, nor branch on what is
     there. They take over from `draft` and `observe`, on the same state."""
 
-    proposes_tree: bool
-    emits_probs: bool
-
     @property
-    def row_steps(self) -> int:
-        """How deep it drafts."""
+    def row_steps(self) -> int | None:
+        """How deep it drafts; None where it needs the host after all."""
         ...
 
     def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
@@ -106,7 +103,7 @@ class RowDrafter(Protocol):
         ...
 
     def observe_rows(
-        self, rows: RowBatch, output: LogitsOutput, tokens_BN: Tensor, accepted_B: Tensor
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
     ) -> None:
         """`output` has a row a node. tokens_BN int64 [B, num_steps + 1]: the target's token at each
         node; the first accepted_B[b] + 1 of them were emitted."""

@@ -54,13 +54,15 @@ class GraphRound:
         drafter: RowDrafter,
         num_steps: int,
         batch_sizes: list[int],
+        padding: bool = True,
         simulated_length: float | None = None,
     ) -> None:
-        """simulated_length: accepted length to force on every round, for measuring speed."""
+        """padding: let a larger graph serve a batch. simulated_length: accepted length to force on every round, for measuring speed."""
         self.runner = worker.runner
         self.drafter = drafter
         self.num_steps = num_steps
         self.batch_sizes = sorted(set(batch_sizes))
+        self.padding = padding
         self.simulated_length = simulated_length
         self.captured: dict[int, CapturedRound] = {}
         self.counters: Counter[str] = Counter()
@@ -107,8 +109,7 @@ class GraphRound:
         drafts_BK = self.drafter.draft_rows(rows, self.num_steps)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
         output = self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
-        assert output.argmax is not None
-        chosen_BN = output.argmax.view(tokens_BN.shape)
+        chosen_BN = output.best.view(tokens_BN.shape)
         outcome = accept_chain(
             chosen_BN,
             drafts_BK,
@@ -133,6 +134,8 @@ class GraphRound:
         """Whether the batch is of the kind that the graphs were made for."""
         if batch.batch_size > self.batch_sizes[-1]:
             reason = "batch larger than any captured"
+        elif not self.padding and batch.batch_size not in self.captured:
+            reason = "batch size not captured, padding off"
         elif not batch.sampling.is_plain or batch.sampling.max_logprobs is not None:
             reason = "sampling, edited logits or logprobs"
         elif any(req.grammar is not None for req in batch.reqs):
@@ -157,9 +160,10 @@ class GraphRound:
         self.lens[rows], self.roots[rows] = lens, roots
         return self._fly(reqs)
 
-    def follow(self, reqs: list[Req]) -> Flight:
+    def follow(self, reqs: list[Req]) -> Flight | None:
         """Fly requests of the flight before, whatever comes of it."""
-        return self._fly(reqs)
+        fits = self.padding or len(reqs) in self.captured
+        return self._fly(reqs) if fits else None
 
     def _fly(self, reqs: list[Req]) -> Flight:
         bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))]

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from specengine.kernels import few_row
+from specengine.layers.norm import RMSNorm
+
 
 class LinearKernel(Protocol):
     """A packed weight: maps [T, in] to [T, out], bias included."""
@@ -65,10 +68,27 @@ class MergedLinear(Linear):
 class LMHead(Linear):
     """The output projection. Weight-only quantization keeps more bits here than elsewhere."""
 
+    _meeting: few_row.Meeting | None = None
+
     def tie(self, embedding: Tensor) -> None:
         """Use the embedding's own rows."""
         assert isinstance(embedding, nn.Parameter)
         self.weight = embedding
+
+    def best(
+        self, hidden: Tensor, norm: RMSNorm | None = None, ids: Tensor | None = None
+    ) -> Tensor:
+        """The token of the largest logit of each row, the first among equals, int64 [R]; ids of
+        that, where given. hidden: [R, H], before `norm`, where given."""
+        if self.kernel is not None:
+            best = self(hidden if norm is None else norm(hidden)).argmax(-1)
+            return best if ids is None else ids[best]
+        if self._meeting is None:
+            self._meeting = few_row.Meeting.on(hidden.device)
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        return few_row.best_output(
+            hidden, self.plain, self._meeting, norm_weight=gain, eps=eps, ids=ids
+        )
 
 
 def _parameter(*shape: int) -> nn.Parameter:

@@ -112,7 +112,11 @@ class DecodeGraphRunner:
         table = batch.req_to_token_pool.req_to_token
         torch.sub(batch.seq_lens, 1, out=batch.positions)
         batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
-        return self.runner.forward_rows(batch)
+        batch.captured.clear()
+        hidden = self.runner.forward_decode(batch)
+        logits = self.runner.model.compute_logits(hidden)
+        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+        return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
 
     def _fixed_batch(self, bs: int) -> ForwardBatch:
         tokens, slots, seq_lens = self.inputs[: 3 * bs].view(3, bs)

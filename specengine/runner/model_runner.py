@@ -16,6 +16,7 @@ from specengine.core.interfaces import (
     KVPool,
     LogitsOutput,
     ReqToTokenTable,
+    RowsOutput,
 )
 from specengine.kernels.row_places import row_places
 from specengine.runner.graphs import DecodeGraphRunner
@@ -113,13 +114,11 @@ class ModelRunner:
             self._even[key] = lens, starts
         return self._even[key]
 
-    def forward_rows(self, batch: ForwardBatch) -> LogitsOutput:
-        """Run the model on a planned batch, with logits of every row and the best token of each."""
-        batch.captured.clear()
+    def forward_rows(self, batch: ForwardBatch) -> RowsOutput:
+        """Run the model on a planned batch, for the best token of each row."""
         hidden = self.forward_extend(batch)
-        logits = self.model.compute_logits(hidden)
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
-        return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
+        return RowsOutput(self.model.best_tokens(hidden), hidden, features)
 
     @torch.inference_mode()
     def forward(

@@ -91,6 +91,10 @@ class LlamaForCausalLM(nn.Module):
         logits: Tensor = self.lm_head(hidden)
         return logits.float()
 
+    def best_tokens(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> int64 [R], the token of the largest logit."""
+        return self.lm_head.best(hidden)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from (checkpoint name, tensor) pairs. Raises ModelLoadError naming
         any tensor that is missing, unexpected or of the wrong shape."""

@@ -71,6 +71,7 @@ def on_the_cpu(llm: LLM) -> GraphRound:
     backend = DeviceLengths(torch.device("cpu"))
     for runner in (worker.runner, getattr(drafter, "runner", worker.runner)):
         runner.attn_backend = backend
+    assert drafter.row_steps is not None
     return GraphRound(worker, drafter, drafter.row_steps, [4])
 
 
