@@ -32,6 +32,21 @@ class Reply:
     finish: FinishReason
 
 
+@dataclass(frozen=True)
+class Answer:
+    prompt_ids: list[int]
+    token_ids: list[int]  # without the repetitions of an endless loop
+    sampling: SamplingParams
+    finish: FinishReason
+
+    @property
+    def is_whole(self) -> bool:
+        return self.finish.kind == "stop"
+
+    def text(self, chat: ChatFormat) -> str:
+        return chat.text_of(self.token_ids, self.sampling, self.finish)
+
+
 @dataclass
 class Told:
     """A conversation that was had. notes: what else happened, to be counted."""
@@ -53,7 +68,8 @@ class Author:
     def first_turn(self, plan: Plan) -> Generator[Ask, Reply, str]:
         """-> what the user says first."""
         if plan.is_self_written:
-            return (yield from self._write_turn(plan, []))
+            prompt_ids = self._chat.first_user_prompt(plan.opening)
+            return (yield from self._write_turn(plan, prompt_ids, plan.opening, turn=0))
         for turn in plan.turns:
             self._check_allowed(words_of(turn))
         return plan.turns[0]
@@ -63,40 +79,43 @@ class Author:
         messages: list[Message] = []
         if plan.system is not None:
             messages.append({"role": "system", "content": plan.system})
-        transcript, told, user = Transcript(), Told([]), first
-        for turn in range(plan.num_turns):
-            try:
-                if turn:
-                    user = yield from self._next_turn(plan, messages, turn)
-                messages.append({"role": "user", "content": user})
-                goes_on = yield from self._answer(plan, messages, transcript)
-            except Dropped as drop:
-                if not turn:
-                    raise
-                told.notes.append(f"later turn: {drop.reason}")
-                break
-            if not goes_on:
-                break
-        told.documents = transcript.documents()
-        return told
+        messages.append({"role": "user", "content": first})
+        transcript, notes = Transcript(), []
+        answer = yield from self._answer(plan, messages, 0)
+        transcript.add(answer.prompt_ids, answer.token_ids)
+        try:
+            for turn in range(1, plan.num_turns):
+                if not answer.is_whole:
+                    break
+                yield from self._go_on(plan, messages, answer, turn)
+                answer = yield from self._answer(plan, messages, turn)
+                transcript.add(answer.prompt_ids, answer.token_ids)
+        except Dropped as drop:
+            notes.append(f"later turn: {drop.reason}")
+        return Told(transcript.documents(), notes)
 
-    def _next_turn(
-        self, plan: Plan, messages: list[Message], turn: int
-    ) -> Generator[Ask, Reply, str]:
+    def _go_on(
+        self, plan: Plan, messages: list[Message], last: Answer, turn: int
+    ) -> Generator[Ask, Reply, None]:
+        """Put the last answer and the user's next turn among the messages."""
         if plan.is_self_written:
-            return (yield from self._write_turn(plan, messages))
-        return plan.turns[turn]
+            prompt_ids = self._chat.next_user_prompt(last.prompt_ids, last.token_ids)
+            user = yield from self._write_turn(plan, prompt_ids, "", turn)
+        else:
+            user = plan.turns[turn]
+        messages.append({"role": "assistant", "content": last.text(self._chat)})
+        messages.append({"role": "user", "content": user})
 
-    def _write_turn(self, plan: Plan, messages: list[Message]) -> Generator[Ask, Reply, str]:
+    def _write_turn(
+        self, plan: Plan, prompt_ids: list[int], opening: str, turn: int
+    ) -> Generator[Ask, Reply, str]:
         config, end = self._config, self._chat.turn_end
-        opening = "" if messages else plan.opening
-        prompt_ids = self._chat.user_prompt(messages, opening)
         sampling = SamplingParams(
             max_tokens=self._room(prompt_ids, config.user_max_tokens),
             temperature=plan.user_temperature,
             stop=end.texts,
             stop_token_ids=end.token_ids,
-            seed=derive_seed(config.seed, plan.number, f"user {len(messages)}"),
+            seed=derive_seed(config.seed, plan.number, f"user {turn}"),
         )
         reply = yield Ask(prompt_ids, sampling)
         if reply.finish.kind != "stop":
@@ -106,26 +125,21 @@ class Author:
         return text
 
     def _answer(
-        self, plan: Plan, messages: list[Message], transcript: Transcript
-    ) -> Generator[Ask, Reply, bool]:
-        """-> whether the conversation can go on; then the answer is among the messages."""
+        self, plan: Plan, messages: list[Message], turn: int
+    ) -> Generator[Ask, Reply, Answer]:
         config = self._config
         prompt_ids = self._chat.answer_prompt(messages)
         sampling = SamplingParams(
             max_tokens=self._room(prompt_ids, config.answer_max_tokens),
             temperature=plan.temperature,
-            seed=derive_seed(config.seed, plan.number, f"answer {len(messages)}"),
+            seed=derive_seed(config.seed, plan.number, f"answer {turn}"),
         )
         reply = yield Ask(prompt_ids, sampling)
         is_whole = reply.finish.kind == "stop"
         kept = reply.token_ids if is_whole else trim_loop(reply.token_ids)
         if len(kept) < config.min_answer_tokens:
             raise Dropped("answer too short")
-        transcript.add(prompt_ids, kept)
-        if is_whole and len(messages) < 2 * plan.num_turns:
-            text = self._chat.text_of(kept, sampling, reply.finish)
-            messages.append({"role": "assistant", "content": text})
-        return is_whole
+        return Answer(prompt_ids, kept, sampling, reply.finish)
 
     def _room(self, prompt_ids: list[int], wanted: int) -> int:
         room = self._config.max_len - len(prompt_ids)

@@ -15,8 +15,8 @@ from specengine.engine.tokens import encode_text, vocabulary_of
 
 Message = dict[str, str]
 
-# Stands for the words of a user turn while the template around them is looked for.
-_MARK = "\u2063user turn\u2063"
+# Stand for the words of turns while the template around them is looked for.
+_MARK, _ANSWER = "\u2063user turn\u2063", "\u2063answer\u2063"
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,25 @@ class ChatFormat:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self._special = [str(token) for token in tokenizer.get_added_vocab() if str(token).strip()]
-        self._openings: dict[str, list[int]] = {}
+        self._first: dict[str, list[int]] = {}  # prompts by opening
         self.turn_end = self._find_turn_end()
+        self._between_turns = self._find_between_turns()
 
     def answer_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Up to where the assistant's next words begin."""
         return render_chat(self.tokenizer, messages)
 
-    def user_prompt(self, messages: Sequence[Message], opening: str) -> list[int]:
-        """Up to where the user's next words go on, which begin with `opening`."""
-        if messages:
-            return self._encode(self._around_user(messages)[0] + opening)
-        if opening not in self._openings:
-            self._openings[opening] = self._encode(self._around_user([])[0] + opening)
-        return self._openings[opening]
+    def first_user_prompt(self, opening: str) -> list[int]:
+        """Up to where the user's first words go on, which begin with `opening`."""
+        if opening not in self._first:
+            self._first[opening] = self._encode(self._around_user([])[0] + opening)
+        return self._first[opening]
+
+    def next_user_prompt(self, prompt_ids: list[int], answer_ids: list[int]) -> list[int]:
+        """Up to where the user's next words begin, after a whole answer."""
+        between = self._between_turns
+        has_end = between[:1] == answer_ids[-1:]  # the token that ended the answer
+        return [*prompt_ids, *answer_ids, *(between[1:] if has_end else between)]
 
     def text_of(
         self, token_ids: Sequence[int], sampling: SamplingParams, finish: FinishReason
@@ -65,6 +70,11 @@ class ChatFormat:
         if first and first[0] in vocabulary_of(self.tokenizer).special_ids:
             return TurnEnd(tuple(first), ())
         return TurnEnd((), (tail.strip() or tail,) if tail else ())
+
+    def _find_between_turns(self) -> list[int]:
+        """From the end of an answer to the user's next words."""
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+        return self._encode(self._around_user(turns)[0].rpartition(_ANSWER)[2])
 
     def _around_user(self, messages: Sequence[Message]) -> tuple[str, str]:
         """The text before and after the words of the user's next turn."""

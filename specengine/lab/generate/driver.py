@@ -57,7 +57,7 @@ class EngineDriver(Generic[Key]):
         if not self._running:
             return []
         self.engine.step()
-        done = [req for req in self._running if req.is_finished]
+        done = [req for req in self._running if req.finish_reason is not None]
         return [self._finish(req) for req in done]
 
     def abort(self) -> None:
