@@ -17,6 +17,7 @@ from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.fingerprint import tokenizer_sha256
 from specengine.draft.train.eagle3_task import Eagle3Config, make_eagle3_task
 from specengine.draft.train.loop import Outcome, Trainer
+from specengine.draft.train.mtp_task import MtpConfig, make_mtp_task
 from specengine.draft.train.processes import Processes, start_processes
 from specengine.draft.train.standalone import StandaloneConfig, make_standalone_task
 from specengine.draft.train.target import TargetConfig, make_target_task, prepare_text
@@ -41,6 +42,9 @@ class DraftKind:
 
 DRAFT_KINDS = {
     "eagle3": DraftKind(Eagle3Config, make_eagle3_task, "EAGLE3"),
+    "mtp": DraftKind(
+        MtpConfig, lambda loaded, documents, config: make_mtp_task(loaded, config), "MTP"
+    ),
     "standalone": DraftKind(
         StandaloneConfig,
         lambda loaded, documents, config: make_standalone_task(config, Teacher(loaded)),
