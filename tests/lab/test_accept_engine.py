@@ -247,6 +247,7 @@ def test_speed_beside_plain_decoding(plan: Plan) -> None:
     assert speed is not None
     assert (speed.batch_size, speed.prompts) == (2, 8)
     assert speed.tokens <= 8 * 4
+    assert 1.0 <= speed.tau <= 4.0
     assert len(speed.setting) == len(speed.plain) == len(speed.ratios) == 2
     assert min(speed.ratios) <= speed.ratio <= max(speed.ratios)
     assert watched.started[-1] == ("speed beside plain decoding", 2 * 3 * 8)

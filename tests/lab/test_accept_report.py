@@ -49,7 +49,7 @@ def report(**changes: Any) -> Report:
         draft={"path": "drafts/a", "weights_sha256": "f00"},
         draft_vocabulary=9,
         runs=[run],
-        speed=Speed(1, 8, 100, (150.0, 130.0, 160.0), (100.0, 100.0, 100.0)),
+        speed=Speed(1, 8, 100, 2.5, (150.0, 130.0, 160.0), (100.0, 100.0, 100.0)),
     )
     bad = SettingResult("bad | worse", {}, error="no [draft] there")
     values: dict[str, Any] = {

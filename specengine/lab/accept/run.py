@@ -191,7 +191,10 @@ def _shared_config(plan: Plan) -> EngineConfig:
         memory=replace(config.memory, disable_radix_cache=True),
         graph=config.graph if plan.speed else replace(config.graph, disable_cuda_graph=True),
         schedule=replace(
-            config.schedule, max_running_requests=plan.batch_size, enable_mixed_chunk=False
+            config.schedule,
+            max_running_requests=plan.batch_size,
+            max_queued_requests=max(1, sum(len(one.prompts) for one in plan.sets)),
+            enable_mixed_chunk=False,
         ),
     )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
+from specengine.core.request import SpecStats
 from specengine.core.sampling import SamplingParams
 from specengine.engine.loop import Engine
+from specengine.engine.outputs import add_stats
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Speed:
     batch_size: int
     prompts: int
     tokens: int  # that one repeat emits
+    tau: float  # by the engine's own counters while it was timed, graphs and all
     setting: tuple[float, ...]  # tokens a second, by repeat
     plain: tuple[float, ...]
 
@@ -49,20 +52,32 @@ def measure_speed(
     """One more repeat than counted warms both up. No recorder may look on: rounds would leave
     their graphs."""
     rates: dict[Engine, list[float]] = {setting: [], plain: []}
-    tokens = 0
+    timed = Timing()
     for repeat in range(plan.repeats + 1):
         order = (setting, plain) if repeat % 2 else (plain, setting)
         for engine in order:
-            tokens, seconds = _run(engine, prompts, params, plan.batch_size, on_answer)
+            timing = _run(engine, prompts, params, plan.batch_size, on_answer)
             if repeat:
-                rates[engine].append(tokens / seconds)
+                rates[engine].append(timing.tokens / timing.seconds)
+            if engine is setting:
+                timed = timing
     return Speed(
         batch_size=plan.batch_size,
         prompts=len(prompts),
-        tokens=tokens,
+        tokens=timed.tokens,
+        tau=timed.spec.mean_acceptance_length,
         setting=tuple(rates[setting]),
         plain=tuple(rates[plain]),
     )
+
+
+@dataclass
+class Timing:
+    """Of one run over all prompts."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    spec: SpecStats = field(default_factory=SpecStats)
 
 
 def _run(
@@ -71,15 +86,17 @@ def _run(
     params: SamplingParams,
     batch_size: int,
     on_answer: Callable[[int], None],
-) -> tuple[int, float]:
-    """Tokens emitted, and seconds. A batch is finished before the next one begins."""
-    tokens, start = 0, perf_counter()
+) -> Timing:
+    """A batch is finished before the next one begins."""
+    timing, start = Timing(), perf_counter()
     for first in range(0, len(prompts), batch_size):
         for number, prompt in enumerate(prompts[first : first + batch_size]):
             engine.add_request(str(number), prompt, params)
         while engine.has_work:
             for output in engine.step():
-                tokens += len(output.new_token_ids)
+                timing.tokens += len(output.new_token_ids)
                 if output.finish_reason is not None:
+                    add_stats(timing.spec, output.spec)
                     on_answer(len(output.token_ids))
-    return tokens, perf_counter() - start
+    timing.seconds = perf_counter() - start
+    return timing
