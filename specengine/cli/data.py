@@ -41,6 +41,9 @@ def _add_make(parser: argparse.ArgumentParser) -> None:
 
     add_model_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="where to write")
+    parser.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="YAML file of the data options (max_len: 1024)"
+    )
     add_option_arguments(parser, "data", GenerationConfig.options().values())
     add_config_arguments(parser, without=WITHOUT)
 
@@ -49,11 +52,12 @@ def make(args: argparse.Namespace) -> int:
     """Let a target answer prompts, from files or of its own writing."""
     from specengine.lab.generate.config import GenerationConfig
     from specengine.lab.generate.make import make_dataset
+    from specengine.lab.generate.recipe import read_recipe
     from specengine.lab.generate.report import report
     from specengine.lab.generate.show import show_counts
 
     engine_config = config_of(args)
-    config = GenerationConfig(**given(args, GenerationConfig.options()))
+    config = read_recipe(args.recipe, given(args, GenerationConfig.options()))
     set_up_logging(engine_config.server.log_level)
     with report(config) as watch:
         dataset = make_dataset(engine_config, config, args.out, watch)
