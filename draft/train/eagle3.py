@@ -78,7 +78,8 @@ class Eagle3Draft(UnrolledDraft):
         others; the layer adds little to it at first.
         """
         size = len(final_norm)
-        scale = features.float().square().mean(0).sqrt()
+        # Not the mean: a document's first token may have values a thousand times those of others.
+        scale = features.float().abs().median(dim=0).values
         self.feature_scale.copy_(scale.clamp_min(_LEAST_SCALE * float(scale.mean())))
         last = self.feature_scale[-size:]
         nn.init.normal_(self.fc.weight, std=0.1 * self.fc.in_features**-0.5)
