@@ -76,12 +76,17 @@ def texts_of(conversations: Iterable[Conversation]) -> Iterator[str]:
 
 
 def tokenize(
-    conversations: Iterable[Conversation], tokenizer: Any, max_len: int, directory: Path, name: str
+    conversations: Iterable[Conversation],
+    tokenizer: Any,
+    directory: Path,
+    name: str,
+    made: Mapping[str, Any],
 ) -> TokenDataset:
-    """A data set in this tokenizer's ids and template, longer conversations cut at `max_len`.
+    """A data set in this tokenizer's ids and template, longer conversations cut at
+    made["max_positions"].
 
-    name: of the model that the documents are for. Raises ConfigError where the tokenizer has no
-    chat template, and DataError where nothing can be learned.
+    name: of the model that the documents are for. made: what they follow from. Raises ConfigError
+    where the tokenizer has no chat template, and DataError where nothing can be learned.
     """
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -95,14 +100,14 @@ def tokenize(
         chat_template=hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest(),
         vocab_size=len(tokenizer),
     )
-    writer = DatasetWriter(directory, len(tokenizer), {"tokenizer": identity.tokenizer})
+    writer = DatasetWriter(directory, len(tokenizer), made)
     iterator, place = iter(conversations), 0
     while chunk := list(islice(iterator, _PART)):
         place += len(chunk)
-        documents, counts = _encode(chunk, tokenizer, max_len)
+        documents, counts = _encode(chunk, tokenizer, int(made["max_positions"]))
         counts.update(count_documents(documents))
         writer.append(Part(documents, place, counts, np.zeros(0, dtype=np.uint64)))
-    return writer.finish(identity, seed=0, made={"max_len": max_len})
+    return writer.finish(identity, seed=0, made=made)
 
 
 def _encode(

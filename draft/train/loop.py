@@ -87,6 +87,7 @@ class Trainer:
         self.window = Window()
         self.last_values: dict[str, dict[str, float]] = {}
         self.last_step: dict[str, int] = {}
+        self.step_tokens = 0  # of this process
         self.session_tokens, self.session_start = 0, monotonic()
 
     def run(self) -> Outcome:
@@ -108,6 +109,8 @@ class Trainer:
     def _loop(self, request: StopRequest, progress: Progress, log: RunLog | None) -> int:
         """The signal that ended it, or 0."""
         run, state = self.config.run, self.state
+        if state.step == 0:
+            self._evaluate(progress, log)
         while True:
             share, signum = self._share_done(request)
             if share >= 1.0 or signum:
@@ -117,7 +120,7 @@ class Trainer:
             numbers = {"lr": lr, "grad_norm": self._step(lr)}
             place = self._place(share)
             progress.update(place)
-            if state.step % run.log_every == 0:
+            if state.step % run.log_every == 0 or state.step == 1:
                 numbers |= {"epoch": self.batches.epoch, "tokens": state.tokens}
                 self._record("train", self.window.take() | numbers, progress, log)
             if state.step % run.eval_every == 0:
@@ -158,38 +161,36 @@ class Trainer:
 
     def _forward_backward(self) -> TaskLoss:
         batch = next(self.batches).to(self.processes.device)
-        tokens = batch.num_tokens
         with self._autocast():
             out = self.task.loss(batch)
         (out.loss * out.count).backward()  # type: ignore[no-untyped-call]
-        shared = self.processes.sum(torch.tensor(tokens, device=self.processes.device))
-        self.state.tokens += int(shared)
-        self.session_tokens += int(shared)
+        self.step_tokens += batch.num_tokens
         return out
 
     def _total(self, outs: list[TaskLoss]) -> tuple[dict[str, float], dict[str, float]]:
-        """Sums and counts of the loss and of the metrics, over forwards and processes."""
-        names = ["loss", *outs[0].metrics]
-        rows = [
-            torch.stack(
-                [
-                    torch.stack([out.loss.detach() * out.count, *out.metrics.values()]),
-                    torch.stack([out.count, *out.counts.values()]).to(out.loss.dtype),
-                ]
-            ).double()
-            for out in outs
-        ]
-        values, counts = self.processes.sum(torch.stack(rows).sum(0)).tolist()
-        return dict(zip(names, values, strict=True)), dict(zip(names, counts, strict=True))
+        """Sums and counts of the loss and of the metrics, over forwards and processes. Counts the
+        tokens of the step on the way: the device is waited for once."""
+        names = ["loss", *outs[0].metrics, "tokens"]
+        device = self.processes.device
+        total = torch.zeros(2, len(names), dtype=torch.float64, device=device)
+        total[:, -1] += self.step_tokens
+        for out in outs:
+            total[0, :-1] += torch.stack([out.loss.detach() * out.count, *out.metrics.values()])
+            total[1, :-1] += torch.stack([out.count, *out.counts.values()])
+        (*values, tokens), (*counts, _) = self.processes.sum(total).tolist()
+        self.state.tokens += int(tokens)
+        self.session_tokens += int(tokens)
+        self.step_tokens = 0
+        return dict(zip(names, values, strict=False)), dict(zip(names, counts, strict=False))
 
     def _check_finite(self, value: float, what: str) -> None:
         if math.isfinite(value):
             return
         last = self.state.last_saved
-        stands = f"{last} is whole; " if last is not None else "no checkpoint was written yet; "
+        stands = f"{last} is whole: go on with run.resume=true and" if last else "Start again with"
         raise TrainingError(
-            f"the {what} is {value} at step {self.state.step + 1}; {stands}go on with "
-            "run.resume=true and a lower optimiser.lr, or a longer schedule.warmup_steps"
+            f"the {what} is {value} at step {self.state.step + 1}. {stands} a lower optimiser.lr, or "
+            "a longer schedule.warmup_steps"
         )
 
     def _autocast(self) -> Any:

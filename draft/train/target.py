@@ -67,7 +67,10 @@ def prepare_text(config: TrainConfig, processes: Processes) -> TargetText:
 
 def _write_text(task: TargetConfig, output: Path) -> None:
     directory, tokenizer_directory = output / "data", output / "tokenizer"
+    names = ("text", "tokenizer", "vocab_size", "max_positions")
+    made = {name: getattr(task, name) for name in names}
     if (directory / MANIFEST).is_file():
+        _check_made(directory, made)
         return
     source = Path(str(task.text))
     if task.tokenizer is None:
@@ -76,7 +79,17 @@ def _write_text(task: TargetConfig, output: Path) -> None:
     else:
         tokenizer = _load_tokenizer(task.tokenizer)
     tokenizer.save_pretrained(tokenizer_directory)
-    tokenize(read_conversations(source), tokenizer, task.max_positions, directory, output.name)
+    tokenize(read_conversations(source), tokenizer, directory, output.name, made)
+
+
+def _check_made(directory: Path, wanted: dict[str, Any]) -> None:
+    made = TokenDataset(directory, verify=False).manifest.made
+    for name, value in wanted.items():
+        if made.get(name) != value:
+            raise ConfigError(
+                f"{directory} was made with task.{name}={made.get(name)!r}, and this run has "
+                f"{value!r}; choose another run.output, or delete that folder"
+            )
 
 
 def _written_text(output: Path) -> TargetText:

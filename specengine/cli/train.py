@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from specengine.cli.logs import set_up_logging
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 where the run reached its end; 128 + the signal where one stopped it after a checkpoint."""
-    set_up_logging(args.log_level)
+    is_first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes
+    set_up_logging(args.log_level if is_first else "error")
     from specengine.draft.train.config import load_config, to_yaml
     from specengine.draft.train.recipes_folder import find_recipe
     from specengine.lab.training import config_class, train
@@ -47,14 +49,15 @@ def run(args: argparse.Namespace) -> int:
         print(to_yaml(config), end="")
         return 0
     outcome = train(args.kind, config)
-    if outcome.stopped_by:
-        print(f"stopped after step {outcome.step}; go on with run.resume=true")
-        return 128 + outcome.stopped_by
-    show(outcome)
-    return 0
+    if is_first:
+        show(outcome)
+    return 128 + outcome.stopped_by if outcome.stopped_by else 0
 
 
 def show(outcome: Outcome) -> None:
+    if outcome.stopped_by:
+        print(f"stopped after step {outcome.step}; go on with run.resume=true")
+        return
     for what, values in (("held out", outcome.held_out), ("in the engine", outcome.probe)):
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         if numbers:

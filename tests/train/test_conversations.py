@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def write_lines(path: Path, conversations: list[Conversation]) -> Path:
     return path
 
 
+def tokenized(
+    conversations: Iterator[Conversation],
+    tokenizer: Any,
+    directory: Path,
+    max_positions: int = 128,
+    name: str = "tiny",
+) -> TokenDataset:
+    return tokenize(conversations, tokenizer, directory, name, {"max_positions": max_positions})
+
+
 def small_run(output: Path, text: Path, *overrides: str) -> TrainConfig:
     settings = {
         "run.output": output,
@@ -60,7 +71,7 @@ def small_run(output: Path, text: Path, *overrides: str) -> TrainConfig:
 def test_answers_are_what_is_generated(tmp_path: Path, tokenizer: Any) -> None:
     system = {"role": "system", "content": "Be brief."}
     lines = write_lines(tmp_path / "text.jsonl", [[system, *conversation(*TURNS)]])
-    data = tokenize(read_conversations(lines), tokenizer, 128, tmp_path / "data", "tiny")
+    data = tokenized(read_conversations(lines), tokenizer, tmp_path / "data")
     (document,) = data.documents
     messages = conversation(*TURNS[:3])
     prompt = render_chat(tokenizer, messages[:1])
@@ -74,7 +85,7 @@ def test_answers_are_what_is_generated(tmp_path: Path, tokenizer: Any) -> None:
 
 def test_long_conversations_are_cut_and_empty_ones_left_out(tmp_path: Path, tokenizer: Any) -> None:
     texts = [conversation("Hi", "Hello! " * 30), conversation("Hi " * 90, "Hello!")]
-    data = tokenize(iter(texts), tokenizer, 40, tmp_path / "data", "tiny")
+    data = tokenized(iter(texts), tokenizer, tmp_path / "data", 40)
     assert [len(document) for document in data.documents] == [40]
     assert data.manifest.counts["cut"] == 2
     assert data.manifest.counts["without_answer"] == 1
@@ -84,14 +95,14 @@ def test_tokenizers_without_a_template_are_refused(tmp_path: Path) -> None:
     plain = train_tokenizer(TURNS, 300, 64)
     plain.chat_template = None
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
-        tokenize(iter([conversation(*TURNS)]), plain, 64, tmp_path, "tiny")
+        tokenized(iter([conversation(*TURNS)]), plain, tmp_path)
 
 
 def test_templates_that_rewrite_the_past_are_refused(tmp_path: Path) -> None:
     odd = train_tokenizer(TURNS, 300, 64)
     odd.chat_template = "{{ messages | length }}" + odd.chat_template
     with pytest.raises(ConfigError, match="renders earlier turns otherwise"):
-        tokenize(iter([conversation(*TURNS)]), odd, 64, tmp_path, "tiny")
+        tokenized(iter([conversation(*TURNS)]), odd, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +145,8 @@ def test_a_target_learns_from_what_another_wrote(tmp_path: Path) -> None:
     outcome = Trainer(task, text.dataset, config, ONE).run()
     assert outcome.held_out["loss"] < 5.7  # ln 300, before the first step
 
-    copied = tokenize(
-        read_conversations(lines), text.tokenizer, 128, tmp_path / "data", str(outcome.export)
-    )
+    where, name = tmp_path / "data", str(outcome.export)
+    copied = tokenized(read_conversations(lines), text.tokenizer, where, name=name)
     config = small_run(tmp_path / "second", tmp_path / "data", "task.vocab_size=280")
     second = prepare_text(config, ONE)
     assert len(second.tokenizer) == 280
@@ -147,5 +157,8 @@ def test_a_target_learns_from_what_another_wrote(tmp_path: Path) -> None:
             for tokenizer, document in ((text.tokenizer, ours), (second.tokenizer, theirs))
         ]
         assert texts_of[0] == texts_of[1]
-    again = prepare_text(config, ONE)  # written once
-    assert again.dataset.manifest == TokenDataset(tmp_path / "second" / "data").manifest
+    assert prepare_text(config, ONE).dataset.manifest == second.dataset.manifest
+    with pytest.raises(
+        ConfigError, match=r"was made with task\.vocab_size=280, and this run has 290"
+    ):
+        prepare_text(small_run(tmp_path / "second", tmp_path / "data", "task.vocab_size=290"), ONE)

@@ -49,7 +49,7 @@ class BigramTask:
     name = "bigram"
 
     def __init__(self, poison: Callable[[], float] = lambda: 1.0) -> None:
-        """poison: what each loss is multiplied by."""
+        """poison: what each training loss is multiplied by."""
         self.module = Bigram()
         self.poison = poison
 
@@ -58,7 +58,8 @@ class BigramTask:
         labels = batch.input_ids[1:]
         count = torch.tensor(float(len(labels)))
         hits = (logits.argmax(-1) == labels).sum()
-        loss = F.cross_entropy(logits, labels) * self.poison()
+        loss = F.cross_entropy(logits, labels)
+        loss = loss * self.poison() if self.module.training else loss
         return TaskLoss(loss, count, {"accuracy": hits}, {"accuracy": count})
 
     def evaluate(self, batch: PackedBatch) -> Sums:
