@@ -189,8 +189,8 @@ class Trainer:
         last = self.state.last_saved
         stands = f"{last} is whole: go on with run.resume=true and" if last else "Start again with"
         raise TrainingError(
-            f"the {what} is {value} at step {self.state.step + 1}. {stands} a lower optimiser.lr, or "
-            "a longer schedule.warmup_steps"
+            f"the {what} is {value} at step {self.state.step + 1}. {stands} a lower optimiser.lr, "
+            "or a longer schedule.warmup_steps"
         )
 
     def _autocast(self) -> Any:
