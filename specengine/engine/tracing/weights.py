@@ -46,7 +46,8 @@ def weigh(proposal: DraftProposal, output: LogitsOutput, sampling: SamplingBatch
         return NodeWeights(target, path, unknown, unknown, unknown)
     probs = RoundProbs.of(output.logits, sampling, proposal)
     greedy_B1 = probs.greedy_B[:, None].cpu()
-    target = torch.where(greedy_B1, target, probs.target_of_tokens().float().cpu())
+    own = greedy_B1 | target.isnan()
+    target = torch.where(own, target, probs.target_of_tokens().float().cpu())
     if probs.draft_BNV is None:
         return NodeWeights(target, path, unknown, unknown, unknown)
     draft = probs.draft_of_tokens().float().cpu().masked_fill(greedy_B1, _NAN)
