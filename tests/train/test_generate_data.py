@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -192,7 +193,8 @@ def test_the_manifest_says_how_it_was_made(model: Path, tmp_path: Path) -> None:
     assert manifest.target.tokenizer == tokenizer_sha256(llm.tokenizer)
     made.check_target(manifest.target.tokenizer, llm.engine.parts.vocab_size)
     assert manifest.seed == 9
-    assert manifest.made["files"][prompts]
+    digest = hashlib.sha256(Path(prompts).read_bytes()).hexdigest()
+    assert manifest.made["files"] == {"p.jsonl": digest}
     assert manifest.made["answer_max_tokens"] == 24
     assert "versions" in manifest.made["environment"]
     counts = manifest.counts

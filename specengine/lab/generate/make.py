@@ -83,13 +83,16 @@ def identify(loaded: LoadedModel) -> TargetIdentity:
 def make_recipe(
     config: GenerationConfig, target: TargetIdentity, loaded: LoadedModel
 ) -> Mapping[str, Any]:
-    """What the documents follow from. Files count by their contents."""
+    """What the documents follow from. Files count by their contents, wherever they lie."""
     paths = [*config.prompts, *config.decontaminate]
     paths += [config.openings] if config.openings else []
     model = loaded.config.model
     return {
         **config.recipe(),
-        "files": {path: sha256_of_files([Path(path)]) for path in paths},
+        "prompts": [Path(path).name for path in config.prompts],
+        "decontaminate": [Path(path).name for path in config.decontaminate],
+        "openings": Path(config.openings).name if config.openings else None,
+        "files": {Path(path).name: sha256_of_files([Path(path)]) for path in paths},
         "target": asdict(target),
         "dtype": model.dtype,
         "quantization": model.quantization,
