@@ -2,38 +2,82 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 
 from specengine.kernels import accept_chain_ref
 from specengine.kernels.dispatch import Backend, use_triton
 
 
+@dataclass(frozen=True)
+class RoundState:
+    """What rounds start from, by row of the page table, and where they leave what they decide.
+
+    Rounds take turns with the two halves of `outcomes`, so that the host can read one while the
+    other is written. Row 0 of the page table pads; its state means nothing.
+    """
+
+    lens: Tensor  # int64 [num_rows], tokens whose KV stands
+    roots: Tensor  # int64 [num_rows], the last token
+    turn: Tensor  # int64 [1], which half of outcomes is this round's
+    outcomes: Tensor  # int64 [2, B, num_steps + 2], on the device or pinned: accepted, tokens
+
+    @classmethod
+    def of(cls, num_rows: int, batch_size: int, num_steps: int, device: torch.device) -> RoundState:
+        lens = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        outcomes = torch.zeros(2, batch_size, num_steps + 2, dtype=torch.int64)
+        return cls(
+            lens,
+            torch.zeros_like(lens),
+            torch.zeros(1, dtype=torch.int64, device=device),
+            outcomes.pin_memory() if device.type == "cuda" else outcomes,
+        )
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Accepts `whole` drafts, and with a chance of `part` one more, whatever was chosen."""
+
+    whole: int
+    part: float
+
+
+def begin_round(
+    state: RoundState, rows_B: Tensor, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Lengths and roots of the requests, int64 [B] each; the turn changes."""
+    if use_triton(backend, rows_B):
+        from specengine.kernels import accept_chain_triton
+
+        return accept_chain_triton.begin_round(state, rows_B)
+    return accept_chain_ref.begin_round(state, rows_B)
+
+
 def accept_chain(
+    state: RoundState,
+    rows_B: Tensor,
     chosen_BN: Tensor,
     drafts_BK: Tensor,
-    rows_B: Tensor,
-    lens: Tensor,
-    roots: Tensor,
     context: int,
-    forced_B: Tensor | None = None,
+    simulated: Simulated | None = None,
     *,
     backend: Backend = "auto",
 ) -> Tensor:
     """Count the drafts that the target chose too, and move each request on by them::
 
         for b in range(B):
-            accepted = first k with drafts[b, k] != chosen[b, k], or K    # or forced[b]
-            outcome[b] = (accepted, *chosen[b])
+            accepted[b] = first k with drafts[b, k] != chosen[b, k], or K
+            outcomes[turn, b] = (accepted[b], *chosen[b])
             if rows[b] != 0:
-                lens[rows[b]] = min(lens[rows[b]] + accepted + 1, context - 1)
-                roots[rows[b]] = chosen[b, accepted]
+                lens[rows[b]] = min(lens[rows[b]] + accepted[b] + 1, context - 1)
+                roots[rows[b]] = chosen[b, accepted[b]]
 
     chosen_BN: int64 [B, K + 1], the target's token at each node; drafts_BK: int64 [B, K], K may be
-    0; rows_B: int64 [B], distinct but for 0, which pads; lens, roots: int64 [num_rows], modified;
-    forced_B: int64 [B] in 0..K, how many to accept whatever was chosen. Gives outcome, int64
-    [B, K + 2].
+    0; rows_B: int64 [B], distinct but for 0 -> accepted, int64 [B]. Any device; Triton on CUDA.
     """
-    given = chosen_BN, drafts_BK, rows_B, lens, roots, context, forced_B
+    given = state, rows_B, chosen_BN, drafts_BK, context, simulated
     if use_triton(backend, chosen_BN):
         from specengine.kernels import accept_chain_triton
 

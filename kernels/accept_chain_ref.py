@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from specengine.kernels.accept_chain import RoundState, Simulated
+
+
+def begin_round(state: RoundState, rows_B: Tensor) -> tuple[Tensor, Tensor]:
+    state.turn.copy_(1 - state.turn)
+    return state.lens[rows_B], state.roots[rows_B]
+
 
 def accept_chain(
+    state: RoundState,
+    rows_B: Tensor,
     chosen_BN: Tensor,
     drafts_BK: Tensor,
-    rows_B: Tensor,
-    lens: Tensor,
-    roots: Tensor,
     context: int,
-    forced_B: Tensor | None,
+    simulated: Simulated | None,
 ) -> Tensor:
-    accepted = forced_B
-    if accepted is None:
+    lens_B = state.lens[rows_B]
+    if simulated is None:
         accepted = (drafts_BK == chosen_BN[:, :-1]).cumprod(1).sum(1)
-    moved = (lens[rows_B] + accepted + 1).clamp(max=context - 1)
-    bonus = chosen_BN.gather(1, accepted[:, None]).squeeze(1)
+    else:
+        accepted = (_uniform(lens_B, rows_B) < simulated.part).long() + simulated.whole
+        accepted = accepted.clamp(max=drafts_BK.shape[1])
     real = rows_B != 0
-    lens[rows_B] = moved.where(real, lens[0])
-    roots[rows_B] = bonus.where(real, roots[0])
-    return torch.cat([accepted[:, None], chosen_BN], dim=1)
+    bonus = chosen_BN.gather(1, accepted[:, None]).squeeze(1)
+    state.lens[rows_B] = (lens_B + accepted + 1).clamp(max=context - 1).where(real, 0)
+    state.roots[rows_B] = bonus.where(real, 0)
+    outcome = torch.cat([accepted[:, None], chosen_BN], dim=1)
+    state.outcomes[int(state.turn), : len(rows_B)] = outcome
+    return accepted
+
+
+def _uniform(lens_B: Tensor, rows_B: Tensor) -> Tensor:
+    """In [0, 1), different for each round of each request."""
+    x = (lens_B * 2654435761 + rows_B * 40503) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 2246822519) & 0xFFFFFFFF
+    x = x ^ (x >> 13)
+    return x.double() / 4294967296.0

@@ -6,7 +6,6 @@ replaces norm + GEMM, GEMM + residual addition, or norm + GEMM + gated activatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
 
 import torch
@@ -39,19 +38,6 @@ def _has_tiles(x: Tensor) -> bool:
     is_aligned = x.shape[1] % 8 == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     is_half = x.dtype in (torch.bfloat16, torch.float16)
     return is_half and is_aligned and has_dependent_launch(x) and program.available()
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """Where the blocks of best_output meet; calls that share it must not overlap."""
-
-    keys: Tensor  # int64 [MAX_ROWS], zeros before and after
-    counter: Tensor  # int32 [1], the same
-
-    @classmethod
-    def on(cls, device: torch.device) -> Meeting:
-        keys = torch.zeros(MAX_ROWS, dtype=torch.int64, device=device)
-        return cls(keys, torch.zeros(1, dtype=torch.int32, device=device))
 
 
 def _module(backend: Backend, x: Tensor) -> ModuleType:
@@ -120,26 +106,3 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend 
     """
     out: Tensor = _module(backend, x).linear_add(x, weight, residual)
     return out
-
-
-def best_output(
-    x: Tensor,
-    weight: Tensor,
-    meeting: Meeting,
-    *,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
-    ids: Tensor | None = None,
-    backend: Backend = "auto",
-) -> Tensor:
-    """``linear(rms_norm(x), weight).argmax(-1)``, the first among equals; ids of that, if given.
-
-    x: [T, H]; weight: [O, H]; norm_weight: [H], or None where x is normed already; ids: int64 [O]
-    -> int64 [T]. Products are rounded to x's dtype before they are compared.
-    """
-    if backend == "cuda" or (backend == "auto" and _pays(x)):
-        from specengine.kernels import few_row_cuda
-
-        best = few_row_cuda.Best(meeting.keys, meeting.counter, ids)
-        return few_row_cuda.best_output(x, weight, norm_weight, eps, best)
-    return few_row_ref.best_output(x, weight, norm_weight, eps, ids)

@@ -32,22 +32,6 @@ def tile_for(rows: int, hidden: int, gated: bool) -> Tile:
     return Tile(4 if gated and rows <= 16 else 2, warps, unroll)
 
 
-def head_tile_for(hidden: int) -> Tile:
-    """Of the many outputs of a head."""
-    chunks = -(-hidden // 32)
-    warps = min(max(-(-chunks // 2), 4), 16)
-    return Tile(4, warps, min(-(-chunks // warps), 6))
-
-
-@dataclass(frozen=True)
-class Best:
-    """Where blocks meet to find the best output."""
-
-    keys: Tensor  # int64 [at least the rows], zeros
-    counter: Tensor  # int32 [1], zero
-    ids: Tensor | None  # int64 [O]
-
-
 @dataclass(frozen=True)
 class Epilogue:
     """What stands around the product."""
@@ -57,7 +41,6 @@ class Epilogue:
     bias: Tensor | None = None
     residual: Tensor | None = None
     gated: bool = False
-    best: Best | None = None  # write the best output of each row, not the outputs
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, around: Epilogue) -> Tensor:
@@ -65,7 +48,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, around: Epilogue
     num_outs = weight.shape[0] // (2 if around.gated else 1)
     row_tiles = -(-num_rows // 16)
     shared = 4 * tile.warps * 16 * row_tiles * (8 * tile.eights * (2 if around.gated else 1) + 1)
-    best, residual = around.best, around.residual
+    residual = around.residual
     defines = (
         ("TYPE", 0 if x.dtype == torch.bfloat16 else 1),
         ("MT", row_tiles),
@@ -77,7 +60,6 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, around: Epilogue
         ("BIAS", int(around.bias is not None)),
         ("RESIDUAL", int(residual is not None)),
         ("WIDE_OUT", int(out.dtype == torch.float32)),
-        ("ARGMAX", int(best is not None)),
     )
     kernel = compiled(_SOURCE, "few_row", defines, shared, x.device.index or 0)
     kernel.launch(
@@ -91,9 +73,6 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, tile: Tile, around: Epilogue
             around.bias,
             residual,
             out,
-            None if best is None else best.keys,
-            None if best is None else best.counter,
-            None if best is None else best.ids,
             num_rows,
             num_outs,
             hidden,
@@ -134,11 +113,3 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
     tile = tile_for(x.shape[0], x.shape[1], gated=False)
     return _launch(x, weight, out, tile, Epilogue(residual=residual))
-
-
-def best_output(
-    x: Tensor, weight: Tensor, norm_weight: Tensor | None, eps: float, best: Best
-) -> Tensor:
-    out = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
-    around = Epilogue(norm_weight, eps, best=best)
-    return _launch(x, weight, out, head_tile_for(x.shape[1]), around)

@@ -32,11 +32,3 @@ def norm_gated_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     return residual + F.linear(x, weight)
-
-
-def best_output(
-    x: Tensor, weight: Tensor, norm_weight: Tensor | None, eps: float, ids: Tensor | None
-) -> Tensor:
-    normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
-    best = F.linear(normed, weight).argmax(-1)
-    return best if ids is None else ids[best]

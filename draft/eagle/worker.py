@@ -15,6 +15,7 @@ from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.worker import DraftWorker, row_of
+from specengine.kernels.keep_rows import keep_rows
 from specengine.runner.model_runner import ModelRunner
 
 
@@ -86,7 +87,7 @@ class EagleWorker(DraftWorker):
         return min(self.num_steps, self.max_nodes - 1)
 
     def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
-        states_BH = self.states[rows.rows_B]
+        states_BH = self.states.index_select(0, rows.rows_B)
         tokens: list[Tensor] = []
         for level in range(num_steps):
             if level > 0:
@@ -103,7 +104,7 @@ class EagleWorker(DraftWorker):
         step = self.runner.new_row_batch(rows, tokens_BN)
         step.features = self.features(output, None)
         states_TH = self.runner.forward_extend(step)
-        self.states[rows.rows_B] = states_TH[step.qo_indptr[:-1] + accepted_B]
+        keep_rows(self.states, rows.rows_B, states_TH, accepted_B)
 
     def extend_states(
         self, batch: ScheduleBatch, tokens: list[list[int]], features: Tensor

@@ -1,12 +1,8 @@
 // Linear layer for few rows: out[r, o] = sum_k x[r, k] w[o, k], with the norm before it, or the
 // gated activation or the residual addition after it.
 //
-// With ARGMAX nothing but the best output of each row is kept, out[r] = argmax_o of what would have
-// been written (the first among equals), or ids[argmax_o]. Blocks meet in keys (a maximum each row)
-// and counter (blocks done), which are zero before and after.
-//
 // Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 16 rows), NT (tiles of 8 outputs a
-// block), WARPS, UNROLL, NORM, GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results), ARGMAX.
+// block), WARPS, UNROLL, NORM, GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results).
 //
 // A block computes 8 NT outputs of all rows; its warps share the depth between them. Weights go
 // straight from memory into the registers of the matrix unit: since a sum may be taken in any order,
@@ -81,13 +77,6 @@ __device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) 
                     scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
 }
 
-// Orders as the value does, and prefers the first among equals.
-__device__ __forceinline__ u64 key_of(float value, int place) {
-  const u32 bits = __float_as_uint(value);
-  const u32 ordered = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return ((u64)ordered << 32) | (0xffffffffu - (u32)place);
-}
-
 __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if TYPE == 0
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -112,15 +101,13 @@ __device__ __forceinline__ void load_cells(u16* cells, const u16* from, int firs
 
 extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     const u16* x, const u16* gain, const u16* weight, const u16* bias, const u16* residual,
-    void* out, u64* keys, u32* counter, const long long* ids, int num_rows, int num_outs,
-    int hidden, int stride_x, int stride_residual, float eps) {
+    void* out, int num_rows, int num_outs, int hidden, int stride_x, int stride_residual,
+    float eps) {
   extern __shared__ float shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, part = lane & 3;
   const int first_out = blockIdx.x * OUTS;
   const int num_chunks = (hidden + 31) / 32;
-  // What follows the choice of a token may read the KV of this forward before it waits, so it may
-  // not start early.
-  if (!ARGMAX) asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.launch_dependents;");
 
   float acc[MT][WEIGHTS][4] = {};
   float squares[MT][2] = {};
@@ -144,27 +131,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
       asm volatile("griddepcontrol.wait;" ::: "memory");
       if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
     }
+    // Rows of two tiles are on their way before the first is waited for.
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
-      const int low = m * 16 + group, high = low + 8;
-      uint4 a[UNROLL], b[UNROLL];
+    for (int pair = 0; pair < MT; pair += 2) {
+      uint4 rows[2][2][UNROLL];
 #pragma unroll
-      for (int u = 0; u < UNROLL; u++) {
-        const int k = (first + u * WARPS) * 32 + part * 8;
-        a[u] = b[u] = make_uint4(0, 0, 0, 0);
-        if (k < hidden && low < num_rows) a[u] = load_fresh(x + (u64)low * stride_x + k);
-        if (k < hidden && high < num_rows) b[u] = load_fresh(x + (u64)high * stride_x + k);
+      for (int i = 0; i < 4; i++) {
+        const int row = pair * 16 + i * 8 + group;
+        if (pair + i / 2 >= MT) continue;
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+          const int k = (first + u * WARPS) * 32 + part * 8;
+          rows[i / 2][i % 2][u] = k < hidden && row < num_rows
+                                      ? load_fresh(x + (u64)row * stride_x + k)
+                                      : make_uint4(0, 0, 0, 0);
+        }
       }
 #pragma unroll
-      for (int u = 0; u < UNROLL; u++) {
-        if (NORM) {
-          a[u] = scaled_by(a[u], g[u], squares[m][0]);
-          b[u] = scaled_by(b[u], g[u], squares[m][1]);
-        }
+      for (int i = 0; i < 2; i++) {
+        const int m = pair + i;
+        if (m >= MT) continue;
 #pragma unroll
-        for (int n = 0; n < WEIGHTS; n++) {
-          multiply(acc[m][n], a[u].x, b[u].x, a[u].y, b[u].y, w[u][n].x, w[u][n].y);
-          multiply(acc[m][n], a[u].z, b[u].z, a[u].w, b[u].w, w[u][n].z, w[u][n].w);
+        for (int u = 0; u < UNROLL; u++) {
+          uint4 a = rows[i][0][u], b = rows[i][1][u];
+          if (NORM) {
+            a = scaled_by(a, g[u], squares[m][0]);
+            b = scaled_by(b, g[u], squares[m][1]);
+          }
+#pragma unroll
+          for (int n = 0; n < WEIGHTS; n++) {
+            multiply(acc[m][n], a.x, b.x, a.y, b.y, w[u][n].x, w[u][n].y);
+            multiply(acc[m][n], a.z, b.z, a.w, b.w, w[u][n].z, w[u][n].w);
+          }
         }
       }
     }
@@ -226,33 +224,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     }
     if (BIAS && exists) sum += widen(bias[o]);
     if (RESIDUAL) sum = rounded(sum) + widen(before[i]);
-    if (ARGMAX) {
-      u64 key = exists ? key_of(rounded(sum), o) : 0;
-#pragma unroll
-      for (int lanes = OUTS / 2; lanes > 0; lanes /= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffff, key, lanes);
-        key = other > key ? other : key;
-      }
-      if (c == 0 && key) atomicMax(keys + r, key);
-    } else if (exists) {
+    if (exists) {
       if (WIDE_OUT)
         ((float*)out)[(u64)r * num_outs + o] = sum;
       else
         ((u16*)out)[(u64)r * num_outs + o] = narrow(sum);
     }
-  }
-
-  if (ARGMAX) {
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(counter, 1) == gridDim.x - 1;
-    __syncthreads();
-    if (!is_last) return;
-    for (int r = threadIdx.x; r < num_rows; r += THREADS) {
-      const int best = (int)(0xffffffffu - (u32)atomicExch(keys + r, 0ull));
-      ((long long*)out)[r] = ids ? ids[best] : best;
-    }
-    if (threadIdx.x == 0) *counter = 0;
   }
 }

@@ -15,7 +15,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import RowDrafter, VerifyResult
-from specengine.kernels.accept_chain import accept_chain
+from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
@@ -27,14 +27,8 @@ class Flight:
     """A round on its way. What it decides is in `outcome` once `landed` has passed."""
 
     reqs: list[Req]
-    outcome: Tensor  # int64 [B, num_steps + 2] on the host: accepted drafts, the target's tokens
+    outcome: Tensor  # int64 [B, num_steps + 2], pinned: accepted drafts, the target's tokens
     landed: torch.cuda.Event
-
-
-@dataclass(frozen=True)
-class CapturedRound:
-    graph: torch.cuda.CUDAGraph
-    outcome: Tensor  # int64 [bs, num_steps + 2], written by every replay
 
 
 class GraphRound:
@@ -57,22 +51,23 @@ class GraphRound:
         padding: bool = True,
         simulated_length: float | None = None,
     ) -> None:
-        """padding: let a larger graph serve a batch. simulated_length: accepted length to force on every round, for measuring speed."""
+        """padding: let a larger graph serve a batch. simulated_length: accepted length to force on
+        every round, for measuring speed."""
         self.runner = worker.runner
         self.drafter = drafter
         self.num_steps = num_steps
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding = padding
-        self.simulated_length = simulated_length
-        self.captured: dict[int, CapturedRound] = {}
+        self.simulated = None
+        if simulated_length is not None:
+            self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
+        self.captured: dict[int, torch.cuda.CUDAGraph] = {}
         self.counters: Counter[str] = Counter()
-        table, device = self.table, self.runner.device
-        self.lens = torch.zeros(table.shape[0], dtype=torch.int64, device=device)
-        self.roots = torch.zeros_like(self.lens)
-        self.rows = torch.zeros(self.batch_sizes[-1], dtype=torch.int64, device=device)
+        num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
+        self.state = RoundState.of(num_rows, largest, num_steps, device)
+        self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
-        self._outcomes: list[Tensor] = []  # two: one is read while the other is written
-        self._turn = 0
+        self._turn = 0  # state.turn, as the device will have it after the last launch
 
     @property
     def table(self) -> Tensor:
@@ -85,15 +80,14 @@ class GraphRound:
 
     def capture(self) -> None:
         start = perf_counter()
-        size = self.batch_sizes[-1] * (self.num_nodes + 1)
-        self._outcomes = [torch.zeros(size, dtype=torch.int64).pin_memory() for _ in range(2)]
         pool = torch.cuda.graph_pool_handle()
         free_before, _ = torch.cuda.mem_get_info()
         with without_garbage_collection():
             for bs in reversed(self.batch_sizes):
                 run = partial(self.run, self.rows[:bs])
-                self.captured[bs] = CapturedRound(*capture(run, pool))
+                self.captured[bs], _ = capture(run, pool)
                 self.counters["captures"] += 1
+        self.state.turn.zero_()
         logger.info(
             "captured %d round graphs of %d drafts in %.1f s, %.2f GiB",
             len(self.batch_sizes),
@@ -103,32 +97,17 @@ class GraphRound:
         )
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor) -> Tensor:
-        """One round of the requests in these rows of the page table -> its outcome."""
-        rows = RowBatch(rows_B, self.lens[rows_B], self.roots[rows_B])
+    def run(self, rows_B: Tensor) -> None:
+        """One round of the requests in these rows of the page table."""
+        lens_B, roots_B = begin_round(self.state, rows_B)
+        rows = RowBatch(rows_B, lens_B, roots_B)
         drafts_BK = self.drafter.draft_rows(rows, self.num_steps)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
         output = self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
         chosen_BN = output.best.view(tokens_BN.shape)
-        outcome = accept_chain(
-            chosen_BN,
-            drafts_BK,
-            rows_B,
-            self.lens,
-            self.roots,
-            self.table.shape[1],
-            self._forced(rows_B),
-        )
-        self.drafter.observe_rows(rows, output, chosen_BN, outcome[:, 0])
-        return outcome
-
-    def _forced(self, rows_B: Tensor) -> Tensor | None:
-        """int64 [B] in 0..num_steps, with the simulated length, bonus token included, as mean."""
-        if self.simulated_length is None:
-            return None
-        whole, part = divmod(self.simulated_length - 1.0, 1.0)
-        more = torch.rand(rows_B.shape, device=rows_B.device) < part
-        return more.to(torch.int64).add_(int(whole)).clamp_(max=self.num_steps)
+        context = self.table.shape[1]
+        accepted_B = accept_chain(self.state, rows_B, chosen_BN, drafts_BK, context, self.simulated)
+        self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         """Whether the batch is of the kind that the graphs were made for."""
@@ -157,7 +136,7 @@ class GraphRound:
         """Fly requests whose state the host knows."""
         state = [[_row(req), req.kv_len, req.last_token] for req in reqs]
         rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
-        self.lens[rows], self.roots[rows] = lens, roots
+        self.state.lens[rows], self.state.roots[rows] = lens, roots
         return self._fly(reqs)
 
     def follow(self, reqs: list[Req]) -> Flight | None:
@@ -171,16 +150,12 @@ class GraphRound:
         if rows != self._flown:
             self.rows[:bs].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows
-        captured = self.captured[bs]
-        captured.graph.replay()
+        self.captured[bs].replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
-        count = len(reqs) * (self.num_nodes + 1)
-        outcome = self._outcomes[self._turn][:count].view(len(reqs), -1)
-        outcome.copy_(captured.outcome[: len(reqs)], non_blocking=True)
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         landed.record()
-        return Flight(reqs, outcome, landed)
+        return Flight(reqs, self.state.outcomes[self._turn, : len(reqs)], landed)
 
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
@@ -191,7 +166,7 @@ class GraphRound:
             num_accepted=[row[0] for row in rows],
             num_drafted=[self.num_steps] * len(rows),
             kv_keep=None,
-            is_lossy=self.simulated_length is not None,
+            is_lossy=self.simulated is not None,
         )
 
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.kernels import few_row
+from specengine.kernels import row_argmax
 from specengine.layers.norm import RMSNorm
+
+_MAX_MEETING_ROWS = 4096  # rows whose best token one kernel finds
 
 
 class LinearKernel(Protocol):
@@ -68,7 +70,7 @@ class MergedLinear(Linear):
 class LMHead(Linear):
     """The output projection. Weight-only quantization keeps more bits here than elsewhere."""
 
-    _meeting: few_row.Meeting | None = None
+    _meeting: row_argmax.Meeting | None = None
 
     def tie(self, embedding: Tensor) -> None:
         """Use the embedding's own rows."""
@@ -80,15 +82,10 @@ class LMHead(Linear):
     ) -> Tensor:
         """The token of the largest logit of each row, the first among equals, int64 [R]; ids of
         that, where given. hidden: [R, H], before `norm`, where given."""
-        if self.kernel is not None:
-            best = self(hidden if norm is None else norm(hidden)).argmax(-1)
-            return best if ids is None else ids[best]
+        logits = self(hidden if norm is None else norm(hidden))
         if self._meeting is None:
-            self._meeting = few_row.Meeting.on(hidden.device)
-        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        return few_row.best_output(
-            hidden, self.plain, self._meeting, norm_weight=gain, eps=eps, ids=ids
-        )
+            self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)
+        return row_argmax.row_argmax(logits, self._meeting, ids)
 
 
 def _parameter(*shape: int) -> nn.Parameter:

@@ -3,42 +3,68 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.accept_chain import accept_chain
+from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 
-BACKENDS = ["torch", "triton"]
+pytestmark = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+def state_of(lens: list[int], roots: list[int], steps: int, device: torch.device) -> RoundState:
+    state = RoundState.of(len(lens), 4, steps, device)
+    state.lens.copy_(torch.tensor(lens))
+    state.roots.copy_(torch.tensor(roots))
+    return state
+
+
 def test_the_matching_run_is_accepted(device: torch.device, backend: str) -> None:
     chosen = torch.tensor([[5, 6, 7], [5, 9, 7], [1, 6, 7], [3, 3, 3]], device=device)
     drafts = torch.tensor([[5, 6], [5, 6], [5, 6], [3, 3]], device=device)
     rows = torch.tensor([1, 4, 2, 0], device=device)
-    lens = torch.tensor([0, 10, 20, 30, 40], device=device)
-    roots = torch.tensor([0, 1, 2, 3, 4], device=device)
-    outcome = accept_chain(chosen, drafts, rows, lens, roots, 100, backend=backend)  # type: ignore[arg-type]
-    assert outcome.tolist() == [[2, 5, 6, 7], [1, 5, 9, 7], [0, 1, 6, 7], [2, 3, 3, 3]]
-    assert lens.tolist() == [0, 13, 21, 30, 42]
-    assert roots.tolist() == [0, 7, 1, 3, 9]
+    state = state_of([0, 10, 20, 30, 40], [0, 1, 2, 3, 4], 2, device)
+    accepted = accept_chain(state, rows, chosen, drafts, 100, backend=backend)  # type: ignore[arg-type]
+    assert accepted.tolist() == [2, 1, 0, 2]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert state.outcomes[0].tolist() == [[2, 5, 6, 7], [1, 5, 9, 7], [0, 1, 6, 7], [2, 3, 3, 3]]
+    assert state.lens.tolist() == [0, 13, 21, 30, 42]
+    assert state.roots.tolist() == [0, 7, 1, 3, 9]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_without_drafts_a_token_is_chosen(device: torch.device, backend: str) -> None:
     chosen = torch.tensor([[5], [6]], device=device)
     drafts = torch.empty(2, 0, dtype=torch.int64, device=device)
     rows = torch.tensor([1, 2], device=device)
-    lens, roots = torch.tensor([0, 7, 98], device=device), torch.zeros(3).long().to(device)
-    outcome = accept_chain(chosen, drafts, rows, lens, roots, 99, backend=backend)  # type: ignore[arg-type]
-    assert outcome.tolist() == [[0, 5], [0, 6]]
-    assert lens.tolist() == [0, 8, 98], "the context has an end"
-    assert roots.tolist() == [0, 5, 6]
+    state = state_of([0, 7, 98], [0, 0, 0], 0, device)
+    accepted = accept_chain(state, rows, chosen, drafts, 99, backend=backend)  # type: ignore[arg-type]
+    assert accepted.tolist() == [0, 0]
+    assert state.lens.tolist() == [0, 8, 98], "the context has an end"
+    assert state.roots.tolist() == [0, 5, 6]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_forced_counts(device: torch.device, backend: str) -> None:
-    chosen = torch.tensor([[5, 6, 7]], device=device)
-    drafts = torch.tensor([[0, 0]], device=device)
-    rows, forced = torch.tensor([1], device=device), torch.tensor([1], device=device)
-    lens, roots = torch.tensor([0, 4], device=device), torch.tensor([0, 0], device=device)
-    outcome = accept_chain(chosen, drafts, rows, lens, roots, 99, forced, backend=backend)  # type: ignore[arg-type]
-    assert outcome.tolist() == [[1, 5, 6, 7]]
-    assert (lens[1], roots[1]) == (6, 6)
+def test_rounds_take_turns(device: torch.device, backend: str) -> None:
+    state = state_of([0, 7, 9], [0, 70, 90], 0, device)
+    rows = torch.tensor([2, 1], device=device)
+    lens, roots = begin_round(state, rows, backend=backend)  # type: ignore[arg-type]
+    assert (lens.tolist(), roots.tolist(), state.turn.item()) == ([9, 7], [90, 70], 1)
+    begin_round(state, rows, backend=backend)  # type: ignore[arg-type]
+    assert state.turn.item() == 0
+
+
+def test_simulated_counts(device: torch.device, backend: str) -> None:
+    chosen = torch.zeros(1, 4, dtype=torch.int64, device=device)
+    drafts, rows = torch.ones(1, 3).long().to(device), torch.tensor([1], device=device)
+    state = state_of([0, 4], [0, 0], 3, device)
+    counts = []
+    for _ in range(40):
+        simulated = Simulated(1, 0.5)
+        counts += accept_chain(
+            state,
+            rows,
+            chosen,
+            drafts,
+            10**6,
+            simulated,
+            backend=backend,  # type: ignore[arg-type]
+        ).tolist()
+    assert set(counts) == {1, 2}
+    assert 10 <= counts.count(2) <= 30
+    assert state.lens[1] == 4 + sum(counts) + 40

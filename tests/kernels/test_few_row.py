@@ -10,8 +10,6 @@ from torch import Tensor
 from specengine.kernels.activation import silu_and_mul
 from specengine.kernels.cuda import program
 from specengine.kernels.few_row import (
-    Meeting,
-    best_output,
     linear,
     linear_add,
     norm_gated_linear,
@@ -116,33 +114,6 @@ class TestCudaTiles:
             linear_add(x, weight, residual, backend="cuda"),
             linear_add(x, weight, residual, backend="torch"),
         )
-
-    @pytest.mark.parametrize("rows", [1, 5, 33])
-    def test_best_output(self, rows: int, dtype: torch.dtype) -> None:
-        x, gain = self.draw(dtype, rows, 576), self.draw(dtype, 576)
-        weight = self.draw(dtype, 5000, 576)
-        ids = torch.randperm(5000, device="cuda")
-        meeting = Meeting.on(torch.device("cuda"))
-        normed = rms_norm(x, gain, EPS, backend="torch")
-        for given, gains in ((x, gain), (normed, None)):
-            logits = F.linear(normed, weight).float()
-            for _ in range(2):
-                found = best_output(given, weight, meeting, norm_weight=gains, backend="cuda")
-                top = logits.gather(1, found[:, None])[:, 0]
-                assert (top >= logits.amax(-1) * 0.99).all()
-                mapped = best_output(
-                    given, weight, meeting, norm_weight=gains, ids=ids, backend="cuda"
-                )
-                assert torch.equal(mapped, ids[found])
-        assert not meeting.keys.any()
-        assert not meeting.counter.any()
-
-    def test_the_first_of_equals_is_best(self, dtype: torch.dtype) -> None:
-        x = torch.ones(2, 72, dtype=dtype, device="cuda")
-        weight = torch.zeros(300, 72, dtype=dtype, device="cuda")
-        weight[[77, 200]] = 1.0
-        found = best_output(x, weight, Meeting.on(x.device), backend="cuda")
-        assert found.tolist() == [77, 77]
 
     def test_linear(self, dtype: torch.dtype) -> None:
         x, weight, bias = self.draw(dtype, 5, 72), self.draw(dtype, 40, 72), self.draw(dtype, 40)
