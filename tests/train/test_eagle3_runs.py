@@ -50,13 +50,14 @@ def run(target: Path, data: Path, settings: TrainConfig) -> dict[str, float]:
     documents, _ = dataset.split(settings.data.held_out, settings.data.seed)
     assert isinstance(settings.task, Eagle3Config)
     task = make_eagle3_task(load_target(target), documents, settings.task)
-    outcome = Trainer(task, dataset, settings, processes).run()
+    held_out: dict[str, float] = Trainer(task, dataset, settings, processes).run().held_out
     processes.close()
-    return outcome.held_out
+    return held_out
 
 
 def weights(output: Path) -> dict[str, torch.Tensor]:
-    return load_file(output / "export" / "model.safetensors")
+    tensors: dict[str, torch.Tensor] = load_file(output / "export" / "model.safetensors")
+    return tensors
 
 
 @pytest.fixture(scope="module")
