@@ -110,6 +110,7 @@ def test_settings_see_the_same_conversations(plan: Plan) -> None:
     emitted = [kept.run.table.emitted.sum() for kept in made.kept]
     assert emitted[0] == emitted[2]
     assert emitted[1] == emitted[3]
+    assert [one.temperature for one in report.differences] == [0.0, 1.0]
     assert watched.started[0] == ("n-gram, temperature 0", 5)
     assert watched.answers == 4 * 5
 

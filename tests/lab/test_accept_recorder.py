@@ -75,6 +75,19 @@ def test_a_chain() -> None:
     assert chunk.nodes is None
 
 
+def test_rows_follow_the_nodes_that_exist() -> None:
+    proposal = DraftProposal(
+        tokens=torch.zeros(3, 3, dtype=torch.int64),
+        parents=torch.arange(-1, 2).expand(3, -1),
+        num_nodes=[1, 3, 2],
+        is_chain=True,
+    )
+    result = VerifyResult([[1], [0, 0, 2], [1]], [0, 2, 0], [0, 2, 1], kv_keep=None)
+    chunk = record(proposal, result, uniform_over(4, 3, 2, 1, 2, 4))
+    assert np.exp(chunk.entropy) == pytest.approx([4, 3, 2, 1, 2])
+    assert chunk.goes_on.tolist() == [False, False, True]
+
+
 def test_a_tree() -> None:
     r"""
         0          0

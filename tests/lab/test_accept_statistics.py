@@ -92,7 +92,7 @@ def test_positions(two_requests: RoundTable) -> None:
 
 def test_misses_are_told_from_wrong_tokens(two_requests: RoundTable) -> None:
     known = np.ones(30, dtype=bool)
-    known[[13, 22, 12]] = False  # 22 is a bonus below which nothing was drafted, 12 stood
+    known[[13, 22, 11]] = False  # 22 is a bonus below which nothing was drafted, 11 stood
     found = positions(sample(two_requests, [0, 1], 2), known)
     assert [one.misses for one in found] == [0, 0, 1]
     why = endings(two_requests, known)

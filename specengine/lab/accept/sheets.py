@@ -112,14 +112,6 @@ def _speed(report: Report) -> Sheet:
         "same prompts in the same process, in turns; the median over repeats, and their range. τ "
         "timed: the engine's own count on these prompts, without the recorder."
     )
-    columns = [
-        "setting",
-        "speed / plain",
-        "range",
-        *absolute,
-        "batch",
-        "prompts",
-        "repeats",
-        "τ timed",
-    ]
+    counts = ["batch", "prompts", "repeats", "τ timed"]
+    columns = ["setting", "speed / plain", "range", *absolute, *counts]
     return Sheet("Speed", note, columns, rows)
