@@ -8,7 +8,19 @@ import sys
 from collections.abc import Sequence
 
 from specengine import __version__
-from specengine.cli import bench, data, demo, generate, models, replay, serve, train, verify
+from specengine.cli import (
+    bench,
+    convert,
+    data,
+    demo,
+    doctor,
+    generate,
+    models,
+    replay,
+    serve,
+    train,
+    verify,
+)
 from specengine.core.errors import ConfigError, RequestError, SpecEngineError
 
 COMMANDS = {
@@ -21,6 +33,8 @@ COMMANDS = {
     "data": data,
     "train": train,
     "replay": replay,
+    "convert": convert,
+    "doctor": doctor,
 }
 
 

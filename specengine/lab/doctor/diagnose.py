@@ -1,0 +1,131 @@
+"""One examination, from the files of a drafter to a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specengine.core.config import EngineConfig
+from specengine.core.errors import ConfigError
+from specengine.engine.build import load
+from specengine.engine.phases import Phases
+from specengine.lab.doctor.checks import Check, check_coverage, check_features, check_tokenizer
+from specengine.lab.doctor.clinic import Clinic, MakeTexts, Refused
+from specengine.lab.doctor.features import compare_features
+from specengine.lab.doctor.files import require_new
+from specengine.lab.doctor.hypothesis import SERVED, Hypothesis, Trial
+from specengine.lab.doctor.patient import Patient, admit, find_algorithm
+from specengine.lab.doctor.report import Diagnosis
+from specengine.lab.doctor.scores import score
+from specengine.lab.doctor.search import Progress, Search, is_healthy
+from specengine.lab.doctor.suspects import (
+    attention,
+    feeding,
+    joining,
+    layers,
+    norms,
+    tables,
+    templates,
+    vocabulary,
+)
+from specengine.lab.doctor.target_rows import TargetForward, TargetRows
+from specengine.lab.doctor.texts import render, served_template, write_texts
+
+_ORDER = (layers, vocabulary, joining, norms, attention, tables, feeding)
+_COMPARED = 4  # texts whose features are compared
+
+
+@dataclass(frozen=True)
+class Examination:
+    """config: names target, draft and, where it is known, the algorithm. new_tokens: of each
+    answer. fixed: where to write the draft without what is wrong with it."""
+
+    config: EngineConfig
+    prompts: Sequence[str]
+    new_tokens: int = 48
+    with_reference: bool = True
+    fixed: Path | None = None
+
+
+def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
+    """Raises ConfigError or ModelLoadError where target or draft cannot be read at all."""
+    if examination.fixed is not None:
+        require_new(examination.fixed)
+    patient = _admit(examination.config)
+    draft = patient.files.directory
+    named = templates.renderings(served_template(patient.loaded.tokenizer), draft)
+    clinic = Clinic(patient, _text_maker(patient, examination, named))
+    trial = Trial(patient.files)
+    progress("as configured")
+    before = clinic.run(trial)
+    search = Search(clinic, lambda trial: _suspects(patient, trial), progress)
+    fixed, after = search.run(trial, before)
+    if not is_healthy(after) and patient.has_features:
+        others = Search(clinic, lambda trial: templates.suspects(list(named), trial), progress)
+        _, after = others.run(fixed, after)
+        search.tried += others.tried
+        search.causes += others.causes
+    progress("features")
+    checks = _checks(examination, patient, fixed, clinic.lessons(SERVED).texts)
+    written = None
+    if examination.fixed is not None and fixed.files is not trial.files:
+        fixed.files.write_whole(examination.fixed)
+        written = str(examination.fixed)
+    return Diagnosis(
+        target=patient.loaded.source.name,
+        draft=str(draft),
+        algorithm=patient.algorithm,
+        num_texts=len(clinic.lessons(SERVED).texts),
+        refusal=before.message if isinstance(before, Refused) else "",
+        before=None if isinstance(before, Refused) else score(before),
+        after=None if isinstance(after, Refused) else score(after),
+        causes=search.causes,
+        tried=search.tried,
+        checks=checks,
+        written=written,
+    )
+
+
+def _admit(config: EngineConfig) -> Patient:
+    draft = config.spec.draft_model_path or config.model.model
+    algorithm = find_algorithm(draft, config.spec.algorithm)
+    spec = replace(config.spec, algorithm=algorithm)
+    return admit(algorithm, load(replace(config, spec=spec), Phases()), draft)
+
+
+def _text_maker(
+    patient: Patient, examination: Examination, named: dict[str, str | None]
+) -> MakeTexts:
+    loaded, new_tokens = patient.loaded, examination.new_tokens
+    context = loaded.config.model.context_length
+    assert context is not None, "resolved"
+
+    def make(name: str) -> list[TargetRows]:
+        prompts = render(loaded.tokenizer, examination.prompts, named[name])
+        most = max(map(len, prompts)) + new_tokens
+        if most > context:
+            raise ConfigError(
+                f"prompts of up to {most - new_tokens} tokens with answers of {new_tokens} do not "
+                f"fit into {context} positions (--context-length); give shorter ones"
+            )
+        texts = write_texts(loaded, prompts, new_tokens)
+        forward = TargetForward(loaded, most)
+        return [forward.rows(text) for text in texts]
+
+    return make
+
+
+def _suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
+    for one in _ORDER:
+        yield from one.suspects(patient, trial)
+
+
+def _checks(
+    examination: Examination, patient: Patient, fixed: Trial, texts: Sequence[TargetRows]
+) -> list[Check]:
+    draft, tokenizer = patient.files.directory, patient.loaded.tokenizer
+    found = [check_coverage(fixed.files, texts), check_tokenizer(draft, tokenizer)]
+    if examination.with_reference and patient.has_features:
+        found.append(check_features(compare_features(patient.loaded, texts[:_COMPARED])))
+    return [check for check in found if check is not None]

@@ -1,0 +1,124 @@
+"""The drafter that is examined, with the target that it drafts for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from specengine.core.errors import ConfigError
+from specengine.draft.eagle.model import parameter_name
+from specengine.draft.loaded import draft_directory
+from specengine.draft.mtp.checkpoint import find_layers
+from specengine.draft.mtp.form import FORMS, MtpLayerName
+from specengine.engine.registry import DRAFT_LOADERS, check_algorithm
+from specengine.lab.doctor.files import DraftFiles
+from specengine.runner.loader.hf_directory import read_tensor_shapes
+from specengine.runner.loader.loaded_model import LoadedModel
+
+_MTP_PARTS = (
+    "embedding_norm",
+    "hidden_norm",
+    "projection",
+    "final_norm",
+    "embed_tokens",
+    "lm_head",
+    "layer",
+)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where the parts that mistakes are made with lie among a family's parameters. Empty where a
+    family has no such part.
+
+    joined: weights whose columns are [embedding, state], by halves. joined_norms: of the two.
+    attention: prefixes of the attention modules.
+    """
+
+    joined: tuple[str, ...] = ()
+    joined_norms: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Patient:
+    """loaded: the target, with the configuration that the drafter is served with."""
+
+    algorithm: str
+    loaded: LoadedModel
+    files: DraftFiles
+    anatomy: Anatomy
+
+    @property
+    def num_layers(self) -> int:
+        return self.loaded.model.num_layers
+
+    @property
+    def vocab_size(self) -> int:
+        return self.loaded.model.vocab_size
+
+    @property
+    def has_features(self) -> bool:
+        """It continues the target's states."""
+        return self.algorithm != "STANDALONE"
+
+
+def find_algorithm(draft: str, asked: str | None) -> str:
+    """What drafts with these files, by their tensors. Raises ConfigError or ModelLoadError."""
+    if asked is not None:
+        if (name := check_algorithm(asked)) not in DRAFT_LOADERS:
+            raise ConfigError(
+                f"--speculative-algorithm {asked} drafts without a model: there is nothing to "
+                f"examine; {', '.join(DRAFT_LOADERS)} have one"
+            )
+        return name
+    names = list(read_tensor_shapes(draft_directory(draft)))
+    parameters = {parameter_name(name) for name in names}
+    if "layers.0.hidden_norm.weight" in parameters:
+        return "EAGLE3"
+    if "fc.weight" in parameters:
+        return "EAGLE"
+    return "MTP" if any(form.layer_ids(names) for form in FORMS) else "STANDALONE"
+
+
+def admit(algorithm: str, loaded: LoadedModel, draft: str) -> Patient:
+    """Read the drafter's files. Raises ModelLoadError."""
+    directory = draft_directory(draft)
+    if algorithm == "MTP":
+        layer = find_layers(directory, int(loaded.source.hf_config.hidden_size))[0]
+        files = DraftFiles.read(directory, _mtp_parameters(layer), layer.owns)
+        anatomy = Anatomy(
+            ("projection.weight",),
+            ("embedding_norm.weight", "hidden_norm.weight"),
+            ("layer.self_attn.",),
+        )
+        if layer.form.hidden_first:
+            anatomy = replace(anatomy, joined_norms=anatomy.joined_norms[::-1])
+        return Patient(algorithm, loaded, files, anatomy)
+    parameter: Callable[[str], str] = parameter_name if algorithm != "STANDALONE" else str
+    files = DraftFiles.read(directory, parameter, lambda name: True)
+    return Patient(algorithm, loaded, files, _anatomy(algorithm, files))
+
+
+def _anatomy(algorithm: str, files: DraftFiles) -> Anatomy:
+    attention = "layers.0.self_attn."
+    if algorithm == "EAGLE3":
+        joined = tuple(f"{attention}{name}_proj.weight" for name in "qkv")
+        norms = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
+        return Anatomy(joined, norms, (attention,))
+    if algorithm == "EAGLE":
+        return Anatomy(("fc.weight",), (), (attention,))
+    names = [name for name in files.tensors if name.endswith("q_proj.weight")]
+    return Anatomy(attention=tuple(name.removesuffix("q_proj.weight") for name in names))
+
+
+def _mtp_parameters(layer: MtpLayerName) -> Callable[[str], str]:
+    def parameter(name: str) -> str:
+        for part in _MTP_PARTS:
+            template: str | None = getattr(layer.form, part)
+            root = None if template is None else template.format(id=layer.layer_id) + "."
+            if root is not None and name.startswith(root):
+                return f"{part}.{name.removeprefix(root)}"
+        return name
+
+    return parameter

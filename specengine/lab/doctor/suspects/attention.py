@@ -1,0 +1,75 @@
+"""Rotary positions: the order of the rows of q and k, and the frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
+
+from torch import Tensor
+
+from specengine.lab.doctor.files import DraftFiles
+from specengine.lab.doctor.hypothesis import Hypothesis, Trial
+from specengine.lab.doctor.patient import Patient
+from specengine.layers.rotary import rope_parameters
+from specengine.runner.loader.gguf_weights import unpermute
+
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+
+
+def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
+    head_dim = _head_dim(patient, trial.files)
+    for undo, claim, remedy in (
+        (True, "lie in pairs (2i, 2i + 1), as GGUF files keep them", "unpermute"),
+        (False, "were unpermuted once too often", "permute"),
+    ):
+        yield Hypothesis(
+            "q/k rows",
+            f"rows of q_proj and k_proj {claim}",
+            f"q_proj and k_proj: {remedy} the rows of each head (--write-fixed does it)",
+            partial(permuted, prefixes=patient.anatomy.attention, head_dim=head_dim, undo=undo),
+        )
+    if patient.algorithm != "MTP":  # whose layers are of the target's configuration
+        yield from _frequencies(patient, trial.files)
+
+
+def permuted(
+    files: DraftFiles, prefixes: tuple[str, ...], head_dim: int, *, undo: bool
+) -> DraftFiles:
+    """Rows (0, 1), (2, 3), ... of each head become halves, or the reverse."""
+    edited = {}
+    for prefix in prefixes:
+        for name in ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias"):
+            rows = files.get(prefix + name)
+            if rows is not None:
+                edited[prefix + name] = _reorder(rows, len(rows) // head_dim, undo=undo)
+    return files.with_tensors(edited)
+
+
+def _reorder(rows: Tensor, num_heads: int, *, undo: bool) -> Tensor:
+    if undo:
+        return unpermute(rows, num_heads)
+    halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape).contiguous()
+
+
+def _head_dim(patient: Patient, files: DraftFiles) -> int:
+    config = patient.loaded.source.hf_config.to_dict()
+    section = config if patient.algorithm == "MTP" else files.layer_section
+    found = section.get("head_dim")
+    return int(found or section["hidden_size"] // section["num_attention_heads"])
+
+
+def _frequencies(patient: Patient, files: DraftFiles) -> Iterator[Hypothesis]:
+    config = patient.loaded.source.hf_config
+    if rope_parameters(config) == rope_parameters(SimpleNamespace(**files.layer_section)):
+        return
+    fields = config.to_dict()
+    theirs = {name: fields.get(name) for name in _ROPE}
+    shown = ", ".join(f"{name} to {value}" for name, value in theirs.items() if value is not None)
+    yield Hypothesis(
+        "rotary frequencies",
+        "trained with the target's rotary frequencies, not with those of its configuration",
+        f"config.json: set {shown}",
+        lambda f: f.with_layer_config(**theirs),
+    )

@@ -1,0 +1,44 @@
+"""Rows fed otherwise in training than in serving. No edit of the files mends that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specengine.lab.doctor.hypothesis import Hypothesis, Trial
+from specengine.lab.doctor.patient import Patient
+
+_RULE = "row i takes feature i and token i + 1, stands at position i and learns token i + 2"
+
+
+def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
+    if not patient.has_features:
+        return
+    for token, label, claim in (
+        (-1, 0, "rows took the current token, and not the next one"),
+        (-1, -1, "rows took the current token and learnt the next one, which is known by then"),
+        (0, -1, "rows learnt to repeat the token that they took"),
+        (1, 1, "rows took the feature of one token earlier than serving has"),
+        (1, 0, "rows took the token that they learnt to say"),
+    ):
+        view = replace(trial.view, token_shift=token, label_shift=label)
+        yield Hypothesis(
+            "token shift",
+            f"in training, {claim}",
+            f"train again: {_RULE}",
+            view=view,
+            other_tokens=label != 0,
+        )
+    yield Hypothesis(
+        "positions",
+        "in training, positions stood still from level to level",
+        "train again: level k of row i stands at position i + k",
+        view=replace(trial.view, position_step=0),
+    )
+    if patient.algorithm != "EAGLE3":
+        yield Hypothesis(
+            "feature norm",
+            "in training, features were the target's states before its final norm",
+            "train again on the states after the target's final norm, which its head reads",
+            view=replace(trial.view, before_norm=True),
+        )
