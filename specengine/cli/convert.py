@@ -1,0 +1,73 @@
+"""Convert an EAGLE-3 draft between the layouts of SGLang and of vLLM (speculators)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from specengine.core.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="the draft: a directory or hub id")
+    parser.add_argument("destination", type=Path, metavar="DST", help="directory to make")
+    parser.add_argument(
+        "--to", metavar="{sglang,speculators}", help="layout to write; default: the other one"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="MODEL",
+        help="what vLLM is to serve the draft with; speculators writes it down",
+    )
+    parser.add_argument(
+        "--target-architecture",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of the target, such as LlamaForCausalLM; default: read from its config.json, where "
+        "the target is a directory",
+    )
+    parser.add_argument(
+        "--speculative-tokens",
+        type=int,
+        default=3,
+        metavar="N",
+        help="tokens that vLLM drafts a round unless told otherwise (default: %(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace DST")
+
+
+def run(args: argparse.Namespace) -> int:
+    from specengine.draft.eagle.convert import LAYOUTS, Conversion, convert
+
+    if args.to is not None and args.to not in LAYOUTS:
+        raise ConfigError(f"--to {args.to}: must be one of {', '.join(LAYOUTS)}")
+    if args.speculative_tokens < 1:
+        raise ConfigError("--speculative-tokens must be at least 1")
+    done = convert(
+        args.source,
+        args.destination,
+        Conversion(
+            to=args.to,
+            target=args.target,
+            target_architectures=tuple(args.target_architecture or architectures(args.target)),
+            num_tokens=args.speculative_tokens,
+            force=args.force,
+        ),
+    )
+    print(f"{args.destination}: in the layout of {done.to}")
+    if done.left_out:
+        print(
+            f"left out, as they say nothing of what the draft computes: {', '.join(done.left_out)}"
+        )
+    print(f"proof: {done.proof}")
+    return 0
+
+
+def architectures(target: str | None) -> list[str]:
+    """Of a target that is a directory; of others nothing is known."""
+    if target is None or not Path(target).is_dir():
+        return []
+    from specengine.runner.loader.hf_directory import read_config
+
+    return list(getattr(read_config(Path(target)), "architectures", None) or [])
