@@ -6,39 +6,45 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import DataError, RequestError
 from specengine.core.sampling import SamplingParams
-from specengine.draft.train.data.dataset import TokenDataset
+from specengine.draft.train.data.dataset import Document, TokenDataset
 from specengine.engine.build import build_engine
 from specengine.engine.loop import Engine
 from specengine.runner.loader.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True)
+class ProbePrompt:
+    token_ids: list[int]
+    max_tokens: int  # of its answer
+
+
+@dataclass(frozen=True)
 class EngineProbe:
     """A draft.train.loop.Probe: answers prompts greedily with the drafter that was exported.
 
-    loaded: the target, whose weights every measurement shares. prompts: token ids.
+    loaded: the target, whose weights every measurement shares.
     """
 
     loaded: LoadedModel
     algorithm: str
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[ProbePrompt]
     num_steps: int
-    max_tokens: int
 
     def __call__(self, export: Path) -> dict[str, float]:
         """accepted_length: 1 + accepted / rounds, bonus token included. acceptance_0: the share of
         rounds whose first drafted token stood. Both over the rounds that drafted."""
         with _quiet():
             engine = build_engine(self._config(export), self.loaded)
-        sampling = SamplingParams(temperature=0, max_tokens=self.max_tokens)
         for index, prompt in enumerate(self.prompts):
-            engine.add_request(f"probe-{index}", list(prompt), sampling)
+            sampling = SamplingParams(temperature=0, max_tokens=prompt.max_tokens)
+            engine.add_request(f"probe-{index}", prompt.token_ids, sampling)
         _run(engine)
         totals = engine.stats().spec
         rounds = max(totals.num_drafts, 1)
@@ -50,8 +56,8 @@ class EngineProbe:
 
     def _config(self, export: Path) -> EngineConfig:
         base = self.loaded.config
-        room = max(len(prompt) for prompt in self.prompts) + self.max_tokens + self.num_steps + 1
-        context = min(room, self.loaded.source.context_length)
+        longest = max(len(one.token_ids) + one.max_tokens for one in self.prompts)
+        context = min(longest + self.num_steps + 1, self.loaded.source.context_length)
         spec = SpecConfig(
             algorithm=self.algorithm, draft_model_path=str(export), num_steps=self.num_steps
         )
@@ -86,15 +92,19 @@ def _run(engine: Engine) -> None:
                 raise RequestError(reason.message or "the engine gave a request of the probe up")
 
 
-def probe_prompts(held_out: TokenDataset, count: int, max_tokens: int) -> list[list[int]]:
-    """What leads up to the first answer, of the first documents whose prompt is not too long.
-    Raises DataError where there is none."""
-    answers = ((one.tokens, int(one.loss.argmax())) for one in held_out.documents)
-    prompts = (tokens[:first].tolist() for tokens, first in answers if 0 < first <= max_tokens)
-    found = list(islice(prompts, count))
+def probe_prompts(held_out: TokenDataset, count: int, max_tokens: int) -> list[ProbePrompt]:
+    """What leads up to the first answer, of the first documents. The measured answer may be as long
+    as that of the document, up to `max_tokens`: greedy text that goes on longer would repeat
+    itself, and flatter the drafter. Raises DataError where no document has both."""
+    found = [one for one in map(_prompt, held_out.documents) if one is not None][:count]
     if not found:
-        raise DataError(
-            f"no held-out document has a prompt of at most {max_tokens} tokens before its answer; "
-            "raise data.held_out, or add documents"
-        )
-    return found
+        raise DataError("no held-out document has an answer; raise data.held_out, or add documents")
+    return [replace(one, max_tokens=min(one.max_tokens, max_tokens)) for one in found]
+
+
+def _prompt(document: Document) -> ProbePrompt | None:
+    edges = np.diff(document.loss.astype(np.int8), prepend=0, append=0)
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    if len(starts) == 0 or starts[0] == 0:
+        return None
+    return ProbePrompt(document.tokens[: starts[0]].tolist(), int(ends[0] - starts[0]))

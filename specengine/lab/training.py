@@ -118,7 +118,5 @@ def _probe(
     kind: str, config: TrainConfig, loaded: LoadedModel, held_out: TokenDataset
 ) -> EngineProbe:
     run = config.run
-    room = loaded.source.context_length - run.probe_tokens - run.probe_steps - 1
-    prompts = probe_prompts(held_out, run.probe_prompts, room)
-    algorithm = DRAFT_KINDS[kind].algorithm
-    return EngineProbe(loaded, algorithm, prompts, run.probe_steps, run.probe_tokens)
+    prompts = probe_prompts(held_out, run.probe_prompts, run.probe_tokens)
+    return EngineProbe(loaded, DRAFT_KINDS[kind].algorithm, prompts, run.probe_steps)

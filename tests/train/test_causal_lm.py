@@ -21,7 +21,7 @@ from specengine.draft.train.target import TargetConfig
 from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.tokenizer import train_tokenizer
 from specengine.engine.chat_template import render_chat
-from specengine.lab.probe import EngineProbe
+from specengine.lab.probe import EngineProbe, ProbePrompt
 from tests.train.draft_training import load_target, packed, random_documents
 
 VOCAB = 320
@@ -143,7 +143,8 @@ def test_a_drafter_that_is_the_target_is_always_right(tmp_path: Path, tokenizer:
     assert norms  # it has the teacher's distribution: nothing to learn
     assert max(norms) < 1e-5
     task.export(export)
-    probe = EngineProbe(loaded, "STANDALONE", [[5, 6, 7], [9, 8]], num_steps=3, max_tokens=21)
+    prompts = [ProbePrompt([5, 6, 7], 21), ProbePrompt([9, 8], 13)]
+    probe = EngineProbe(loaded, "STANDALONE", prompts, num_steps=3)
     assert probe(export) == {"accepted_length": 4.0, "acceptance_0": 1.0}
 
 
