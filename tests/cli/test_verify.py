@@ -11,20 +11,22 @@ from typing import Any
 import pytest
 
 from specengine.cli.main import main
-from specengine.engine.proof import rules, suite
+from specengine.cli.verify_view import Matrix
+from specengine.engine.proof import engine_mutants, rules, suite
 from specengine.engine.proof.check import Check
+from specengine.engine.proof.suite import Section
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules have tests of their own."""
+    """The rules have tests of their own, and so have mutants."""
     monkeypatch.setattr(rules, "rule_checks", lambda effort: iter(()))
+    monkeypatch.setattr(suite, "of_rules", list)
+    monkeypatch.setattr(suite, "AROUND_RULES", engine_mutants.AROUND_RULES[1:2])
     plan = replace(
         suite.QUICK,
-        num_requests=60,
-        mutant_requests=0,
+        engine=replace(suite.QUICK.engine, num_requests=40, greedy_tokens=16),
         states=suite.QUICK.states[:1],
-        greedy_tokens=8,
     )
     monkeypatch.setattr(suite, "QUICK", plan)
 
@@ -46,8 +48,10 @@ def test_the_algorithm_asked_for(
     assert {"NGRAM, match", "NGRAM, target_only"} <= subjects
     assert {check["check"] for check in found["checks"]} == {
         "χ² of the engine",
+        "χ² of all histograms",
         "ran as meant",
         "greedy identity",
+        "greedy identity catches",
     }
 
 
@@ -55,26 +59,92 @@ def test_without_a_model_everything_that_can_be_had(capsys: pytest.CaptureFixtur
     found = report(capsys, "--speculative-verify", "sibling")
     assert found["passed"]
     subjects = " ".join(check["subject"] for check in found["checks"])
-    for name in ("sampled chain", "sampled tree", "STANDALONE sampled chain"):
-        assert f"{name}, sibling" in subjects
+    for algorithm in ("", "STANDALONE ", "EAGLE ", "EAGLE3 ", "MTP "):
+        for shape in ("chain", "tree"):
+            assert f"{algorithm}sampled {shape}, sibling" in subjects
     assert "NGRAM" not in subjects
+
+
+def test_an_algorithm_that_drafts_with_a_model_gets_a_tiny_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = report(capsys, "--speculative-algorithm", "nextn", "--speculative-verify", "match")
+    assert found["passed"]
+    assert any(check["subject"].startswith("nextn, match;") for check in found["checks"])
+
+
+def fake_sections(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], statistic: float = 0.0
+) -> list[str]:
+    """One check each; returns the names of those that are run."""
+    ran: list[str] = []
+
+    def run(name: str) -> Iterator[Check]:
+        ran.append(name)
+        yield Check("enumeration", name, statistic, "<=", 1e-12)
+
+    def sections(*_: Any) -> Iterator[Section]:
+        for name in names:
+            yield Section(name, lambda name=name: run(name))  # type: ignore[misc]
+
+    monkeypatch.setattr(suite, "sections", sections)
+    return ran
 
 
 def test_a_failure_is_shown_and_returned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: Any) -> Iterator[Check]:
-        yield Check("enumeration", "block, chain", 0.25, "<=", 1e-12)
-        yield Check("enumeration", "match, chain", 0.0, "<=", 1e-12)
-
-    monkeypatch.setattr(suite, "verify", fails)
+    fake_sections(monkeypatch, ["block, chain"], statistic=0.25)
     assert main(["verify", "--quick"]) == 1
     shown = capsys.readouterr().out
     assert "FAILS" in shown
-    assert "1 of 2 checks hold" in shown
+    assert "0 of 1 checks hold" in shown
     found = report(capsys)
-    assert [check["passed"] for check in found["checks"]] == [False, True]
+    assert [check["passed"] for check in found["checks"]] == [False]
     assert found["checks"][0]["statistic"] == 0.25
+
+
+def test_a_record_is_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "proof.jsonl"
+    flags = ["--record", str(path)]
+    first = fake_sections(monkeypatch, ["a", "b"])
+    report(capsys, *flags)
+    assert first == ["a", "b"]
+    whole = path.read_text()
+    path.write_text(whole[:-5])  # cut off while "b" was written
+    again = fake_sections(monkeypatch, ["a", "b", "c"])
+    found = report(capsys, *flags)
+    assert again == ["b", "c"]
+    assert [check["subject"] for check in found["checks"]] == ["a", "b", "c"]
+    assert main(["verify", "--quick", *flags, "--speculative-algorithm", "NGRAM"]) == 2
+    assert "another proof" in capsys.readouterr().err
+
+
+def test_parts_are_the_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = fake_sections(monkeypatch, ["a", "b", "c", "d", "e"])
+    for part in ("1/2", "2/2"):
+        report(capsys, "--part", part)
+    assert ran == ["a", "c", "e", "b", "d"]
+    for wrong in ("0/2", "3/2", "x", "1"):
+        assert main(["verify", "--part", wrong]) == 2
+        assert "--part" in capsys.readouterr().err
+
+
+def test_the_matrix_says_where_something_fails() -> None:
+    checks = [
+        Check("χ² of the engine", "NGRAM, match; fresh", 0.5, ">=", 1e-6),
+        Check("ran as meant", "NGRAM, match; fresh", 0.0, ">=", 0.5),
+        Check("χ² of the engine", "NGRAM, match; chunked", 0.25, ">=", 1e-6),
+    ]
+    matrix = Matrix.of(checks)
+    assert matrix.columns == ["fresh", "chunked"]
+    assert matrix.cell("NGRAM, match", "fresh") == "FAILS: ran as meant"
+    assert matrix.cell("NGRAM, match", "chunked") == "0.25"
+    assert matrix.cell("NGRAM, match", "retracted") == ""
 
 
 def test_lossy_rules_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

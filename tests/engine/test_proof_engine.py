@@ -1,10 +1,9 @@
-"""The proofs through the real engine: sampled drafts in every state, and what they would catch."""
+"""The proofs through the real engine: every way to draft in a hard state, and what they catch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,50 +14,130 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.loop import Engine
-from specengine.engine.proof.rules import QUICK as QUICK_RULES
+from specengine.engine.proof.catalogue import with_models, without_models
+from specengine.engine.proof.check import Check
+from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant
+from specengine.engine.proof.matrix import Effort, EngineProof
 from specengine.engine.proof.runs import Divergences, complete, divergences
-from specengine.engine.proof.shapes import CHAIN, TREE
-from specengine.engine.proof.subjects import PREFIX_HIT, RETRACTED, State, Subject
-from specengine.engine.proof.suite import EngineProof, Plan, verify
+from specengine.engine.proof.subjects import (
+    CHUNKED,
+    FRESH,
+    PLAIN,
+    PREFIX_HIT,
+    RETRACTED,
+    State,
+    Subject,
+)
+from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, sections, together
+from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
+from specengine.engine.registry import DRAFTERS, VERIFIERS
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
-PLAN = Plan(
-    QUICK_RULES,
-    num_requests=80,
-    mutant_requests=4000,
-    states=(State(RETRACTED, 16),),
-    settings=(),
-    greedy_tokens=16,
-)
-SAMPLED = [
-    Subject("sampled chain", SpecConfig(), CHAIN),
-    Subject("sampled tree", SpecConfig(), TREE),
-]
+EFFORT = Effort(num_requests=60, mutant_requests=6000, greedy_tokens=12)
 
 
 @pytest.fixture(scope="module")
-def proof(small_models: dict[str, Path]) -> EngineProof:
-    config = EngineConfig(model=ModelConfig(model=str(small_models["qwen2"])))
-    return EngineProof(config, PLAN)
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
+    return save_tiny_models(tmp_path_factory.mktemp("tiny"))
 
 
-def test_sampled_drafts_change_nothing(proof: EngineProof) -> None:
-    checks = list(proof.checks(SAMPLED))
-    assert [check for check in checks if not check.passed] == []
-    subjects = " ".join(check.subject for check in checks)
-    for name in ("match", "rejection", "block", "target_only", "sibling"):
-        assert f"chain, {name}; retracted" in subjects
-    assert "retractions" in " ".join(check.note for check in checks)
+@pytest.fixture(scope="module")
+def proof(tiny: TinyModels) -> EngineProof:
+    return EngineProof(EngineConfig(model=ModelConfig(model=str(tiny.target))), EFFORT)
 
 
-def test_the_verifier_asked_for_is_the_one(small_models: dict[str, Path]) -> None:
+def failures(checks: list[Check]) -> list[Check]:
+    return [check for check in checks if not check.passed]
+
+
+def subject_of(tiny: TinyModels, name: str) -> Subject:
+    (found,) = [one for one in [*without_models(), *with_models(tiny)] if one.name == name]
+    return found
+
+
+def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
+    """Every algorithm as chains and trees, alone and beside suffixes, with every verifier that may
+    judge it; every state with both page sizes."""
+    seen: dict[tuple[str | None, bool], set[str]] = {}
+    for subject in [*without_models(), *with_models(tiny)]:
+        drafter = subject.build(proof.config, State(FRESH), proof.loaded, proof.tokens).drafter
+        algorithm = None if subject.shape is not None else subject.spec.algorithm
+        names = set(subject.verifiers(drafter))
+        seen.setdefault((algorithm, drafter.proposes_tree), set()).update(names)
+        is_sampled = drafter.emits_probs
+        assert names >= {"match", "target_only"} | ({"sibling"} if is_sampled else set())
+    for algorithm in DRAFTERS:
+        has_model = tiny.draft_of(algorithm) is not None
+        sampled = {"sibling"} if has_model else set()
+        of_chains = sampled | ({"rejection", "block"} if has_model else set())
+        assert seen[algorithm, True] == {"match", "target_only"} | sampled
+        assert seen[algorithm, False] == {"match", "target_only"} | of_chains
+    assert seen[None, False] | {"relaxed"} == set(VERIFIERS)
+    assert len(ALL_STATES) == 8
+    assert FULL.states == ALL_STATES
+    assert {state.kind for state in QUICK.states} == {PREFIX_HIT, RETRACTED}
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("NGRAM tree", State(RETRACTED, 16)),
+        ("SUFFIX tree", State(CHUNKED, 16)),
+        ("NGRAM chain + suffix", State(RETRACTED)),
+        ("STANDALONE sampled chain", State(RETRACTED, 16)),
+        ("STANDALONE sampled tree", State(PREFIX_HIT, 16)),
+        ("EAGLE tree", State(RETRACTED)),
+        ("EAGLE3 sampled chain", State(CHUNKED)),
+        ("EAGLE3 tree + suffix", State(PREFIX_HIT, 16)),
+        ("MTP sampled tree", State(RETRACTED)),
+        ("MTP, a layer a step: sampled chain", State(RETRACTED, 16)),
+        ("sampled tree", State(PREFIX_HIT)),
+    ],
+    ids=str,
+)
+def test_output_is_plain_decodings(
+    name: str, state: State, proof: EngineProof, tiny: TinyModels
+) -> None:
+    checks = list(proof.in_state(subject_of(tiny, name), state))
+    assert failures(checks) == []
+    assert {check.check for check in checks} == {
+        "χ² of the engine",
+        "greedy identity",
+        "ran as meant",
+    }
+
+
+@pytest.mark.parametrize("kind", [PREFIX_HIT, CHUNKED, RETRACTED])
+def test_a_state_that_is_not_met_fails(kind: str, proof: EngineProof) -> None:
+    """Fresh requests are not taken for others, nor others for fresh ones."""
+    fresh, other = State(FRESH), State(kind)
+    run = complete(proof.plain, proof.greedy_asks, fresh)
+    assert run.check("s", fresh).statistic == 0.0, "nothing was drafted"
+    run = replace(run, num_accepted=1)
+    assert run.check("s", fresh).passed
+    assert not run.check("s", other).passed
+    engine = PLAIN.build(proof.config, other, proof.loaded, [])
+    complete(engine, proof.greedy_asks, other)
+    again = replace(complete(engine, proof.greedy_asks, other), num_accepted=1)
+    assert again.check("s", other).passed
+    assert not again.check("s", fresh).passed
+    assert again.outputs == run.outputs
+
+
+@pytest.mark.parametrize("mutant", AROUND_RULES, ids=lambda mutant: mutant.name)
+def test_mistakes_around_the_rules_are_caught(mutant: EngineMutant, proof: EngineProof) -> None:
+    assert proof.catches(mutant, State(FRESH)).passed
+
+
+def test_the_verifier_asked_for_is_the_one(tiny: TinyModels) -> None:
     config = EngineConfig(
-        model=ModelConfig(model=str(small_models["qwen2"])), spec=SpecConfig(verify="block")
+        model=ModelConfig(model=str(tiny.target)), spec=SpecConfig(verify="block")
     )
-    proof = EngineProof(config, replace(PLAN, states=(State(PREFIX_HIT, 16),), num_requests=64))
-    subjects = {check.subject.partition(";")[0] for check in proof.checks(SAMPLED)}
-    assert subjects == {"sampled chain, block", "sampled chain, block: wrong residual"}
+    proof = EngineProof(config, EFFORT)
+    sampled = [subject_of(tiny, f"sampled {shape}") for shape in ("chain", "tree")]
+    found = [check.subject for one in sampled for check in proof.in_state(one, State(FRESH))]
+    assert {name.partition(";")[0] for name in found} == {"sampled chain, block"}
 
 
 class SecondBest(MatchVerifier):
@@ -73,13 +152,10 @@ class SecondBest(MatchVerifier):
 
 def test_other_greedy_output_is_a_divergence(proof: EngineProof) -> None:
     engine = Engine(replace(proof.plain.parts, verifier=SecondBest()))
-    params = replace(proof._params("temperature"), temperature=0.0, max_tokens=6, logit_bias={})
-    prompts = proof.prompts[:3]
-    found, expected = (
-        complete(one, prompts, [params] * 3).outputs for one in (engine, proof.plain)
-    )
+    asks = proof.greedy_asks[:3]
+    found, expected = (complete(one, asks, State(FRESH)).outputs for one in (engine, proof.plain))
     compare: Callable[[float], Divergences] = lambda tie: divergences(  # noqa: E731
-        proof.probe, prompts, params, found, expected, tie
+        proof.probe, asks, found, expected, tie
     )
     strict = compare(1e-3)
     assert (strict.wrong, strict.tied) == (3, 0)
@@ -90,11 +166,10 @@ def test_other_greedy_output_is_a_divergence(proof: EngineProof) -> None:
     assert loose.check("s").passed
 
 
-def test_the_probe_reads_raw_logits(proof: EngineProof, small_models: dict[str, Path]) -> None:
+def test_the_probe_reads_raw_logits(proof: EngineProof, tiny: TinyModels) -> None:
     import transformers
 
-    folder = small_models["qwen2"]
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny.target).float().eval()
     texts = [proof.prompts[0], proof.prompts[1][:5]]
     for text, found in zip(texts, proof.probe.logits(texts), strict=True):
         with torch.inference_mode():
@@ -102,7 +177,19 @@ def test_the_probe_reads_raw_logits(proof: EngineProof, small_models: dict[str, 
         torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
 
+def test_histograms_are_taken_together() -> None:
+    cells = [
+        Check("χ² of the engine", f"X, block; {i}", p, ">=", 1e-6)
+        for i, p in enumerate([1e-3, 1e-3, 1e-3, 2e-3])
+    ]
+    other = Check("χ² of the engine", "X, match; 0", 0.5, ">=", 1e-6)
+    block, match = together([*cells, other])
+    assert not block.passed
+    assert match.passed
+    assert (block.subject, match.subject) == ("block", "match")
+
+
 def test_lossy_rules_are_not_proved() -> None:
     config = EngineConfig(spec=SpecConfig(algorithm="NGRAM", verify="relaxed"))
     with pytest.raises(ConfigError, match="relaxed is lossy"):
-        next(verify(config, [], PLAN))
+        next(sections(config, [], QUICK))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chisquare, combine_pvalues
 
 from specengine.core.config import SpecConfig
-from specengine.engine.proof.check import Check, chi_squared_p
+from specengine.engine.proof.check import Check, chi_squared_p, combined_p
 from specengine.engine.proof.enumeration import Drafts, judged, matched
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.rules import Effort, rule_checks
@@ -90,8 +90,24 @@ def test_p_values_are_those_of_scipy() -> None:
     wanted = float(chisquare(observed.numpy(), expected.numpy()).pvalue)
     assert chi_squared_p(observed, expected) == pytest.approx(wanted, rel=1e-9)
     pooled = chi_squared_p(torch.tensor([18, 30, 52, 1, 2]), torch.tensor([25.0, 25, 50, 1, 2]))
-    wanted = float(chisquare([18, 30, 52, 3], [25, 25, 50, 3]).pvalue)
+    wanted = float(chisquare([18, 30, 55], [25, 25, 53]).pvalue)
     assert pooled == pytest.approx(wanted, rel=1e-9)
+    pooled = chi_squared_p(torch.tensor([1, 6, 9, 4]), torch.tensor([3.0, 4.0, 4.0, 9.0]))
+    wanted = float(chisquare([7, 13], [7, 13]).pvalue)
+    assert pooled == pytest.approx(wanted, rel=1e-9)
+
+
+def test_many_small_cells_are_not_taken_as_one() -> None:
+    expected = torch.full((100,), 1.0)
+    observed = torch.cat([torch.full((50,), 2.0), torch.zeros(50)])
+    assert chi_squared_p(observed, expected) < 1e-12
+
+
+def test_combined_p_values_are_those_of_scipy() -> None:
+    p_values = [0.3, 0.04, 0.8, 0.2]
+    wanted = float(combine_pvalues(p_values).pvalue)
+    assert combined_p(p_values) == pytest.approx(wanted, rel=1e-9)
+    assert combined_p([0.0]) < 1e-290
 
 
 def test_what_cannot_be_is_never_seen() -> None:

@@ -18,10 +18,15 @@ from specengine.target.verify.base import TreeVerifier
 
 FRESH, PREFIX_HIT, CHUNKED, RETRACTED = "fresh", "prefix hit", "chunked", "retracted"
 
-# In the state "retracted": so few that requests which were let in on the hope that they end at once
+# In the state "retracted": a few requests that were let in on the hope that they end at once, and
 # cannot all stay.
-_TIGHT_SLOTS = 208
-_CHUNK = 16
+_TIGHT_SLOTS = 400
+_SLOTS = 16384
+_RETRACT_EVERY = 2  # steps
+# Output tokens that histograms look at.
+LENGTH = 4
+_RUNNING = 128
+_CHUNK = 64  # prompts of a forward end anywhere in it; the last one is split
 
 
 @dataclass(frozen=True)
@@ -34,27 +39,41 @@ class State:
     def __str__(self) -> str:
         return f"{self.kind}, pages of {self.page_size}"
 
+    @property
+    def is_slow(self) -> bool:
+        """Few requests run at a time."""
+        return self.kind in (CHUNKED, RETRACTED)
+
     def apply(self, config: EngineConfig) -> EngineConfig:
-        uncached = self.kind in (FRESH, CHUNKED)
         memory = replace(
             config.memory,
             page_size=self.page_size,
-            disable_radix_cache=uncached,
+            disable_radix_cache=self.kind in (FRESH, CHUNKED),
             max_total_tokens=_TIGHT_SLOTS if self.kind == RETRACTED else _slots(config),
         )
-        schedule = config.schedule
-        if self.kind == CHUNKED:
-            schedule = replace(schedule, chunked_prefill_size=_CHUNK)
+        running = config.schedule.max_running_requests
+        schedule = replace(
+            config.schedule,
+            max_running_requests=_RUNNING if running is None else running,
+            chunked_prefill_size=_CHUNK if self.kind == CHUNKED else -1,
+        )
         return replace(config, memory=memory, schedule=schedule)
 
-    def provoke(self, engine: Engine) -> None:
-        """Before each run: the engine learns from the last one how long requests go on."""
-        if self.kind == RETRACTED:
-            engine.scheduler.admission.demand.share = 0.0
+    def provoke(self, engine: Engine, step: int) -> None:
+        """Before each step. The engine learns from retractions how long requests go on, and would
+        soon let in no more than can stay. It retracts the newest request, which may not have begun:
+        here others leave as well, in the middle of what histograms look at."""
+        if self.kind != RETRACTED:
+            return
+        scheduler = engine.scheduler
+        scheduler.admission.demand.share = 0.0
+        young = [req for req in scheduler.queues.running if len(req.output_ids) < LENGTH]
+        if step % _RETRACT_EVERY == 0 and young:
+            scheduler.exits.retract(young[-1])
 
 
 def _slots(config: EngineConfig) -> int:
-    return config.memory.max_total_tokens or 8192
+    return config.memory.max_total_tokens or _SLOTS
 
 
 @dataclass(frozen=True)

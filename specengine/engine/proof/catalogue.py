@@ -1,0 +1,78 @@
+"""Every way to draft that can be proved here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specengine.core.config import SpecConfig
+from specengine.engine.proof.shapes import CHAIN, TREE
+from specengine.engine.proof.subjects import Subject
+from specengine.engine.proof.tiny_model import TinyModels
+
+_NODES = 6
+_CHAIN: dict[str, Any] = {"num_steps": 3}
+_TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": _NODES}
+_SHAPES: dict[str, dict[str, Any]] = {
+    "chain": _CHAIN,
+    "sampled chain": _CHAIN | {"draft_sampling": True},
+    "tree": _TREE,
+    "sampled tree": _TREE | {"draft_sampling": True},
+}
+_STATIC_TREE: dict[str, Any] = _TREE | {"static_tree": True}
+# Longer than what a model drafts, so that it shows whose drafts were taken.
+_SUFFIX: dict[str, Any] = {
+    "hybrid_suffix": True,
+    "hybrid_suffix_min_match": 3,
+    "num_draft_tokens": _NODES,
+}
+
+
+def without_models() -> list[Subject]:
+    """Drafts that need no checkpoint, as chains and trees; sampled ones of no algorithm."""
+    ngram = SpecConfig(algorithm="NGRAM", num_draft_tokens=_NODES, ngram_min_match=1)
+    suffix = SpecConfig(algorithm="SUFFIX", num_draft_tokens=_NODES)
+    ngrams = {"NGRAM chain": ngram, "NGRAM tree": replace(ngram, ngram_branches=3)}
+    suffixes = {"SUFFIX chain": suffix, "SUFFIX tree": replace(suffix, suffix_branches=3)}
+    return [
+        *(Subject(name, spec) for name, spec in (ngrams | suffixes).items()),
+        *_beside(Subject(name, spec) for name, spec in ngrams.items()),
+        Subject("sampled chain", SpecConfig(), CHAIN),
+        Subject("sampled tree", SpecConfig(), TREE),
+    ]
+
+
+def with_models(models: TinyModels) -> list[Subject]:
+    """Those that draft with a model, alone and beside suffix matches."""
+    drafts = {
+        "STANDALONE": models.standalone,
+        "EAGLE": models.eagle,
+        "EAGLE3": models.eagle3,
+        "MTP": models.mtp,
+    }
+    chains = {name: shape for name, shape in _SHAPES.items() if "chain" in name}
+    layers = "MTP, a layer a step:"
+    return [
+        *(one for name, path in drafts.items() for one in _of(name, name, path, _SHAPES)),
+        *_of("STANDALONE", "STANDALONE", models.standalone, {"static tree": _STATIC_TREE}),
+        *_of(layers, "MTP", models.mtp_layers, chains),
+        *_beside(_of("STANDALONE", "STANDALONE", models.standalone, _SHAPES)),
+        *_beside(_of("EAGLE3", "EAGLE3", models.eagle3, {"tree": _TREE})),
+        *_beside(_of(layers, "MTP", models.mtp_layers, {"chain": _CHAIN})),
+    ]
+
+
+def _of(
+    name: str, algorithm: str, path: Path, shapes: dict[str, dict[str, Any]]
+) -> Iterator[Subject]:
+    for shape, options in shapes.items():
+        spec = SpecConfig(algorithm=algorithm, draft_model_path=str(path), **options)
+        yield Subject(f"{name} {shape}", spec)
+
+
+def _beside(subjects: Iterable[Subject]) -> Iterator[Subject]:
+    """The same, where long suffix matches take the place of their drafts."""
+    for one in subjects:
+        yield Subject(f"{one.name} + suffix", replace(one.spec, **_SUFFIX))

@@ -1,0 +1,109 @@
+"""Mistakes around the rules, which only the real engine can make: what it proves must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from specengine.core.batch import ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.config import SpecConfig
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.engine.proof.mutants import MUTANTS
+from specengine.engine.proof.shapes import CHAIN, TREE
+from specengine.engine.proof.subjects import Subject
+from specengine.engine.registry import VERIFIERS
+from specengine.target.verify.base import TreeVerifier
+from specengine.target.verify.match import MatchVerifier
+from specengine.target.verify.rows import row_map
+from specengine.target.verify.sampled import SampledVerifier
+from specengine.target.verify.walk import Walk, walk_all
+
+
+class ForgetsDrafted(MatchVerifier):
+    """Penalties do not count the tokens drafted above a node."""
+
+    def walks(
+        self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal
+    ) -> list[Walk]:
+        if proposal.is_empty:
+            return super().walks(output, sampling, proposal)
+        rows = replace(row_map(proposal, sampling), path=None)
+        return walk_all(proposal, self.sampler(output, sampling, rows).tolist())
+
+
+class LeavesKV(MatchVerifier):
+    """The KV of an accepted path stays where the tree had it."""
+
+    def accept(
+        self, output: LogitsOutput, batch: ScheduleBatch, proposal: DraftProposal
+    ) -> VerifyResult:
+        return replace(super().accept(output, batch, proposal), kv_keep=None)
+
+
+class _WrongTree(MatchVerifier):
+    def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
+        right = super().prepare(batch, proposal)
+        return right if right.tree is None else replace(right, tree=self.wrong(right.tree))
+
+    def wrong(self, tree: Tree) -> Tree:
+        raise NotImplementedError
+
+
+class SeesEveryNode(_WrongTree):
+    """A node attends to all nodes before it, ancestors or not."""
+
+    def wrong(self, tree: Tree) -> Tree:
+        exists_BN = tree.mask_BNN.diagonal(dim1=1, dim2=2)
+        before_BNN = torch.ones_like(tree.mask_BNN).tril()
+        return replace(tree, mask_BNN=before_BNN & exists_BN[:, :, None] & exists_BN[:, None])
+
+
+class ShiftsPositions(_WrongTree):
+    """Drafted nodes stand one position too far."""
+
+    def wrong(self, tree: Tree) -> Tree:
+        return replace(tree, depths_T=tree.depths_T + (tree.depths_T > 0))
+
+
+@dataclass(frozen=True)
+class EngineMutant:
+    """caught_by: "χ²" or "greedy identity"."""
+
+    name: str
+    verifier: TreeVerifier
+    subject: Subject
+    caught_by: str
+    setting: str = "temperature"
+
+
+_ON_CHAINS = Subject("sampled chain", SpecConfig(), CHAIN)
+_ON_TREES = Subject("sampled tree", SpecConfig(), TREE)
+
+AROUND_RULES = (
+    EngineMutant(
+        "penalties forget drafts", ForgetsDrafted(), _ON_CHAINS, "χ²", setting="penalties"
+    ),
+    EngineMutant("KV is not moved", LeavesKV(), _ON_TREES, "greedy identity"),
+    EngineMutant("siblings are attended to", SeesEveryNode(), _ON_TREES, "greedy identity"),
+    EngineMutant("positions are off by one", ShiftsPositions(), _ON_TREES, "greedy identity"),
+)
+
+
+def of_rules() -> list[EngineMutant]:
+    """Those that do not need uniforms of 0, which hardly ever come."""
+    found = []
+    for name, make in VERIFIERS.items():
+        rule = make(SpecConfig())
+        if not isinstance(rule, SampledVerifier):
+            continue
+        subject = _ON_TREES if rule.takes_trees else _ON_CHAINS
+        found += [
+            EngineMutant(f"{name}: {mutant.name}", mutant(rule), subject, "χ²")
+            for mutant in MUTANTS
+            if mutant.caught_by != "uniforms of 0"
+            and (rule.needs_draft_probs or not mutant.weighs_draft)
+        ]
+    return found
