@@ -241,10 +241,11 @@ def test_positions_that_stood_still(ward: Ward, tmp_path: Path) -> None:
 
 
 def test_a_drafter_that_learnt_nothing(ward: Ward, tmp_path: Path) -> None:
-    draft = eagle3(tmp_path / "draft", ward.target, draft_vocab=320)
+    draft = eagle3(tmp_path / "draft", ward.target)
     found = examine(ward.target, draft)
     assert (found.status, found.causes) == ("no cause found", [])
     assert "hardly trained" in found.verdict[-1]
+    assert not found.checks[0].holds, "and its vocabulary is small"
 
 
 def test_a_drafter_of_another_vocabulary(ward: Ward, tmp_path: Path) -> None:

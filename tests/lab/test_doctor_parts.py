@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,6 +29,7 @@ from specengine.lab.doctor.hypothesis import Trial
 from specengine.lab.doctor.patient import admit, find_algorithm
 from specengine.lab.doctor.prompts import MOST, prompts_of
 from specengine.lab.doctor.report import Diagnosis
+from specengine.lab.doctor.scores import gain, score
 from specengine.lab.doctor.target_rows import TargetForward, TargetRows
 from specengine.lab.doctor.texts import write_texts
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -147,10 +149,14 @@ def test_features_without_a_reference(target: Path) -> None:
 def test_vocabularies_that_cover_little(target: Path, tmp_path: Path) -> None:
     draft = checkpoints.oracle_eagle3(tmp_path / "draft", target, 3)
     patient = admit("EAGLE3", load(world.config_of(target), Phases()), str(draft))
-    check = check_coverage(patient.files, world.texts_of(target))
+    texts = world.texts_of(target)
+    check = check_coverage(patient.files, texts, 0.2)
     assert check is not None
-    assert not check.holds
-    assert check_coverage(patient.files.without("d2t"), []) is None
+    assert (check.holds, check.explains) == (False, True)
+    beside = check_coverage(patient.files, texts, 0.0)
+    assert beside is not None
+    assert (beside.holds, beside.explains) == (False, False), "it is not what is wrong"
+    assert check_coverage(patient.files.without("d2t"), [], 0.0) is None
 
 
 def test_another_tokenizer_beside_the_draft(target: Path, tmp_path: Path) -> None:
@@ -251,6 +257,22 @@ def test_standalone(small_models: dict[str, Path], tmp_path: Path) -> None:
     assert cause.suspect == "q/k rows"
 
 
+def judgement(hits: list[list[bool]], prompts: list[int]) -> Judgement:
+    rows = np.array(hits), np.zeros(len(hits)), np.array(prompts)
+    return Judgement(*rows)
+
+
+def test_scores() -> None:
+    """By hand: of each row, what stands up to the first miss."""
+    yes, no = True, False
+    before = judgement([[no, yes, yes], [yes, no, yes], [yes, yes, yes]], [0, 0, 2])
+    found = score(before)
+    assert found.first.value == pytest.approx(2 / 3)
+    assert found.tau.value == pytest.approx(7 / 3)
+    after = judgement([[yes, yes, yes], [yes, no, no]], [0, 1])
+    assert gain(after, before).tau.value == pytest.approx(3 - 7 / 3)
+
+
 def test_prompts(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     path.write_text("".join(json.dumps({"turns": [f"say {n}", "more"]}) + "\n" for n in range(50)))
@@ -264,7 +286,13 @@ def test_prompts(tmp_path: Path) -> None:
 @pytest.fixture
 def command(target: Path, tmp_path: Path) -> list[str]:
     draft = checkpoints.oracle_eagle3(tmp_path / "draft", target)
-    return ["doctor", str(target), str(draft), "--dtype", "float32", "--new-tokens", "24"]
+    return ["doctor", str(target), str(draft), *flags_of(tmp_path)]
+
+
+def flags_of(folder: Path) -> list[str]:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"turns": [one]}) + "\n" for one in PROMPTS))
+    return ["--dtype", "float32", "--new-tokens", "24", "--prompts", str(prompts)]
 
 
 def test_command(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,8 +316,7 @@ def test_command_without_hope(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draft = checkpoints.eagle3(tmp_path / "draft", target, draft_vocab=320)
-    flags = ["--dtype", "float32", "--new-tokens", "24", "--no-reference"]
-    assert main(["doctor", str(target), str(draft), *flags]) == 2
+    assert main(["doctor", str(target), str(draft), *flags_of(tmp_path), "--no-reference"]) == 2
     assert "nothing that was tried raises it" in capsys.readouterr().out
 
 

@@ -67,7 +67,9 @@ def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
         search.tried += others.tried
         search.causes += others.causes
     progress("features")
-    checks = _checks(examination, patient, fixed, clinic.lessons(SERVED).texts)
+    texts = clinic.lessons(SERVED).texts
+    accepted = 0.0 if isinstance(after, Refused) else float(after.hits[:, 0].mean())
+    checks = _checks(examination, patient, texts, check_coverage(fixed.files, texts, accepted))
     written = None
     if examination.fixed is not None and fixed.files is not trial.files:
         fixed.files.write_whole(examination.fixed)
@@ -76,7 +78,7 @@ def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
         target=patient.loaded.source.name,
         draft=str(draft),
         algorithm=patient.algorithm,
-        num_texts=len(clinic.lessons(SERVED).texts),
+        num_texts=len(texts),
         refusal=before.message if isinstance(before, Refused) else "",
         before=None if isinstance(before, Refused) else score(before),
         after=None if isinstance(after, Refused) else score(after),
@@ -122,10 +124,13 @@ def _suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
 
 
 def _checks(
-    examination: Examination, patient: Patient, fixed: Trial, texts: Sequence[TargetRows]
+    examination: Examination,
+    patient: Patient,
+    texts: Sequence[TargetRows],
+    coverage: Check | None,
 ) -> list[Check]:
     draft, tokenizer = patient.files.directory, patient.loaded.tokenizer
-    found = [check_coverage(fixed.files, texts), check_tokenizer(draft, tokenizer)]
+    found = [coverage, check_tokenizer(draft, tokenizer)]
     if examination.with_reference and patient.has_features:
         found.append(check_features(compare_features(patient.loaded, texts[:_COMPARED])))
     return [check for check in found if check is not None]

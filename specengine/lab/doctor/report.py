@@ -34,7 +34,7 @@ class Diagnosis:
 
     @property
     def failed(self) -> list[Check]:
-        return [check for check in self.checks if not check.holds]
+        return [check for check in self.checks if not check.holds and check.explains]
 
     @property
     def status(self) -> Status:

@@ -43,27 +43,43 @@ class Gain:
 
 
 def score(judged: Judgement) -> Score:
-    first, tau, count, drawings = _sums(judged)
-    tau_estimate = ratio(tau, count, drawings)
-    return Score(ratio(first, count, drawings), tau_estimate, float(judged.logprobs.mean()))
-
-
-def gain(after: Judgement, before: Judgement) -> Gain:
-    """Prompts are the same, so that they are paired."""
-    first_after, tau_after, count_after, drawings = _sums(after)
-    first, tau, count, _ = _sums(before)
-    return Gain(
-        ratio_difference((first_after, count_after), (first, count), drawings, LEVEL),
-        ratio_difference((tau_after, count_after), (tau, count), drawings, LEVEL),
+    sums = _sums(judged, _size(judged))
+    return Score(
+        ratio(sums.first, sums.rows, sums.drawings),
+        ratio(sums.tau, sums.rows, sums.drawings),
+        float(judged.logprobs.mean()),
     )
 
 
-def _sums(judged: Judgement) -> tuple[Array, Array, Array, Floats]:
-    size = int(judged.prompts.max()) + 1
+def gain(after: Judgement, before: Judgement) -> Gain:
+    """Prompts are the same, so that they are paired; one may be judged in one of the two alone."""
+    size = max(_size(after), _size(before))
+    new, old = _sums(after, size), _sums(before, size)
+    return Gain(
+        ratio_difference((new.first, new.rows), (old.first, old.rows), new.drawings, LEVEL),
+        ratio_difference((new.tau, new.rows), (old.tau, old.rows), new.drawings, LEVEL),
+    )
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """[P] each: over the rows of a prompt."""
+
+    first: Array
+    tau: Array
+    rows: Array
+    drawings: Floats
+
+
+def _size(judged: Judgement) -> int:
+    return int(judged.prompts.max()) + 1
+
+
+def _sums(judged: Judgement, size: int) -> _Sums:
     first = per_prompt(judged.hits[:, 0], judged.prompts, size)
     tau = per_prompt(1 + judged.accepted, judged.prompts, size)
-    count = per_prompt(np.ones(len(judged.prompts)), judged.prompts, size)
-    return first, tau, count, _drawings(size)
+    rows = per_prompt(np.ones(len(judged.prompts)), judged.prompts, size)
+    return _Sums(first, tau, rows, _drawings(size))
 
 
 @lru_cache
