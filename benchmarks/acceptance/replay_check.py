@@ -73,7 +73,11 @@ class Bench:
         self.params = SamplingParams(
             max_tokens=args.max_tokens, temperature=args.temperature, seed=0
         )
-        self.flags = {"device": args.device, "max_total_tokens": args.max_total_tokens}
+        self.flags = {
+            "device": args.device,
+            "dtype": args.dtype,
+            "max_total_tokens": args.max_total_tokens,
+        }
         self.model = args.model
 
     def run(self, options: dict[str, Any], **flags: Any) -> SpecStats:
@@ -126,6 +130,7 @@ def main() -> int:
     parser.add_argument("--max-total-tokens", type=int, default=32768)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="float32", help="in bfloat16 batches round differently")
     parser.add_argument("--name", help="write DATE-NAME to benchmarks/results")
     args = parser.parse_args()
     tokenizer = LLM(args.model, device=args.device, max_total_tokens=1024).tokenizer

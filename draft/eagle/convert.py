@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from specengine.draft.eagle.convert_tensors import (
     refuse_biases,
     sglang_tensors,
     speculators_tensors,
+    target_head,
+    with_head,
 )
 from specengine.draft.loaded import draft_directory
 from specengine.runner.loader.hf_directory import iterate_safetensors
@@ -45,6 +47,7 @@ class Conversion:
     target: str | None = None
     target_architectures: tuple[str, ...] = ()
     num_tokens: int = 3
+    head_from: Path | None = None  # a target, for drafts that use rows of its head
     force: bool = False
 
 
@@ -68,6 +71,11 @@ def convert(source: str, destination: Path, conversion: Conversion) -> Converted
         raise ConfigError(f"{source} is in the layout of {to} already")
     config = read_config(raw, source)
     tensors = read_tensors(iterate_safetensors(directory), source)
+    measures = _measures(tensors, config)
+    if conversion.head_from is not None and "lm_head.weight" not in tensors:
+        head = target_head(conversion.head_from, config)
+        tensors = with_head(tensors, config, head, source)
+        measures = replace(measures, head=head)
     check_tensors(tensors, config, source)
     if to == "sglang":
         refuse_biases(tensors, source)
@@ -78,7 +86,7 @@ def convert(source: str, destination: Path, conversion: Conversion) -> Converted
         renamed = speculators_tensors(tensors, config, source)
     with _whole_or_not_at_all(destination) as folder:
         _write(folder, written, renamed)
-        proof = prove(directory, folder, _measures(tensors, config))
+        proof = prove(directory, folder, measures)
     return Converted(to, config.left_out, proof)
 
 

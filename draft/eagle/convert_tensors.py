@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.convert_config import Eagle3Config
 from specengine.draft.eagle.model import parameter_name
+from specengine.runner.loader.hf_directory import iterate_safetensors
 
 _LAYER = "layers.0."
 _KNOWN = re.compile(
@@ -60,8 +62,31 @@ def check_tensors(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str
         if needed not in tensors:
             raise ModelLoadError(
                 f"the draft {name} has a vocabulary of its own and no {needed}; neither SGLang nor "
-                "vLLM takes the target's rows for it. Train or export it with a head of its own"
+                "vLLM takes the target's rows for it. Give it these rows: --head-from TARGET"
             )
+
+
+def target_head(directory: Path, config: Eagle3Config) -> Tensor:
+    """[vocab_size, H], the output projection of a target, which may be its embedding. Raises
+    ModelLoadError where it does not fit the draft."""
+    wanted = ("lm_head.weight", "model.embed_tokens.weight")
+    found = {name: one for name, one in iterate_safetensors(directory) if name in wanted}
+    head = found.get(wanted[0], found.get(wanted[1]))
+    size = [config.vocab_size, int(config.layer["hidden_size"])]
+    if head is None or list(head.shape) != size:
+        shape = "none" if head is None else list(head.shape)
+        raise ModelLoadError(f"the head of {directory} is {shape} and the draft needs {size}")
+    return head
+
+
+def with_head(
+    tensors: Mapping[str, Tensor], config: Eagle3Config, head: Tensor, name: str
+) -> dict[str, Tensor]:
+    """With the target's rows of the draft's tokens. head: [vocab_size, H]."""
+    if "d2t" not in tensors:
+        return {**tensors, "lm_head.weight": head}
+    rows = head[_target_ids(tensors["d2t"], config.vocab_size, name)]
+    return {**tensors, "lm_head.weight": rows}
 
 
 def check_biases(tensors: Mapping[str, Tensor], config: Eagle3Config, name: str) -> None:
@@ -106,13 +131,18 @@ def speculators_tensors(
 
 
 def _t2d(d2t: Tensor, vocab_size: int, name: str) -> Tensor:
+    ids = _target_ids(d2t, vocab_size, name)
+    return torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+
+
+def _target_ids(d2t: Tensor, vocab_size: int, name: str) -> Tensor:
     ids = torch.arange(len(d2t)) + d2t.to(torch.int64)
     if len(d2t) == 0 or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         raise ModelLoadError(
             f"d2t of the draft {name} leads out of the vocabulary of {vocab_size}; it must hold "
             "what to add to a draft id"
         )
-    return torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+    return ids
 
 
 def _renamed(name: str, layer: str) -> str:

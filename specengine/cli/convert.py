@@ -28,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the target is a directory",
     )
     parser.add_argument(
+        "--head-from",
+        metavar="MODEL",
+        help="the target, a directory or built-in name: its rows for a draft without a head of its "
+        "own, which neither SGLang nor vLLM takes",
+    )
+    parser.add_argument(
         "--speculative-tokens",
         type=int,
         default=3,
@@ -52,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
             target=args.target,
             target_architectures=tuple(args.target_architecture or architectures(args.target)),
             num_tokens=args.speculative_tokens,
+            head_from=None if args.head_from is None else directory_of(args.head_from),
             force=args.force,
         ),
     )
@@ -62,6 +69,17 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"proof: {done.proof}")
     return 0
+
+
+def directory_of(model: str) -> Path:
+    """Raises ModelLoadError or ConfigError where it has none."""
+    from specengine.core.config import ModelConfig
+    from specengine.runner.loader.source import resolve_model
+
+    source = resolve_model(ModelConfig(model=model))
+    if source.directory is None:
+        raise ConfigError(f"--head-from {model}: give a directory of safetensors")
+    return source.directory
 
 
 def architectures(target: str | None) -> list[str]:

@@ -189,6 +189,16 @@ def test_biases_go_one_way(target: Path, tmp_path: Path) -> None:
         convert(str(tmp_path / "b"), tmp_path / "c", Conversion())
 
 
+def test_rows_of_the_targets_head_become_its_own(target: Path, tmp_path: Path) -> None:
+    draft = checkpoints.eagle3(tmp_path / "a", target)
+    edited(draft, tensors=lambda named: named.pop("lm_head.weight"))
+    args = [str(draft), str(tmp_path / "b"), "--target", "org/target", "--head-from", str(target)]
+    assert main(["convert", *args]) == 0
+    tensors, of_target = read(tmp_path / "b")[1], load_file(target / "model.safetensors")
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    assert torch.equal(tensors["lm_head.weight"], of_target["lm_head.weight"][ids])
+
+
 def test_the_destination_is_not_overwritten(target: Path, tmp_path: Path) -> None:
     source = str(checkpoints.eagle3(tmp_path / "a", target))
     there = tmp_path / "b"
