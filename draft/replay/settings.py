@@ -71,7 +71,6 @@ class Recorded:
     def check(self, setting: ReplaySetting) -> None:
         """Raises ConfigError where the trace cannot answer, and says why."""
         most = self.setting
-        _at_most("--num-draft-tokens", setting.num_draft_tokens, most.num_draft_tokens)
         if self.is_text or self.is_hybrid:
             same = (setting.num_steps, setting.topk) == (most.num_steps, most.topk)
             if not same or setting.vocabulary is not None:
@@ -84,6 +83,7 @@ class Recorded:
             assert most.num_steps is not None
             _at_most("--num-steps", setting.num_steps, most.num_steps)
             _at_most("--topk", setting.topk, most.topk)
+        _at_most("--num-draft-tokens", setting.num_draft_tokens, most.num_draft_tokens)
         self._check_rule(setting)
         self._check_vocabulary(setting.vocabulary)
 
@@ -125,6 +125,8 @@ def grid(
     of more nodes than they can have, and trees without a branch, are left out. Raises ConfigError
     for what the trace cannot answer."""
     most = recorded.setting
+    for count in () if recorded.is_text else topk:
+        _at_most("--topk", count, most.topk)
     axes = (
         list(num_steps) or _all_steps(recorded),
         list(topk) or ([most.topk] if recorded.is_hybrid else _halves(most.topk)),
