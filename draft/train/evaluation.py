@@ -10,6 +10,7 @@ import torch
 from specengine.core.errors import ConfigError
 from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.packing import PackedBatch, batches_in_order
+from specengine.draft.train.processes import Processes
 from specengine.draft.train.task import Sums, TrainTask
 
 
@@ -24,16 +25,15 @@ def take_batches(held_out: TokenDataset, batch_tokens: int, count: int) -> list[
 
 
 def evaluate(
-    task: TrainTask, batches: Sequence[PackedBatch], device: torch.device
+    task: TrainTask, batches: Sequence[PackedBatch], processes: Processes
 ) -> dict[str, float]:
     """The task's summary over the batches. Every process runs all of them: the result is the same,
     and what is drawn meanwhile leaves the run's random streams alone."""
     sums: Sums = {}
     task.module.eval()
-    devices = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
+    with torch.no_grad(), torch.random.fork_rng(processes.random_devices):
         for batch in batches:
-            for name, value in task.evaluate(batch.to(device)).items():
+            for name, value in task.evaluate(batch.to(processes.device)).items():
                 sums[name] = sums[name] + value if name in sums else value
     task.module.train()
     return task.summary(sums)

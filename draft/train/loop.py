@@ -199,12 +199,12 @@ class Trainer:
 
     def _evaluate(self, progress: Progress, log: RunLog | None) -> None:
         with self._autocast():
-            values = evaluate(self.task, self.held_out, self.processes.device)
+            values = evaluate(self.task, self.held_out, self.processes)
         self._record("held_out", values, progress, log)
 
     def _probe(self, export: Path, progress: Progress, log: RunLog | None) -> None:
         if self.probe is not None and self.processes.is_first:
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(self.processes.random_devices):
                 values = dict(self.probe(export))
             self._record("probe", values, progress, log)
         self.processes.wait()

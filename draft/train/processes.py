@@ -25,6 +25,11 @@ class Processes:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def random_devices(self) -> list[torch.device]:
+        """Devices beside the CPU whose random streams the run draws from."""
+        return [self.device] if self.device.type == "cuda" else []
+
     def sum(self, values: Tensor) -> Tensor:
         """Added up over the processes, in place."""
         if self.count > 1:
