@@ -151,6 +151,11 @@ def two_mistakes(tensors: Tensors, config: Config) -> None:
     sglang_ids(2, 4, 5)(tensors, config)
 
 
+def two_refusals(tensors: Tensors, config: Config) -> None:
+    absolute_d2t(tensors, config)
+    short_embedding(tensors, config)
+
+
 CAUSES: list[tuple[str, Plant, list[str]]] = [
     ("vLLM's ids for SGLang's", sglang_ids(2, 4, 5), ["layer ids: [1, 3, 4]"]),
     ("SGLang's ids for vLLM's", vllm_ids(1, 3, 4), ["layer ids: [1, 3, 4]"]),
@@ -175,6 +180,7 @@ CAUSES: list[tuple[str, Plant, list[str]]] = [
     ("rope_theta", slow_rotation, ["rotary frequencies: the target's"]),
     ("embedding", foreign_embedding, ["embedding and head: own embedding"]),
     ("rows missing", short_embedding, ["embedding and head: own embedding"]),
+    ("two refusals", two_refusals, ["embedding and head and d2t: as offsets"]),
     ("two mistakes", two_mistakes, ["d2t: t2d says", "layer ids: [1, 3, 4]"]),
 ]
 
@@ -253,7 +259,7 @@ def test_a_drafter_of_another_vocabulary(ward: Ward, tmp_path: Path) -> None:
     draft = planted(ward, tmp_path / "draft", lambda tensors, config: config.update(vocab_size=999))
     found = examine(ward.target, draft)
     assert (found.status, found.causes, found.before) == ("cause found", [], None)
-    assert "made for a target of vocab_size 999" in found.verdict[-1]
+    assert f"the draft {draft} was made for a target of vocab_size 999" in found.verdict[-1]
 
 
 def test_another_chat_template(ward: Ward, tmp_path: Path) -> None:

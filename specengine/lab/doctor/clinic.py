@@ -70,21 +70,23 @@ class Clinic:
         return self._loaded[1]
 
     def _load(self, files: DraftFiles) -> Judge | Refused:
-        try:
-            draft = load_files(self.patient, files)
-        except (ModelLoadError, ConfigError) as error:
-            return Refused(str(error))
+        draft = load_files(self.patient, files)
+        if isinstance(draft, Refused):
+            return draft
         loaded = self.patient.loaded
         backend = make_attention_backend(loaded.config.model.attention_backend, loaded.device)
         judge = FeatureJudge if self.patient.has_features else ModelJudge
         return judge(draft, loaded.device, backend)
 
 
-def load_files(patient: Patient, files: DraftFiles) -> LoadedDraft:
-    """As serving loads them. Raises ModelLoadError or ConfigError."""
+def load_files(patient: Patient, files: DraftFiles) -> LoadedDraft | Refused:
+    """As serving loads them."""
     loaded = patient.loaded
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, files.directory.name)
         files.write(directory)
         spec = replace(loaded.config.spec, draft_model_path=str(directory))
-        return load_draft(replace(loaded.config, spec=spec), loaded, Phases())
+        try:
+            return load_draft(replace(loaded.config, spec=spec), loaded, Phases())
+        except (ModelLoadError, ConfigError) as error:
+            return Refused(str(error).replace(str(directory), str(files.directory)))

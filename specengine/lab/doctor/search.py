@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 from specengine.lab.doctor.clinic import Clinic, Refused
 from specengine.lab.doctor.draft_rows import Judgement
@@ -92,13 +92,25 @@ class Search:
         return step
 
     def _pairs(self, steps: list[Step], trial: Trial, before: Judgement | Refused) -> list[Step]:
-        """Two mistakes can hide each other: of the changes that make the target's tokens likelier,
-        two at once. Of files that are refused as they are, any that load."""
-        hopeful = [step for step in steps if step.hypothesis.edit and _likelier(step, before)]
-        hopeful.sort(key=lambda step: -_logprob(step))
-        pairs = combinations(hopeful[:_PAIRED], 2)
-        different = (pair for pair in pairs if len({step.finding.suspect for step in pair}) == 2)
-        return [self._try(_both(*pair), trial, before) for pair in different]
+        """Two mistakes can hide each other."""
+        pairs = (pair for pair in _hopeful_pairs(steps, before) if _differ(*pair))
+        return [self._try(_both(*pair), trial, before) for pair in pairs]
+
+
+def _hopeful_pairs(steps: list[Step], before: Judgement | Refused) -> Iterable[tuple[Step, Step]]:
+    """Of the changes that make the target's tokens likelier, any two. Where the engine refuses the
+    files as they are: what lets it complain of something else, with any other change."""
+    edits = [step for step in steps if step.hypothesis.edit is not None]
+    if isinstance(before, Refused):
+        further = [step for step in edits if step.finding.refusal != before.message]
+        return product(further, edits)
+    usual = float(before.logprobs.mean())
+    hopeful = sorted((step for step in edits if _logprob(step) > usual), key=_logprob)
+    return combinations(hopeful[::-1][:_PAIRED], 2)
+
+
+def _differ(one: Step, other: Step) -> bool:
+    return one.finding.suspect != other.finding.suspect
 
 
 def is_healthy(judged: Judgement | Refused) -> bool:
@@ -133,10 +145,6 @@ def _tau(step: Step) -> float:
 
 def _logprob(step: Step) -> float:
     return step.finding.after.logprob if step.finding.after else float("-inf")
-
-
-def _likelier(step: Step, before: Judgement | Refused) -> bool:
-    return isinstance(before, Refused) or _logprob(step) > float(before.logprobs.mean())
 
 
 def _both(first: Step, second: Step) -> Hypothesis:
