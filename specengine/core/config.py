@@ -90,7 +90,7 @@ class MemoryConfig(Section):
         self._require(
             size >= 1 and size & (size - 1) == 0, "page_size", "must be a power of two, such as 16"
         )
-        self._at_least(1, "max_total_tokens")
+        self._at_least(size, "max_total_tokens")  # a page
 
 
 @dataclass(frozen=True, kw_only=True)

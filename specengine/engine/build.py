@@ -211,7 +211,8 @@ def _plan_memory(
         limit_tokens=limit,
         page_size=config.memory.page_size,
     )
-    plan.check(min(context, limit))
+    page_size = config.memory.page_size
+    plan.check(min(context, limit // page_size * page_size))
     plan.log()
     return plan
 

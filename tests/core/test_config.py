@@ -120,6 +120,7 @@ def test_a_misspelt_variable_is_named(caplog: pytest.LogCaptureFixture) -> None:
         ({"mem_fraction_static": 0.0}, "--mem-fraction-static"),
         ({"mem_fraction_static": 1.1}, "--mem-fraction-static"),
         ({"max_total_tokens": 0}, "--max-total-tokens"),
+        ({"max_total_tokens": 15, "page_size": 16}, "--max-total-tokens"),
         ({"chunked_prefill_size": 0}, "--chunked-prefill-size 0"),
         ({"cuda_graph_bs": ()}, "--cuda-graph-bs"),
         ({"cuda_graph_bs": (0, 1)}, "--cuda-graph-bs"),

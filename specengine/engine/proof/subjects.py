@@ -17,9 +17,10 @@ from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.target.verify.base import TreeVerifier
 
 FRESH, PREFIX_HIT, CHUNKED, RETRACTED = "fresh", "prefix hit", "chunked", "retracted"
+CROWDED = "crowded"  # all but fresh
 
-# In the state "retracted": a few requests that were let in on the hope that they end at once, and
-# cannot all stay.
+# Where requests are retracted: a few that were let in on the hope that they end at once, and cannot
+# all stay.
 _TIGHT_SLOTS = 400
 _SLOTS = 16384
 _RETRACT_EVERY = 2  # steps
@@ -40,6 +41,10 @@ class State:
         return f"{self.kind}, pages of {self.page_size}"
 
     @property
+    def retracts(self) -> bool:
+        return self.kind in (RETRACTED, CROWDED)
+
+    @property
     def is_slow(self) -> bool:
         """Few requests run at a time."""
         return self.kind in (CHUNKED, RETRACTED)
@@ -49,13 +54,13 @@ class State:
             config.memory,
             page_size=self.page_size,
             disable_radix_cache=self.kind in (FRESH, CHUNKED),
-            max_total_tokens=_TIGHT_SLOTS if self.kind == RETRACTED else _slots(config),
+            max_total_tokens=_TIGHT_SLOTS if self.retracts else _slots(config),
         )
         running = config.schedule.max_running_requests
         schedule = replace(
             config.schedule,
             max_running_requests=_RUNNING if running is None else running,
-            chunked_prefill_size=_CHUNK if self.kind == CHUNKED else -1,
+            chunked_prefill_size=_CHUNK if self.kind in (CHUNKED, CROWDED) else -1,
         )
         return replace(config, memory=memory, schedule=schedule)
 
@@ -63,7 +68,7 @@ class State:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
         here others leave as well, in the middle of what histograms look at."""
-        if self.kind != RETRACTED:
+        if not self.retracts:
             return
         scheduler = engine.scheduler
         scheduler.admission.demand.share = 0.0
