@@ -199,13 +199,16 @@ def test_the_target_itself_as_the_drafter_is_always_right(
     assert not drafter.written, "requests that left are forgotten"
 
 
-@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_perfectly_predictable_target(
     algorithm: str, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    """A target without layers says what its last token suggests; these drafters know."""
+    """A target without layers says what its last token suggests; these drafters know. The target
+    knows itself."""
     target = checkpoints.almost_bigram(tmp_path / "target", small_models["llama"], 0.0)
-    if algorithm == "EAGLE":
+    if algorithm == "STANDALONE":
+        draft = target
+    elif algorithm == "EAGLE":
         draft = checkpoints.oracle_eagle(tmp_path / "draft", target)
     else:
         draft = checkpoints.oracle_eagle3(tmp_path / "draft", target)
@@ -213,6 +216,8 @@ def test_a_perfectly_predictable_target(
     params = SamplingParams(max_tokens=1 + 5 * 6, temperature=0.0, ignore_eos=True)
     for one in llm.generate(PROMPTS, params):
         assert one.spec.histogram == [0, 0, 0, 0, 6]
+        assert one.spec.mean_acceptance_length == 4 + 1
+    assert llm.engine.stats().spec.accepted_per_pos == [6 * len(PROMPTS)] * 4
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])

@@ -1,0 +1,83 @@
+"""Rules of CONTRIBUTING.md that can be read off the syntax trees: a round reads as the algorithm,
+nobody asks for an algorithm by name, and functions and files stay short."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specengine.engine.registry import ALIASES, DRAFTERS
+from specengine.engine.round import SpeculativeRound
+from tests.test_layering import ROOT, sources
+
+NAMES = {*DRAFTERS, *ALIASES}
+# The registry, what each family is loaded by, and what tells the owner of a draft about it.
+MAY_ASK = ("specengine/engine/registry.py", "specengine/lab/")
+MOST_FUNCTION_LINES, MOST_FILE_LINES, MOST_ROUND_LINES = 50, 320, 40
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def asked_by_name(tree: ast.AST) -> Iterator[int]:
+    """Lines on which something is compared with an algorithm's name, or matched with it."""
+    for node in ast.walk(tree):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        for part in parts:
+            values = {one.value for one in ast.walk(part) if isinstance(one, ast.Constant)}
+            if any(isinstance(value, str) and value.upper() in NAMES for value in values):
+                yield getattr(node, "lineno", 0)
+
+
+def long_functions(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            if node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES:
+                yield node.name
+
+
+def test_a_round_is_one_short_function() -> None:
+    lines, _ = inspect.getsourcelines(SpeculativeRound.run)
+    assert len(lines) < MOST_ROUND_LINES
+    source = "".join(lines)
+    verbs = ["draft", "prepare(", "forward_batch_generation(", "accept(", "compact_kv(", "observe("]
+    places = [source.index(verb) for verb in verbs]
+    assert places == sorted(places), "draft, prepare, verify, accept, keep, observe"
+
+
+@pytest.mark.parametrize("path", sources(), ids=short)
+def test_nobody_asks_for_an_algorithm_by_name(path: Path) -> None:
+    if not short(path).startswith(MAY_ASK):
+        assert list(asked_by_name(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in sources() if not short(path).startswith("kernels/")], ids=short
+)
+def test_files_and_functions_are_short(path: Path) -> None:
+    """Of kernels the length is the algorithm's."""
+    text = path.read_text()
+    assert text.count("\n") <= MOST_FILE_LINES
+    assert list(long_functions(ast.parse(text))) == []
+
+
+def test_the_rules_see_breaches() -> None:
+    for source in (
+        'if spec.algorithm == "EAGLE": pass',
+        'x = name in ("ngram", "other")',
+        'match name:\n    case "NEXTN": pass',
+    ):
+        assert list(asked_by_name(ast.parse(source))), source
+    assert not list(asked_by_name(ast.parse('x = {"EAGLE": 1}; y = x == "other"')))
+    body = "\n".join("    x = 1" for _ in range(MOST_FUNCTION_LINES))
+    assert list(long_functions(ast.parse(f"def f() -> None:\n{body}"))) == ["f"]
