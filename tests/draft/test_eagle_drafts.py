@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
@@ -19,6 +20,8 @@ from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.eagle_reading import EagleReading
 
 STEPS = 3
+# The reading runs on the CPU; a GPU sums float32 in another order, and its tensor cores round more.
+TOLERANCE = 5e-3 if torch.cuda.is_available() else 1e-5
 PROMPTS = ["abcabcabcabcabc", "The quick brown fox", "x", "0123456789" * 4]
 FORMS: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
     "eagle": ("EAGLE", lambda to, target: checkpoints.eagle(to, target)),
@@ -65,13 +68,13 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
         return draft(self, batch)
 
     def watched_best(self: DraftChoice, logits_RV: Tensor, paths_RD: Tensor) -> Tensor:
-        seen[-1].levels.append((logits_RV.clone(), paths_RD))
+        seen[-1].levels.append((logits_RV.cpu().clone(), paths_RD.cpu()))
         return best(self, logits_RV, paths_RD)
 
     def watched_children(
         self: DraftChoice, logits_RV: Tensor, paths_RD: Tensor, count: int, first_node: int
     ) -> Chosen:
-        seen[-1].levels.append((logits_RV.clone(), paths_RD))
+        seen[-1].levels.append((logits_RV.cpu().clone(), paths_RD.cpu()))
         return children(self, logits_RV, paths_RD, count, first_node)
 
     monkeypatch.setattr(EagleWorker, "draft", watched_draft)
@@ -91,7 +94,7 @@ def check(rounds: list[Round], reading: EagleReading) -> int:
                     continue
                 expected = reading.logits(one.texts[row // per_request], path)[-1]
                 largest = max(1.0, float(expected.abs().max()))
-                assert float((found - expected).abs().max()) < 1e-5 * largest
+                assert float((found - expected).abs().max()) < TOLERANCE * largest
                 compared += 1
     return compared
 
@@ -100,7 +103,9 @@ def make(target: Path, algorithm: str, draft: Path, topk: int, **flags: Any) -> 
     spec = SpecConfig(
         algorithm=algorithm, draft_model_path=str(draft), num_steps=STEPS, eagle_topk=topk
     )
-    return LLM(str(target), spec, **{"dtype": "float32", "max_total_tokens": 2048, **flags})
+    # A replayed graph calls nothing that could be watched.
+    always = {"dtype": "float32", "max_total_tokens": 2048, "disable_cuda_graph": True}
+    return LLM(str(target), spec, **(always | flags))
 
 
 def run(llm: LLM, prompts: list[str] = PROMPTS, new_tokens: int = 12) -> list[list[int]]:
