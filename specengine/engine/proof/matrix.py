@@ -149,11 +149,12 @@ class EngineProof:
         return Check(f"{CHI_SQUARED} catches", label, p, "<=", MAX_MUTANT_P, note)
 
     def _engines(self, subject: Subject, state: State) -> Iterator[tuple[str, Engine]]:
-        """One for each verifier, on the same memory."""
-        parts = subject.build(self.config, state, self.loaded, self.tokens).parts
-        for name, verifier in subject.verifiers(parts.drafter).items():
+        """One for each verifier, built as it is served: on a GPU a graph may hold the round."""
+        drafter = subject.build(self.config, state, self.loaded, self.tokens).drafter
+        for name in subject.verifiers(drafter):
             if self.config.spec.verify in ("auto", name):
-                yield name, Engine(replace(parts, verifier=verifier))
+                judged = subject.verified_by(name)
+                yield name, judged.build(self.config, state, self.loaded, self.tokens)
 
     def _warm_up(self, engine: Engine, state: State) -> None:
         if state.kind == PREFIX_HIT:

@@ -14,7 +14,6 @@ from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import Shape
 from specengine.engine.registry import VERIFIERS, make_verifier
 from specengine.runner.loader.loaded_model import LoadedModel
-from specengine.target.verify.base import TreeVerifier
 
 FRESH, PREFIX_HIT, CHUNKED, RETRACTED = "fresh", "prefix hit", "chunked", "retracted"
 CROWDED = "crowded"  # all but fresh
@@ -68,7 +67,7 @@ class State:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
         here others leave as well, in the middle of what histograms look at."""
-        if not self.retracts:
+        if not self.retracts or engine.flight is not None:  # whose requests must not leave
             return
         scheduler = engine.scheduler
         scheduler.admission.demand.share = 0.0
@@ -97,24 +96,27 @@ class Subject:
         spec = self.spec
         if self.shape is not None:
             spec = SpecConfig(algorithm="NGRAM", num_draft_tokens=self.shape.num_nodes)
-        parts = build_engine(state.apply(replace(config, spec=spec)), loaded).parts
-        if self.shape is not None:
-            limit = parts.scheduler.round_limit
-            drafter: Drafter = SamplingDrafter(self.shape, tokens, parts.vocab_size, limit)
-            parts = replace(parts, drafter=drafter, verifier=make_verifier(self.spec, drafter))
-        return Engine(parts)
+        engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
+        if self.shape is None:
+            return engine
+        parts, limit = engine.parts, engine.scheduler.round_limit
+        drafter = SamplingDrafter(self.shape, tokens, parts.vocab_size, limit)
+        verifier = make_verifier(self.spec, drafter)
+        return Engine(replace(parts, drafter=drafter, verifier=verifier))
 
-    def verifiers(self, drafter: Drafter) -> dict[str, TreeVerifier]:
+    def verifiers(self, drafter: Drafter) -> list[str]:
         """The one that was asked for, or all that are lossless and can judge such drafts."""
         if self.spec.verify != "auto":
-            return {self.spec.verify: make_verifier(self.spec, drafter)}
-        found = {}
+            return [self.spec.verify]
+        found = []
         for name in VERIFIERS:
             with suppress(ConfigError):
-                verifier = make_verifier(replace(self.spec, verify=name), drafter)
-                if not verifier.is_lossy:
-                    found[name] = verifier
+                if not make_verifier(replace(self.spec, verify=name), drafter).is_lossy:
+                    found.append(name)
         return found
+
+    def verified_by(self, name: str) -> Subject:
+        return replace(self, spec=replace(self.spec, verify=name))
 
 
 PLAIN = Subject("no speculation", SpecConfig())
