@@ -23,6 +23,7 @@ def _joined_norm_kernel(
     feature_gain_ptr,
     out_ptr,
     hidden,
+    stride_ids,
     stride_embedding,
     stride_features,
     eps,
@@ -39,7 +40,7 @@ def _joined_norm_kernel(
     source = features_ptr + row * stride_features
     gain_ptr = feature_gain_ptr
     if half == 0:
-        source = embedding_ptr + tl.load(ids_ptr + row) * stride_embedding
+        source = embedding_ptr + tl.load(ids_ptr + row * stride_ids) * stride_embedding
         gain_ptr = embedding_gain_ptr
     x = tl.load(source + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
@@ -69,6 +70,7 @@ def joined_norm(
         feature_gain,
         out,
         hidden,
+        ids_T.stride(0),
         embedding.stride(0),
         features_TH.stride(0),
         eps,

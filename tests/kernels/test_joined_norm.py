@@ -8,7 +8,7 @@ from specengine.kernels.joined_norm import joined_norm
 def test_embedding_and_feature_side_by_side(device: torch.device) -> None:
     torch.manual_seed(0)
     embedding = torch.randn(30, 24, device=device)
-    ids = torch.tensor([3, 29, 0], device=device)
+    ids = torch.tensor([[3, 1], [29, 1], [0, 1]], device=device)[:, 0]
     features = torch.randn(3, 48, device=device)[:, 24:]
     gains = torch.randn(2, 24, device=device)
     given = embedding, ids, features, gains[0], gains[1], 1e-5
