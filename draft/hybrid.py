@@ -32,6 +32,7 @@ class HybridDrafter:
         self.needs_hidden = inner.needs_hidden
         self.writes_kv = inner.writes_kv
         self.emits_probs = inner.emits_probs
+        self.reads_text_alone = getattr(inner, "reads_text_alone", False)
         self.proposes_tree = inner.proposes_tree or suffix.proposes_tree
         self.max_nodes = max(inner.max_nodes, suffix.max_nodes)
 

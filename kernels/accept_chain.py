@@ -22,7 +22,7 @@ class RoundState:
     lens: Tensor  # int64 [num_rows], tokens whose KV stands
     roots: Tensor  # int64 [num_rows], the last token
     turn: Tensor  # int64 [1], which half of outcomes is this round's
-    outcomes: Tensor  # int64 [2, B, num_steps + 2], on the device or pinned: accepted, tokens
+    outcomes: Tensor  # int64 [2, B, at least K + 2], on the device or pinned: accepted, tokens
 
     @classmethod
     def of(cls, num_rows: int, batch_size: int, num_steps: int, device: torch.device) -> RoundState:

@@ -35,7 +35,7 @@ def accept_chain(
     state.lens[rows_B] = (lens_B + accepted + 1).clamp(max=context - 1).where(real, 0)
     state.roots[rows_B] = bonus.where(real, 0)
     outcome = torch.cat([accepted[:, None], chosen_BN], dim=1)
-    state.outcomes[int(state.turn), : len(rows_B)] = outcome
+    state.outcomes[int(state.turn), : len(rows_B), : outcome.shape[1]] = outcome
     return accepted
 
 

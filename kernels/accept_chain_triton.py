@@ -67,6 +67,7 @@ def _accept_chain_kernel(
     outcomes_ptr,
     accepted_ptr,
     stride_drafts,
+    stride_turn,
     stride_outcomes,
     steps,
     context,
@@ -90,7 +91,7 @@ def _accept_chain_kernel(
         accepted = tl.min(tl.where((drafts == chosen) & is_draft, BLOCK, nodes), 0).to(tl.int64)
     accepted = tl.minimum(accepted, steps)
     tl.store(accepted_ptr + request, accepted)
-    outcomes_ptr += tl.load(turn_ptr) * stride_outcomes + request * (steps + 2)
+    outcomes_ptr += tl.load(turn_ptr) * stride_turn + request * stride_outcomes
     tl.store(outcomes_ptr, accepted)
     tl.store(outcomes_ptr + 1 + nodes, chosen, mask=nodes <= steps)
     tl.store(lens_ptr + row, tl.minimum(length + accepted + 1, context - 1), mask=row != 0)
@@ -117,7 +118,7 @@ def accept_chain(
         state.outcomes,
         accepted,
         drafts_BK.stride(0),
-        state.outcomes.stride(0),
+        *state.outcomes.stride()[:2],
         nodes - 1,
         context,
         0 if simulated is None else simulated.whole,

@@ -29,6 +29,7 @@ class NgramDrafter:
     needs_hidden = False
     writes_kv = False
     emits_probs = False
+    reads_text_alone = True
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         _check(spec)

@@ -28,6 +28,7 @@ class SuffixDrafter:
     needs_hidden = False
     writes_kv = False
     emits_probs = False
+    reads_text_alone = True
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         self.max_nodes = spec.max_nodes

@@ -88,6 +88,15 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class TextDrafter(Protocol):
+    """A drafter of chains that looks at the text of requests and at nothing else: `observe` may be
+    left out, and rounds run on the device but for the drafting."""
+
+    reads_text_alone: bool
+    max_nodes: int
+
+
+@runtime_checkable
 class RowDrafter(Protocol):
     """A drafter of chains that needs nothing from the host in a round, so that a graph can hold the
     whole of it. Both methods are captured: they may not wait for the device, nor branch on what is

@@ -27,6 +27,7 @@ class Flight:
     """A round on its way. What it decides is in `outcome` once `landed` has passed."""
 
     reqs: list[Req]
+    num_drafted: list[int]
     outcome: Tensor  # int64 [B, num_steps + 2], pinned: accepted drafts, the target's tokens
     landed: torch.cuda.Event
 
@@ -39,14 +40,15 @@ class GraphRound:
     was decided follows in an asynchronous copy. So the host may launch the next round of the same
     requests before it knows what came of this one, as long as each has slots for both.
 
-    For greedy requests whose tokens nobody edits, and chains of a fixed number of steps.
+    For greedy requests whose tokens nobody edits, and chains. There is a graph for each batch size
+    and each number of steps; none at all is plain decoding.
     """
 
     def __init__(
         self,
         worker: TpModelWorker,
         drafter: RowDrafter,
-        num_steps: int,
+        steps: list[int],
         batch_sizes: list[int],
         padding: bool = True,
         simulated_length: float | None = None,
@@ -55,16 +57,16 @@ class GraphRound:
         every round, for measuring speed."""
         self.runner = worker.runner
         self.drafter = drafter
-        self.num_steps = num_steps
+        self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding = padding
         self.simulated = None
         if simulated_length is not None:
             self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
-        self.captured: dict[int, torch.cuda.CUDAGraph] = {}
+        self.captured: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by size and steps
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
-        self.state = RoundState.of(num_rows, largest, num_steps, device)
+        self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
         self._turn = 0  # state.turn, as the device will have it after the last launch
@@ -76,7 +78,7 @@ class GraphRound:
     @property
     def num_nodes(self) -> int:
         """Of each request in a round: the most tokens that it gains."""
-        return self.num_steps + 1
+        return self.steps[-1] + 1
 
     def capture(self) -> None:
         start = perf_counter()
@@ -84,24 +86,25 @@ class GraphRound:
         free_before, _ = torch.cuda.mem_get_info()
         with without_garbage_collection():
             for bs in reversed(self.batch_sizes):
-                run = partial(self.run, self.rows[:bs])
-                self.captured[bs], _ = capture(run, pool)
-                self.counters["captures"] += 1
+                for steps in self.steps:
+                    run = partial(self.run, self.rows[:bs], steps)
+                    self.captured[bs, steps], _ = capture(run, pool)
+                    self.counters["captures"] += 1
         self.state.turn.zero_()
         logger.info(
-            "captured %d round graphs of %d drafts in %.1f s, %.2f GiB",
-            len(self.batch_sizes),
-            self.num_steps,
+            "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
+            len(self.captured),
+            self.steps,
             perf_counter() - start,
             (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
         )
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor) -> None:
+    def run(self, rows_B: Tensor, num_steps: int) -> None:
         """One round of the requests in these rows of the page table."""
         lens_B, roots_B = begin_round(self.state, rows_B)
         rows = RowBatch(rows_B, lens_B, roots_B)
-        drafts_BK = self.drafter.draft_rows(rows, self.num_steps)
+        drafts_BK = self.drafter.draft_rows(rows, num_steps)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
         output = self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
         chosen_BN = output.best.view(tokens_BN.shape)
@@ -113,7 +116,7 @@ class GraphRound:
         """Whether the batch is of the kind that the graphs were made for."""
         if batch.batch_size > self.batch_sizes[-1]:
             reason = "batch larger than any captured"
-        elif not self.padding and batch.batch_size not in self.captured:
+        elif not self.padding and batch.batch_size not in self.batch_sizes:
             reason = "batch size not captured, padding off"
         elif not batch.sampling.is_plain or batch.sampling.max_logprobs is not None:
             reason = "sampling, edited logits or logprobs"
@@ -132,30 +135,32 @@ class GraphRound:
         """Whether `count` tokens past those that stand have slots, or lie past the context."""
         return req.reserved_len >= min(req.kv_len + count, self.table.shape[1])
 
-    def launch(self, reqs: list[Req]) -> Flight:
-        """Fly requests whose state the host knows."""
+    def launch(self, reqs: list[Req], num_drafted: list[int]) -> Flight:
+        """Fly requests whose state the host knows. num_drafted: of each, at most steps[-1]."""
         state = [[_row(req), req.kv_len, req.last_token] for req in reqs]
         rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows] = lens, roots
-        return self._fly(reqs)
+        return self._fly(reqs, num_drafted)
 
-    def follow(self, reqs: list[Req]) -> Flight | None:
+    def follow(self, reqs: list[Req], num_drafted: list[int]) -> Flight | None:
         """Fly requests of the flight before, whatever comes of it."""
-        fits = self.padding or len(reqs) in self.captured
-        return self._fly(reqs) if fits else None
+        fits = self.padding or len(reqs) in self.batch_sizes
+        return self._fly(reqs, num_drafted) if fits else None
 
-    def _fly(self, reqs: list[Req]) -> Flight:
+    def _fly(self, reqs: list[Req], num_drafted: list[int]) -> Flight:
         bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))]
+        steps = self.steps[bisect.bisect_left(self.steps, max(num_drafted))]
         rows = [_row(req) for req in reqs] + [0] * (bs - len(reqs))
         if rows != self._flown:
             self.rows[:bs].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows
-        self.captured[bs].replay()
+        self.captured[bs, steps].replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         landed.record()
-        return Flight(reqs, self.state.outcomes[self._turn, : len(reqs)], landed)
+        outcome = self.state.outcomes[self._turn, : len(reqs), : steps + 2]
+        return Flight(reqs, num_drafted, outcome, landed)
 
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
@@ -164,7 +169,8 @@ class GraphRound:
         return VerifyResult(
             tokens=[row[1 : row[0] + 2] for row in rows],
             num_accepted=[row[0] for row in rows],
-            num_drafted=[self.num_steps] * len(rows),
+            # The padding of a short draft is a draft too, where it happens to be right.
+            num_drafted=[max(n, row[0]) for n, row in zip(flight.num_drafted, rows, strict=True)],
             kv_keep=None,
             is_lossy=self.simulated is not None,
         )

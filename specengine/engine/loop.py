@@ -17,9 +17,11 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.spec import Drafter, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.detokenizer import Detokenizer
+from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.graph_round import Flight, GraphRound
+from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.round import SpeculativeRound
 from specengine.runner.worker import TpModelWorker
@@ -154,7 +156,7 @@ class Engine:
             if batch.forward_mode.is_prefill():
                 self._prefill(batch)
             elif self._can_fly(batch):
-                self.flight = self._graph_round.launch(batch.reqs)
+                self._launch(batch)
             else:
                 self._commit(batch.reqs, self.round.run(batch))
             self._release_drafts()
@@ -164,11 +166,23 @@ class Engine:
         is_seen = bool(self.round.recorders)
         return self.graph_round is not None and not is_seen and self.graph_round.can_run(batch)
 
+    def _launch(self, batch: ScheduleBatch) -> None:
+        """A drafter on the device leaves a flight behind; drafts of the host need this round's
+        tokens for the next, so that it lands at once."""
+        flying, reqs = self._graph_round, batch.reqs
+        if not isinstance(flying.drafter, HostDrafts):
+            self.flight = flying.launch(reqs, [flying.steps[-1]] * len(reqs))
+            return
+        proposal = draft_within_limits(self.drafter, batch)
+        flying.drafter.set(proposal)
+        self._commit(reqs, flying.land(flying.launch(reqs, proposal.num_drafted)))
+
     def _follow(self, flight: Flight) -> Flight | None:
         if self.parts.config.schedule.disable_overlap_schedule:
             return None
         reqs = self.scheduler.follow(flight.reqs, 2 * self._graph_round.num_nodes)
-        return self._graph_round.follow(reqs) if reqs else None
+        steps = [self._graph_round.steps[-1]] * len(reqs)
+        return self._graph_round.follow(reqs, steps) if reqs else None
 
     def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
         self.scheduler.commit_round(reqs, result)

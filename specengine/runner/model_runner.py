@@ -19,6 +19,7 @@ from specengine.core.interfaces import (
     RowsOutput,
 )
 from specengine.kernels.row_places import row_places
+from specengine.runner.extend_graphs import ExtendGraphRunner
 from specengine.runner.graphs import DecodeGraphRunner
 
 logger = logging.getLogger(__name__)
@@ -54,15 +55,20 @@ class ModelRunner:
         self.attn_backend = attn_backend
         self.capture_layers = capture_layers
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
+        self.extend_graph: ExtendGraphRunner | None = None  # likewise
         self.num_eager = 0  # forwards that no graph served
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
-        """Capture decode graphs, large to small. Does nothing where graphs do not exist (CPU)."""
+        """Capture graphs of decode steps and, with padding, of short prefills. Does nothing where
+        graphs do not exist (CPU)."""
         if self.device.type != "cuda" or not batch_sizes:
             return
         self.graph = DecodeGraphRunner(self, batch_sizes, padding)
         self.graph.capture()
+        if padding:
+            self.extend_graph = ExtendGraphRunner(self)
+            self.extend_graph.capture()
 
     def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
         on_device = ForwardBatch.init_new(
@@ -133,6 +139,8 @@ class ModelRunner:
         if isinstance(batch, ModelWorkerBatch):
             if self.graph is not None and self.graph.can_run(batch):
                 return self.graph.replay(batch)
+            if self.extend_graph is not None and self.extend_graph.can_run(batch):
+                return self.extend_graph.replay(batch)
             batch = self.new_forward_batch(batch)
         return self.forward_eager(batch, skip_attn_backend_init)
 

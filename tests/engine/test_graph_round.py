@@ -54,7 +54,11 @@ def drafts(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         "EAGLE": oracle_eagle(folder / "eagle", target, noise=0.3),
         "EAGLE3": oracle_eagle3(folder / "eagle3", target, 250, focus=20.0),
     }
-    specs: dict[str, SpecConfig | None] = {"plain": None}
+    specs: dict[str, SpecConfig | None] = {
+        "plain": None,
+        "NGRAM": SpecConfig(algorithm="NGRAM", ngram_min_match=1),
+        "SUFFIX": SpecConfig(algorithm="SUFFIX", num_draft_tokens=6),
+    }
     for name, path in paths.items():
         specs[name] = SpecConfig(algorithm=name, draft_model_path=str(path), num_steps=3)
     return specs
@@ -72,7 +76,7 @@ def on_the_cpu(llm: LLM) -> GraphRound:
     for runner in (worker.runner, getattr(drafter, "runner", worker.runner)):
         runner.attn_backend = backend
     assert drafter.row_steps is not None
-    return GraphRound(worker, drafter, drafter.row_steps, [4])
+    return GraphRound(worker, drafter, [drafter.row_steps], [4])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
@@ -100,7 +104,7 @@ def test_rounds_without_the_host(
     found = [list(req.output_ids) for req in batch.reqs]
     accepted: list[list[int]] = [[] for _ in batch.reqs]
     while min(map(len, found)) < NEW_TOKENS:
-        flying.run(rows)
+        flying.run(rows, flying.steps[-1])
         outcome = state.outcomes[int(state.turn), : len(found)]
         for i, row in enumerate(outcome.tolist()):
             accepted[i].append(row[0])
@@ -117,7 +121,7 @@ def test_rounds_without_the_host(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:
     @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
-    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
+    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "NGRAM", "SUFFIX"])
     def test_graphs_change_nothing(
         self, name: str, overlap: bool, target: Path, drafts: dict[str, SpecConfig | None]
     ) -> None:

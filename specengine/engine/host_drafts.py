@@ -1,0 +1,35 @@
+"""Drafts that come from the host into rounds that run on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch
+from specengine.core.interfaces import RowsOutput
+from specengine.core.spec import DraftProposal
+
+
+class HostDrafts:
+    """A core.spec.RowDrafter whose drafts are `set` before each round. Shorter ones are padded with
+    token 0, which stands where the target chooses it."""
+
+    def __init__(self, batch_size: int, num_steps: int, device: torch.device) -> None:
+        self.row_steps = num_steps
+        self.tokens = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
+
+    def set(self, proposal: DraftProposal) -> None:
+        """Chains, in the order of the round's requests."""
+        drafts_BK = proposal.tokens[:, 1:]
+        size, steps = drafts_BK.shape
+        if steps:
+            # From pageable memory: the call returns when the drafts have been read.
+            self.tokens[:size, :steps].copy_(drafts_BK)
+
+    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+        return self.tokens[: len(rows.rows_B), :num_steps]
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """The host learns from the text."""
