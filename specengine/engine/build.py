@@ -70,10 +70,13 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
     return LoadedModel(source, config, cast(DecoderModel, model), tokenizer)
 
 
-def build_engine(config: EngineConfig, loaded: LoadedModel | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, loaded: LoadedModel | None = None, phases: Phases | None = None
+) -> Engine:
     """The engine of a configuration. `loaded` lends the weights of an earlier one, whose model
-    section must be the same. Raises ConfigError, ModelLoadError or OutOfMemoryError."""
-    phases = Phases()
+    section must be the same; `phases` goes on counting. Raises ConfigError, ModelLoadError or
+    OutOfMemoryError."""
+    phases = phases or Phases()
     loaded = loaded or load(config, phases)
     config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
     draft = load_draft(config, loaded, phases)

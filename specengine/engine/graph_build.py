@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from specengine.core.config import EngineConfig
@@ -10,17 +12,26 @@ from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.loop import EngineParts
 
+logger = logging.getLogger(__name__)
+
+_NO_GRAPHS = "no graphs of whole rounds: %s"
+
 
 def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
     """None without graphs, where somebody looks at rounds, where the drafter needs the host, and
     where the verifier does more than compare greedy tokens."""
     sizes, forced = config.graph.cuda_graph_bs, config.spec.simulate_accept_length
-    if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
+    if config.graph.disable_cuda_graph or sizes is None:
+        return None
+    if config.trace.trace is not None:
+        logger.info(_NO_GRAPHS, "rounds are traced")
         return None
     found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device)
     if found is None:
+        logger.info(_NO_GRAPHS, "the drafter needs the host in the middle of a round")
         return None
     if getattr(parts.verifier, "is_lossy", True) and forced is None:
+        logger.info(_NO_GRAPHS, "the verifier does more than compare tokens")
         return None
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found

@@ -16,6 +16,7 @@ from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import RowDrafter, VerifyResult
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
+from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
@@ -128,7 +129,7 @@ class GraphRound:
             reason = "memory nearly full"
         else:
             return True
-        self.counters[f"fallback: {reason}"] += 1
+        count_fallback(self.counters, "round", reason)
         return False
 
     def has_slots(self, req: Req, count: int) -> bool:

@@ -24,6 +24,7 @@ from specengine.engine.graph_round import Flight, GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.round import SpeculativeRound
+from specengine.runner.graph_counters import GraphStats, count_fallback
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler
 
@@ -163,8 +164,12 @@ class Engine:
         return self._collect()
 
     def _can_fly(self, batch: ScheduleBatch) -> bool:
-        is_seen = bool(self.round.recorders)
-        return self.graph_round is not None and not is_seen and self.graph_round.can_run(batch)
+        if self.graph_round is None:
+            return False
+        if self.round.recorders:
+            count_fallback(self.graph_round.counters, "round", "somebody looks at rounds")
+            return False
+        return self.graph_round.can_run(batch)
 
     def _launch(self, batch: ScheduleBatch) -> None:
         """A drafter on the device leaves a flight behind; drafts of the host need this round's
@@ -195,7 +200,7 @@ class Engine:
         return self.graph_round
 
     def stats(self) -> EngineStats:
-        scheduler, graphs = self.scheduler, (self.parts.worker.runner.graph, self.graph_round)
+        scheduler, graphs = self.scheduler, self._graph_stats()
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -205,10 +210,16 @@ class Engine:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_generated_tokens=scheduler.num_generated_tokens,
             num_retractions=scheduler.num_retractions,
-            num_graph_forwards=sum(g.counters["replays"] for g in graphs if g is not None),
+            num_graph_forwards=sum(one.replays for one in graphs.values()),
             num_eager_forwards=self.parts.worker.runner.num_eager,
+            graphs=graphs,
             spec=scheduler.spec_totals,
         )
+
+    def _graph_stats(self) -> dict[str, GraphStats]:
+        runner = self.parts.worker.runner
+        kinds = {"decode": runner.graph, "prefill": runner.extend_graph, "round": self.graph_round}
+        return {kind: GraphStats.of(one.counters) for kind, one in kinds.items() if one is not None}
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())

@@ -7,6 +7,7 @@ from typing import Any
 
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.spec import SpecTotals
+from specengine.runner.graph_counters import GraphStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class EngineStats:
     num_retractions: int = 0
     num_graph_forwards: int = 0
     num_eager_forwards: int = 0
+    graphs: dict[str, GraphStats] = field(default_factory=dict)  # by kind: decode, prefill, round
     spec: SpecTotals = field(default_factory=SpecTotals)
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
 
 if TYPE_CHECKING:
@@ -150,13 +151,19 @@ class ExtendGraphRunner:
         )
 
     def can_run(self, batch: ModelWorkerBatch) -> bool:
-        return (
-            batch.forward_mode is ForwardMode.EXTEND
-            and 0 < batch.num_tokens <= self.sizes[-1]
-            and batch.batch_size <= MAX_REQUESTS
-            and batch.logits_rows is not None
-            and len(batch.logits_rows) <= MAX_REQUESTS
-        )
+        """Whether a captured graph serves this prefill. Where none does, counts the reason."""
+        if batch.forward_mode is not ForwardMode.EXTEND or batch.num_tokens == 0:
+            return False
+        if batch.num_tokens > self.sizes[-1]:
+            reason = "more tokens than any captured"
+        elif batch.batch_size > MAX_REQUESTS:
+            reason = "more requests than captured"
+        elif batch.logits_rows is None or len(batch.logits_rows) > MAX_REQUESTS:
+            reason = "logits of every token"
+        else:
+            return True
+        count_fallback(self.counters, "prefill", reason)
+        return False
 
     def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one prefill. The output views the graph's buffers: read it before the next replay."""

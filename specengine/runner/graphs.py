@@ -16,6 +16,7 @@ import torch
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.runner.graph_counters import count_fallback
 
 if TYPE_CHECKING:
     from specengine.runner.model_runner import ModelRunner
@@ -145,7 +146,10 @@ class DecodeGraphRunner:
         )
 
     def can_run(self, batch: ModelWorkerBatch) -> bool:
-        """Whether a captured graph serves this batch; counts the reason where none does."""
+        """Whether a captured graph serves this batch. Where none does, counts the reason; prefills
+        are not its business."""
+        if batch.forward_mode is ForwardMode.EXTEND:
+            return False
         if not batch.forward_mode.is_decode():
             reason = f"mode {batch.forward_mode.name}"
         elif batch.batch_size > self.batch_sizes[-1]:
@@ -154,7 +158,7 @@ class DecodeGraphRunner:
             reason = "batch size not captured, padding off"
         else:
             return True
-        self.counters[f"fallback: {reason}"] += 1
+        count_fallback(self.counters, "decode", reason)
         return False
 
     def replay_prepare(self, batch: ModelWorkerBatch) -> CapturedDecode:

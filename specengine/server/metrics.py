@@ -84,6 +84,7 @@ class EngineCollector(Collector):
         yield from _gauges(stats)
         yield from _counters(stats)
         yield _accepted_per_position(stats)
+        yield from _graphs(stats)
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -130,3 +131,21 @@ def _accepted_per_position(stats: EngineStats) -> Metric:
     for position, count in enumerate(stats.spec.accepted_per_pos):
         family.add_metric([str(position)], count)
     return family
+
+
+def _graphs(stats: EngineStats) -> Iterable[Metric]:
+    captures, replays, fallbacks = (
+        CounterMetricFamily(PREFIX + "graph_captures", "CUDA graphs captured", labels=["graph"]),
+        CounterMetricFamily(PREFIX + "graph_replays", "CUDA graphs replayed", labels=["graph"]),
+        CounterMetricFamily(
+            PREFIX + "graph_fallbacks",
+            "Batches that no graph of this kind served, by reason",
+            labels=["graph", "reason"],
+        ),
+    )
+    for kind, one in stats.graphs.items():
+        captures.add_metric([kind], one.captures)
+        replays.add_metric([kind], one.replays)
+        for reason, count in one.fallbacks.items():
+            fallbacks.add_metric([kind, reason], count)
+    return captures, replays, fallbacks

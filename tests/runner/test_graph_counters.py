@@ -1,0 +1,27 @@
+"""Counters of graphs: a reason is logged once and counted always."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+
+from specengine.runner.graph_counters import GraphStats, count_fallback
+
+
+def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    counters: Counter[str] = Counter(captures=2, replays=7)
+    with caplog.at_level(logging.INFO):
+        for reason in ("grammar", "grammar", "memory nearly full", "grammar"):
+            count_fallback(counters, "round", reason)
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.split(" (")[0] for line in told] == [
+        "a batch without a round graph: grammar",
+        "a batch without a round graph: memory nearly full",
+    ]
+    assert GraphStats.of(counters) == GraphStats(2, 7, {"grammar": 3, "memory nearly full": 1})
+
+
+def test_nothing_has_happened_yet() -> None:
+    assert GraphStats.of(Counter()) == GraphStats(0, 0, {})
