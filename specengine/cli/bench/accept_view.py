@@ -8,14 +8,11 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
+from specengine.cli.bench.tables import show_sheets
 from specengine.lab.accept.report import Report
-from specengine.lab.accept.sheet import Sheet
 from specengine.lab.accept.sheets import sheets
 from specengine.lab.environment import environment_line
-
-_WIDE = 200  # columns, where nobody looks on
 
 
 class Display:
@@ -61,21 +58,4 @@ class Display:
 
 
 def show(report: Report) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
-    console.print(f"[bold]{report.title}[/]")
-    console.print(environment_line(report.environment), highlight=False)
-    for sheet in sheets(report):
-        console.print()
-        console.print(_table(sheet))
-
-
-def _table(sheet: Sheet) -> Table:
-    table = Table(title=sheet.title, caption=sheet.note or None, caption_justify="left")
-    table.title_justify = "left"
-    for column in sheet.columns:
-        table.add_column(column)
-    for row in sheet.rows:
-        table.add_row(*(cell.replace("[", "\\[") for cell in row))
-    return table
+    show_sheets(report.title, environment_line(report.environment), sheets(report))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from specengine.lab.accept.markdown import markdown
 from specengine.lab.accept.plots import check_matplotlib, draw_plots
-from specengine.lab.accept.report import Report, write_text
+from specengine.lab.accept.report import Report
+from specengine.lab.files import write_text
 
 
 @dataclass(frozen=True)

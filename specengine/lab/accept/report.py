@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from specengine.core.errors import ConfigError
 from specengine.lab.accept.speed import Speed
 from specengine.lab.accept.summary import Difference, Summary
+from specengine.lab.files import finite
 
 DEFINITION = (
     "τ, the accepted length, is the mean number of tokens that a round emits, the bonus token "
@@ -83,24 +80,4 @@ class Report:
             "intervals": INTERVALS,
         }
         whole = {"title": self.title, "definitions": definitions, **asdict(self)}
-        return json.dumps(_finite(whole), indent=1, ensure_ascii=False) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """In one piece. Raises ConfigError where that cannot be done."""
-    half = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(text, encoding="utf-8")
-        os.replace(half, path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN: null stands for it."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return json.dumps(finite(whole), indent=1, ensure_ascii=False) + "\n"

@@ -56,7 +56,7 @@ def measure_speed(
     for repeat in range(plan.repeats + 1):
         order = (setting, plain) if repeat % 2 else (plain, setting)
         for engine in order:
-            timing = _run(engine, prompts, params, plan.batch_size, on_answer)
+            timing = run_batches(engine, prompts, params, plan.batch_size, on_answer)
             if repeat:
                 rates[engine].append(timing.tokens / timing.seconds)
             if engine is setting:
@@ -80,7 +80,7 @@ class Timing:
     spec: SpecStats = field(default_factory=SpecStats)
 
 
-def _run(
+def run_batches(
     engine: Engine,
     prompts: Sequence[list[int]],
     params: SamplingParams,
