@@ -1,0 +1,62 @@
+"""How often drafts stand, by their place in the draft."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+_PRIOR = 0.7  # of the first place; each further one is expected to be like the one before it
+_PRIOR_COUNT = 4.0
+_MEMORY = 200  # drafts
+_MEMORY_ROUNDS = 16  # where a round has many drafts
+
+
+class Acceptance:
+    """Of each place, the chance that a draft stands there, given that those above it do: a running
+    share with exponential forgetting, which begins with a Beta prior.
+
+    It learns from what came of past rounds, and nothing of a round that is not verified yet, so
+    that acting on it biases no sampled draft.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.tried = [0.0] * depth
+        self.stood = [0.0] * depth
+        self._prior = [_PRIOR_COUNT] * depth
+        self._asked = self._drafting = _PRIOR_COUNT  # requests
+
+    def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """One round that was to draft, by request: levels drafted, and how many of them stood."""
+        pairs = Counter(zip(drafted, accepted, strict=True))
+        drafting = sum(count for (levels, _), count in pairs.items() if levels)
+        self._asked = _kept(len(drafted)) * self._asked + len(drafted)
+        self._drafting = _kept(len(drafted)) * self._drafting + drafting
+        for place in range(len(self.tried)):
+            tried = stood = 0
+            for (levels, kept), count in pairs.items():
+                if levels > place and kept >= place:
+                    tried += count
+                    stood += count if kept > place else 0
+            if tried:
+                self.tried[place] = _kept(tried) * self.tried[place] + tried
+                self.stood[place] = _kept(tried) * self.stood[place] + stood
+                self._prior[place] *= _kept(tried)
+
+    @property
+    def coverage(self) -> float:
+        """The share of requests that have a draft in such a round."""
+        return self._drafting / self._asked
+
+    def chances(self) -> list[float]:
+        """[depth], in 0..1."""
+        chances: list[float] = []
+        expected = _PRIOR
+        for tried, stood, prior in zip(self.tried, self.stood, self._prior, strict=True):
+            expected = (stood + prior * expected) / (tried + prior)
+            chances.append(expected)
+        return chances
+
+
+def _kept(count: int) -> float:
+    """The share of what is known that stays beside so many new outcomes."""
+    return max(1.0 - count / _MEMORY, 1.0 - 1.0 / _MEMORY_ROUNDS)

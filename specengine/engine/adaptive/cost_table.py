@@ -1,0 +1,112 @@
+"""What a round costs, by its batch size and the depth of its drafts."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from specengine.core.errors import ConfigError
+
+Curve = dict[int, float]
+
+_FORM = '{"seconds": {"1": {"0": 0.0031, "3": 0.0042}, "8": {"0": 0.0033, "3": 0.0047}}}'
+
+
+class Costs(Protocol):
+    """Seconds of rounds, as far as they are known."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether rounds that run teach nothing more."""
+        ...
+
+    def of(self, batch_size: int, depth: float) -> float | None:
+        """depth: num_steps, or the mean of it where requests draft differently."""
+        ...
+
+    def is_settled(self, batch_size: int, num_steps: int) -> bool:
+        """Whether the cost is known well enough to act on."""
+        ...
+
+
+class StepCosts:
+    """Seconds of a round by batch size and num_steps, measured beforehand.
+
+    A file of it is a JSON object: `seconds` maps batch sizes to objects that map num_steps to
+    seconds, 0 (plain decoding) and at least one more in each. Other keys are left alone.
+    """
+
+    is_fixed = True
+
+    def __init__(self, seconds: Mapping[int, Mapping[int, float]]) -> None:
+        """Raises ValueError for a table that gives no answer."""
+        self.seconds: dict[int, Curve] = {
+            size: dict(sorted(seconds[size].items())) for size in sorted(seconds)
+        }
+        if not self.seconds or min(self.seconds) < 1:
+            raise ValueError("it needs batch sizes of at least 1")
+        for size, curve in self.seconds.items():
+            if 0 not in curve or len(curve) < 2 or min(curve) < 0:
+                raise ValueError(f"batch size {size} needs num_steps 0 and at least one more")
+            if not all(math.isfinite(value) and value > 0 for value in curve.values()):
+                raise ValueError(f"batch size {size}: seconds must be above 0")
+
+    @classmethod
+    def read(cls, path: Path) -> StepCosts:
+        """Raises ConfigError."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))["seconds"]
+            return cls(
+                {
+                    int(size): {int(steps): float(value) for steps, value in curve.items()}
+                    for size, curve in raw.items()
+                }
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"--speculative-cost-table {path}: no table of round costs ({error}); it looks "
+                f"like {_FORM}, in seconds by batch size and num_steps"
+            ) from error
+
+    def write(self, path: Path, **notes: object) -> None:
+        """notes: what the table was measured on."""
+        path.write_text(json.dumps({**notes, "seconds": self.seconds}, indent=1), encoding="utf-8")
+
+    def of(self, batch_size: int, depth: float) -> float:
+        """On straight lines between what was measured, and beyond it; never below the nearest
+        measurement there."""
+        curve = {size: along(row, depth) for size, row in self.seconds.items()}
+        return along(curve, batch_size)
+
+    def is_settled(self, batch_size: int, num_steps: int) -> bool:
+        return True
+
+
+def along(curve: Curve, place: float) -> float:
+    """The value of a curve (keys ascending) at a place of it, or beside it. Of a single point, that
+    of the point."""
+    places = list(curve)
+    if len(places) == 1:
+        return curve[places[0]]
+    index = min(max(bisect_left(places, place), 1), len(places) - 1)
+    low, high = places[index - 1], places[index]
+    slope = (curve[high] - curve[low]) / (high - low)
+    if place > high:
+        return curve[high] + max(slope, 0.0) * (place - high)
+    if place < low:
+        return curve[low]
+    return curve[low] + slope * (place - low)
+
+
+def measure(
+    time_of: Callable[[int, int], float], batch_sizes: Iterable[int], steps: Iterable[int]
+) -> StepCosts:
+    """time_of(batch_size, num_steps): seconds of one such round. From large to small, as graphs are
+    captured. steps: 0 and at least one more."""
+    wanted = sorted(set(steps))
+    sizes = sorted(set(batch_sizes), reverse=True)
+    return StepCosts({size: {k: time_of(size, k) for k in wanted} for size in sizes})
