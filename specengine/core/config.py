@@ -144,8 +144,17 @@ class SpecConfig(Section):
     algorithm: str | None = option(
         None, "how to draft: NGRAM, SUFFIX, STANDALONE, EAGLE, EAGLE3 or MTP; default: not at all"
     )
-    draft_model_path: str | None = option(None, "draft model: a directory, hub id or built-in name")
+    draft_model_path: str | None = option(
+        None,
+        "draft model: a directory, hub id or built-in name; default: the one that ships, if any",
+    )
     num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")
+    adaptive: bool = option(
+        False, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
+    )
+    cost_table: str | None = option(
+        None, "JSON file of round costs for adaptive; default: learned from the rounds"
+    )
     eagle_topk: int = option(1, "branches a draft model tries a token; 1 drafts a chain")
     num_draft_tokens: int | None = option(
         None, "nodes sent to verification, root included; default 8, for a model's chain steps + 1"
@@ -197,7 +206,8 @@ class SpecConfig(Section):
             "must be at least 2, the root and one draft; leave --speculative-algorithm out for "
             "plain decoding",
         )
-        self._require(self.draft_model_path != "", "draft_model_path", "must not be empty")
+        for name in ("draft_model_path", "cost_table"):
+            self._require(getattr(self, name) != "", name, "must not be empty")
         self._at_least(1, "num_steps", "eagle_topk", "simulate_accept_length")
         self._at_least(1, "ngram_branches", "ngram_min_match", "ngram_corpus_tokens")
         self._require(

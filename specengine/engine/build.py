@@ -13,7 +13,9 @@ from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
+from specengine.engine.adaptive.build import make_adaptive
 from specengine.engine.detokenizer import IncrementalDecoder
+from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_graph_round
@@ -151,9 +153,9 @@ def _assemble(
 
     scheduler = Scheduler(policy, ledger, vocab_size, loaded.device, make_decoder)
     num_rows = memory.rows.req_to_token.shape[0]
-    drafter = make_drafter(
-        DraftContext(config.spec, scheduler.round_limit, draft_runners, num_rows)
-    )
+    limit = NodeLimit(scheduler.round_limit)
+    drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
+    verifier = make_verifier(config.spec, drafter)
     return Engine(
         EngineParts(
             config=config,
@@ -165,9 +167,10 @@ def _assemble(
             worker=worker,
             scheduler=scheduler,
             drafter=drafter,
-            verifier=traced_verifier(config.trace, make_verifier(config.spec, drafter)),
+            verifier=traced_verifier(config.trace, verifier),
             sample_prefill=sample_prefill,
             grammars=GrammarCompiler(tokenizer, vocab_size, loaded.source.eos_token_ids),
+            adaptive=make_adaptive(config, drafter, verifier, limit),
         )
     )
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.request import Req
 from specengine.core.spec import Drafter, DraftProposal
 from specengine.draft.empty import EmptyDrafter
 from specengine.engine.draft_nodes import keep_nodes
 
 
-def draft_within_limits(drafter: Drafter, batch: ScheduleBatch) -> DraftProposal:
-    """What the drafter proposes, cut to the depth that each request allows. Where nobody wants a
-    draft, the drafter is not asked for one.
+@dataclass(eq=False)
+class NodeLimit:
+    """The most nodes, root included, that a request can use in this round."""
 
-    The cut depends on the parameters of the requests alone, not on what was drafted: it biases no
-    sampled draft.
+    of_request: Callable[[Req], int]
+    most: int | None = None  # of any request
+
+    def __call__(self, req: Req) -> int:
+        limit = self.of_request(req)
+        return limit if self.most is None else min(limit, self.most)
+
+
+def draft_within_limits(
+    drafter: Drafter, batch: ScheduleBatch, most: int | None = None
+) -> DraftProposal:
+    """What the drafter proposes, cut to the depth that each request allows, and to `most` levels.
+    Where nobody wants a draft, the drafter is not asked for one.
+
+    The cut depends on the parameters of the requests and on earlier rounds, not on what was
+    drafted: it biases no sampled draft.
     """
-    limits = [req.sampling.speculative.max_depth for req in batch.reqs]
+    limits = [_lower(req.sampling.speculative.max_depth, most) for req in batch.reqs]
     if all(limit == 0 for limit in limits):
         return EmptyDrafter().draft(batch)
     return cut_to_depth(drafter.draft(batch), limits)
@@ -38,6 +53,10 @@ def cut_to_depth(proposal: DraftProposal, limits: Sequence[int | None]) -> Draft
         for row, (count, limit) in zip(parents, pairs, strict=True)
     ]
     return keep_nodes(proposal, kept, parents)
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
 def _down_to(limit: int, parents: list[int]) -> list[int]:

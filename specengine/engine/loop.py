@@ -16,6 +16,7 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import Drafter, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
+from specengine.engine.adaptive.round import AdaptiveRound
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.grammar.compiler import GrammarCompiler
@@ -45,6 +46,7 @@ class EngineParts:
     verifier: Verifier
     sample_prefill: Callable[[LogitsOutput, ScheduleBatch], PrefillResult]
     grammars: GrammarCompiler
+    adaptive: AdaptiveRound | None = None
 
 
 @dataclass(eq=False)
@@ -159,9 +161,16 @@ class Engine:
             elif self._can_fly(batch):
                 self._launch(batch)
             else:
-                self._commit(batch.reqs, self.round.run(batch))
+                self._commit(batch.reqs, self._run(batch))
             self._release_drafts()
         return self._collect()
+
+    def _run(self, batch: ScheduleBatch) -> VerifyResult:
+        """Rounds that somebody looks at keep their depth."""
+        adaptive = self.parts.adaptive
+        if adaptive is None or self.round.recorders:
+            return self.round.run(batch)
+        return adaptive.run(self.round, batch)
 
     def _can_fly(self, batch: ScheduleBatch) -> bool:
         if self.graph_round is None:
@@ -214,6 +223,7 @@ class Engine:
             num_eager_forwards=self.parts.worker.runner.num_eager,
             graphs=graphs,
             spec=scheduler.spec_totals,
+            depth=None if self.parts.adaptive is None else self.parts.adaptive.steps.current,
         )
 
     def _graph_stats(self) -> dict[str, GraphStats]:

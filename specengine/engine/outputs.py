@@ -7,6 +7,7 @@ from typing import Any
 
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.spec import SpecTotals
+from specengine.engine.adaptive.choice import Decision
 from specengine.runner.graph_counters import GraphStats
 
 
@@ -60,6 +61,7 @@ class EngineStats:
     num_eager_forwards: int = 0
     graphs: dict[str, GraphStats] = field(default_factory=dict)  # by kind: decode, prefill, round
     spec: SpecTotals = field(default_factory=SpecTotals)
+    depth: Decision | None = None  # of drafts, where it is chosen
 
     @property
     def kv_usage(self) -> float:

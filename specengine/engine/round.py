@@ -24,8 +24,9 @@ class SpeculativeRound:
         self.verifier = verifier
         self.recorders: list[RoundRecorder] = []
 
-    def run(self, batch: ScheduleBatch) -> VerifyResult:
-        drafted = constrain(batch, draft_within_limits(self.drafter, batch))
+    def run(self, batch: ScheduleBatch, most_levels: int | None = None) -> VerifyResult:
+        """most_levels: how deep drafts may go; None leaves it to the drafter."""
+        drafted = constrain(batch, draft_within_limits(self.drafter, batch, most_levels))
         proposal = drafted.proposal
         verify_batch = self.verifier.prepare(batch, proposal)
         output = self.worker.forward_batch_generation(verify_batch)

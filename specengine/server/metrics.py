@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from specengine.engine.adaptive.choice import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
 
 PREFIX = "specengine:"
@@ -85,6 +86,8 @@ class EngineCollector(Collector):
         yield from _counters(stats)
         yield _accepted_per_position(stats)
         yield from _graphs(stats)
+        if stats.depth is not None:
+            yield from _depth(stats.depth)
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -120,6 +123,18 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     }
     for name, (text, value) in values.items():
         yield CounterMetricFamily(PREFIX + name, text, value=value)
+
+
+def _depth(depth: Decision) -> Iterable[Metric]:
+    """The reason is a label: it changes between scrapes."""
+    name = PREFIX + "speculative_num_steps"
+    yield GaugeMetricFamily(name, "Depth of drafts, as chosen by cost", value=depth.num_steps)
+    if depth.expected_gain is not None:
+        text = "Tokens a second at that depth, over those without drafts"
+        yield GaugeMetricFamily(PREFIX + "speculative_gain", text, value=depth.expected_gain)
+    yield InfoMetricFamily(
+        PREFIX + "speculative_choice", "Why this depth", value={"reason": depth.reason}
+    )
 
 
 def _accepted_per_position(stats: EngineStats) -> Metric:

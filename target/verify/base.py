@@ -26,6 +26,7 @@ class TreeVerifier(ABC):
     takes_trees = True  # or chains alone
     needs_draft_probs = False
     is_lossy = False
+    follows_drafts = False  # the tokens of a seed depend on which drafts were verified
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
         """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""

@@ -36,6 +36,7 @@ class SampledVerifier(MatchVerifier):
     """
 
     needs_draft_probs = True
+    follows_drafts = True
     coins = KeyedCoins
 
     def walks(
