@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import torch
 from specengine.core.config import ModelConfig, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.interfaces import DecoderModel
+from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.load import FindModelClass
 from specengine.runner.loader.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,17 @@ class DraftTarget:
         return self.loaded.source.is_dummy
 
     def draft_model_path(self) -> str:
-        """Raises ConfigError where no draft model was named."""
-        if self.spec.draft_model_path is None:
+        """Raises ConfigError where no draft model was named and none ships for the target."""
+        target = self.loaded.config.model
+        path = draft_path_of(self.spec, target)
+        if path is None:
             raise ConfigError(
                 f"--speculative-algorithm {self.spec.algorithm} drafts with a model; name it with "
                 "--speculative-draft-model-path"
             )
-        return self.spec.draft_model_path
+        if self.spec.draft_model_path is None:
+            logger.info("drafting with %s, the drafter that ships for %s", path, target.model)
+        return path
 
     def draft_model_config(self) -> ModelConfig:
         """The target's, but for the name of the model. Raises ConfigError as above."""
@@ -67,13 +75,16 @@ NO_DRAFT = LoadedDraft((), KVShape(0, 1, 1, torch.float32))
 
 
 def draft_directory(path: str, with_weights: bool = True) -> Path:
-    """A local directory, or what a hub id names. Raises ModelLoadError."""
+    """That of a shipped drafter, a local one, or what a hub id names. Raises ModelLoadError."""
+    if path in SHIPPED_DRAFTERS:
+        return SHIPPED_DRAFTERS[path].directory
     directory = Path(path).expanduser()
     if directory.is_dir():
         return directory
     if not is_hub_id(path):
         raise ModelLoadError(
-            f"--speculative-draft-model-path {path}: neither a directory nor a hub id"
+            f"--speculative-draft-model-path {path}: neither a directory nor a hub id, nor "
+            f"one of the built-in names {', '.join(SHIPPED_DRAFTERS)}"
         )
     return fetch_from_hub(path, with_weights)
 

@@ -9,7 +9,9 @@ from specengine.core.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="the draft: a directory or hub id")
+    parser.add_argument(
+        "source", metavar="SRC", help="the draft: a directory, hub id or built-in name"
+    )
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to make")
     parser.add_argument(
         "--to", metavar="{sglang,speculators}", help="layout to write; default: the other one"

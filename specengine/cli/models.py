@@ -1,4 +1,4 @@
-"""List the models that have a name of their own."""
+"""List the models and drafters that have a name of their own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS
     from specengine.runner.loader.builtin import BUILTIN_MODELS
     from specengine.runner.loader.source import cache_directory
 
     cache = cache_directory(config_of(args).model)
-    rows = [
+    models = [
         {
             "name": model.name,
+            "kind": "model",
             "parameters": model.parameters,
             "description": model.description,
             "weights": "random" if model.is_shape else "real",
@@ -30,17 +32,34 @@ def run(args: argparse.Namespace) -> int:
         }
         for model in BUILTIN_MODELS.values()
     ]
+    drafters = [
+        {
+            "name": drafter.name,
+            "kind": "drafter",
+            "parameters": drafter.parameters,
+            "description": drafter.description,
+            "algorithm": drafter.algorithm,
+            "target": drafter.target,
+        }
+        for drafter in SHIPPED_DRAFTERS.values()
+    ]
     if args.json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(models + drafters, indent=2))
     else:
-        show(rows)
+        show(models, drafters)
     return 0
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
+def show(models: list[dict[str, Any]], drafters: list[dict[str, Any]]) -> None:
+    for row in models:
         weights = "weights cached" if row["cached"] else "weights fetched at first use"
         if row["weights"] == "random":
             weights = "random weights, with --load-format dummy"
         print(f"{row['name']:<20}{row['parameters']:<6}{row['description']}; {weights}")
     print("Also: a directory of safetensors, a GGUF file, or a hub id (owner/name).")
+    print("\nDrafters, for --speculative-draft-model-path:")
+    for row in drafters:
+        print(
+            f"{row['name']:<20}{row['parameters']:<6}{row['description']}; drafts for "
+            f"{row['target']} with --speculative-algorithm {row['algorithm']}, by default"
+        )

@@ -169,5 +169,8 @@ def test_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert rows["smollm2"]["weights"] == "real"
     assert not rows["smollm2"]["cached"]
     assert rows["llama-3.1-8b-shape"]["weights"] == "random"
+    assert rows["smollm2-135m-eagle3"]["target"] == "smollm2"
     assert main(["models", "--cache-dir", str(tmp_path)]) == 0
-    assert "fetched at first use" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "fetched at first use" in text
+    assert "smollm2-135m-eagle3" in text

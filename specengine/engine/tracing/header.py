@@ -14,6 +14,7 @@ from specengine import __version__
 from specengine.core.config import EngineConfig
 from specengine.core.spec import Drafter
 from specengine.draft.worker import DraftWorker
+from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.runner.loader.loaded_model import LoadedModel
 
 _EDGE = 1 << 20  # bytes
@@ -42,7 +43,7 @@ def trace_header(
         "algorithm": algorithm,
         "verifier": verifier,
         "draft_vocab_size": _draft_vocab_size(drafter),
-        "draft_fingerprint": _draft_fingerprint(spec.draft_model_path),
+        "draft_fingerprint": _draft_fingerprint(draft_path_of(spec, config.model)),
         "spec": asdict(spec),
     }
 
@@ -68,9 +69,11 @@ def _draft_vocab_size(drafter: Drafter) -> int | None:
 
 
 def _draft_fingerprint(path: str | None) -> str | None:
-    if path is None or not (directory := Path(path).expanduser()).is_dir():
+    if path is None:
         return None
-    return fingerprint(directory)
+    shipped = SHIPPED_DRAFTERS.get(path)
+    directory = Path(path).expanduser() if shipped is None else shipped.directory
+    return fingerprint(directory) if directory.is_dir() else None
 
 
 def _sha256(data: bytes) -> str:

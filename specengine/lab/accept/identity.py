@@ -8,6 +8,7 @@ from typing import Any
 from specengine.core.config import ModelConfig, SpecConfig
 from specengine.draft.loaded import draft_directory
 from specengine.draft.train.data.fingerprint import tokenizer_sha256
+from specengine.draft.zoo.shipped import draft_path_of
 from specengine.lab.accept.prompts import PromptSet
 from specengine.lab.environment import sha256_of_files, sha256_of_text
 from specengine.runner.loader.builtin import BUILTIN_MODELS
@@ -33,7 +34,7 @@ def target_identity(loaded: LoadedModel) -> dict[str, Any]:
 
 def draft_identity(spec: SpecConfig, config: ModelConfig) -> dict[str, Any] | None:
     """None where no model drafts, or it lies within the target."""
-    path = spec.draft_model_path
+    path = draft_path_of(spec, config)
     if path is None:
         return None
     if path in BUILTIN_MODELS:
