@@ -202,7 +202,7 @@ def _save(path: Path, title: str, subtitle: str, draw: Draw) -> None:
     axes = figure.subplots()
     draw(axes)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle(title, fontsize=12)
     axes.set_title(subtitle, fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
