@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "speculative_draft_model_path",
         nargs="?",
         metavar="DRAFT",
-        help="the drafter: a directory, hub id or built-in name; default: the target's own MTP layers",
+        help="the drafter: a directory, hub id or built-in name; default: the target's own MTP "
+        "layers",
     )
     group = parser.add_argument_group("examination")
     group.add_argument(
