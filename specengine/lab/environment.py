@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ def environment_line(facts: dict[str, Any]) -> str:
         f"commit {facts['commit']}, {facts['gpu'] or facts['cpu']} ({facts['cores']} cores, "
         f"{facts['threads']} threads), Python {facts['python']}, {versions}"
     )
+
+
+def process_seconds() -> float | None:
+    """Since this process started; None where the system does not tell."""
+    try:
+        # The fields after the command's name, which may hold anything, in brackets.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def sha256_of_files(paths: list[Path]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from specengine.cli.bench import accept
+from specengine.cli.bench import accept, throughput
 
 COMMANDS = {
     "accept": accept,
+    "throughput": throughput,
 }
 
 

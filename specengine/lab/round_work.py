@@ -1,0 +1,111 @@
+"""What a round cannot do without: bytes read and operations, part by part, and so the least time
+that a device takes for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from specengine.draft.eagle.model import Eagle3Model
+from specengine.engine.loop import Engine
+from specengine.lab.card import Card
+from specengine.layers.linear import Linear, LMHead
+from specengine.layers.linear_cpu import MklLinear
+
+FORMULA = (
+    "The card's limit is the time to read once what a round reads at least, at the speed of a "
+    "plain copy, or to multiply it at the speed of a large matrix product, whichever is longer, "
+    "part by part: verification reads the target's weights (not its embedding table) and the KV of "
+    "every request; of K draft steps each reads the draft's head, all but the first its layers and "
+    "their KV, which observing the accepted tokens reads once more. Activations, launches and the "
+    "prefill are left out; what stays in a cache may pass the limit."
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    bytes: float = 0.0
+    operations: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.operations + other.operations)
+
+    def times(self, count: float) -> Work:
+        return Work(self.bytes * count, self.operations * count)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of a model, in bytes and elements: what each forward reads; what fuses the target's features,
+    once a round; the head."""
+
+    body: tuple[float, float]
+    fuse: tuple[float, float]
+    head: tuple[float, float]
+
+
+def round_work(engine: Engine, batch_size: int, steps: float, context: float) -> dict[str, Work]:
+    """Of the parts of a round. steps: drafts of each request, possibly a mean; context: tokens of
+    each whose KV stands."""
+    target = engine.parts.worker.runner
+    weights, rows = weights_of(target.model), batch_size * (steps + 1)
+    parts = {
+        "verify": _multiply(weights.body, rows) + _kv(target, batch_size * context),
+        "verify head": _multiply(weights.head, rows),
+    }
+    draft = getattr(engine.drafter, "runner", None)
+    if draft is None or steps <= 0:
+        return parts
+    own = weights_of(draft.model)
+    later = max(steps - 1, 0.0)
+    forward = _multiply(own.body, batch_size) + _kv(draft, batch_size * context)
+    return {
+        "draft": forward.times(later),
+        "draft head": _multiply(own.head, batch_size).times(steps),
+        **parts,
+        "observe": _multiply(own.body, rows)
+        + _multiply(own.fuse, rows)
+        + _kv(draft, batch_size * context),
+    }
+
+
+def least_seconds(parts: dict[str, Work], card: Card) -> float:
+    return sum(card.seconds(work.bytes, work.operations) for work in parts.values())
+
+
+def weights_of(model: Any) -> Weights:
+    linears = [module for module in model.modules() if isinstance(module, Linear)]
+    once = model.fc if isinstance(model, Eagle3Model) else None
+    heads = [one for one in linears if isinstance(one, LMHead)]
+    body = [one for one in linears if one is not once and not isinstance(one, LMHead)]
+    return Weights(_sizes(body), _sizes([] if once is None else [once]), _sizes(heads))
+
+
+def _sizes(linears: list[Linear] | list[LMHead]) -> tuple[float, float]:
+    found = [_largest(one) for one in linears]
+    return float(sum(t.numel() * t.element_size() for t in found)), float(
+        sum(t.numel() for t in found)
+    )
+
+
+def _largest(linear: Linear) -> Tensor:
+    """The weight; of a packed one, the largest of the tensors that stand for it. MKL's own layout
+    has room for more than it reads."""
+    if linear.weight is not None:
+        return linear.weight
+    kernel: Any = linear.kernel
+    if isinstance(kernel, MklLinear):
+        return kernel.shape_only
+    tensors = [one for one in vars(kernel).values() if isinstance(one, Tensor)]
+    return max(tensors, key=lambda one: one.numel() * one.element_size())
+
+
+def _multiply(weights: tuple[float, float], rows: float) -> Work:
+    num_bytes, elements = weights
+    return Work(num_bytes, 2 * elements * rows)
+
+
+def _kv(runner: Any, tokens: float) -> Work:
+    return Work(runner.pools.token_to_kv_pool.shape.bytes_per_token * tokens)
