@@ -18,7 +18,8 @@ class Policy:
     margin: float = 0.03  # gain for which the depth is changed
     min_rounds: int = 16  # between changes
     probe_every: int = 2  # rounds at least: one may be launched before the last has landed
-    first_tries: int = 4  # of plain decoding and of full depth, where costs are to be learned
+    deep_tries: int = 2  # of the first rounds, where costs are to be learned
+    plain_tries: int = 4
 
 
 @dataclass
@@ -119,8 +120,8 @@ class AdaptiveSteps:
     def _decide(self, place: _Place, batch_size: int) -> Decision:
         deepest = self.steps[-1]
         if not self.costs.is_fixed:
-            for steps in (deepest, 0):
-                if place.tries[steps] < self.policy.first_tries:
+            for steps, tries in ((deepest, self.policy.deep_tries), (0, self.policy.plain_tries)):
+                if place.tries[steps] < tries:
                     place.tries[steps] += 1
                     reason = f"batch {batch_size}: measuring the cost of K={steps}"
                     return Decision(steps, reason, None)

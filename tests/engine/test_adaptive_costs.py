@@ -1,0 +1,133 @@
+"""What rounds cost: tables that are measured or read, and medians of the rounds themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specengine.core.errors import ConfigError
+from specengine.engine.adaptive.cost_table import StepCosts, measure
+from specengine.engine.adaptive.running_costs import RunningCosts, bucket
+
+TABLE = {1: {0: 1.0, 4: 1.8}, 8: {0: 2.0, 4: 4.4}}
+
+
+def test_lines_between_measurements_and_beyond() -> None:
+    costs = StepCosts(TABLE)
+    assert costs.of(1, 0) == 1.0
+    assert costs.of(1, 2) == pytest.approx(1.4)
+    assert costs.of(8, 5) == pytest.approx(5.0)
+    assert costs.of(15, 0) == pytest.approx(3.0)
+    middle = (costs.of(1, 2) + costs.of(8, 2)) / 2
+    assert costs.of(4, 2) == pytest.approx(costs.of(1, 2) * 4 / 7 + costs.of(8, 2) * 3 / 7)
+    assert costs.of(4, 2) < middle
+
+
+def test_nothing_is_cheaper_than_what_was_measured_nearest() -> None:
+    """A measurement that happened to be fast leads to no cost of 0 far out."""
+    costs = StepCosts({2: {0: 1.0, 1: 0.9}, 4: {0: 0.8, 1: 0.8}})
+    assert costs.of(2, 50) == 0.9
+    assert costs.of(500, 0) == 0.8
+    assert costs.of(1, 0) == 1.0
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 9), st.integers(0, 9))
+def test_more_work_never_costs_less(size: int, other: int, steps: int, more: int) -> None:
+    costs = measure(lambda b, k: 1.0 + b * (k + 1) / 64 + 0.1 * k, [1, 7, 64], [0, 1, 4])
+    small, large = sorted((size, other))
+    few, many = sorted((steps, more))
+    assert costs.of(small, few) <= costs.of(large, many) * (1 + 1e-12)
+
+
+def test_measured_from_large_to_small() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def time_of(batch_size: int, num_steps: int) -> float:
+        asked.append((batch_size, num_steps))
+        return 1.0 + num_steps
+
+    costs = measure(time_of, [1, 8, 8], [2, 0])
+    assert asked == [(8, 0), (8, 2), (1, 0), (1, 2)]
+    assert costs.of(4, 1) == 2.0
+
+
+def test_a_file_keeps_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    StepCosts(TABLE).write(path, device="a card", model="a model")
+    assert StepCosts.read(path).seconds == TABLE
+    assert '"device": "a card"' in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "Expecting value"),
+        ("[]", "list indices"),
+        ("{}", "'seconds'"),
+        ('{"seconds": {}}', "batch sizes of at least 1"),
+        ('{"seconds": {"0": {"0": 1, "1": 2}}}', "batch sizes of at least 1"),
+        ('{"seconds": {"one": {"0": 1, "1": 2}}}', "invalid literal"),
+        ('{"seconds": {"1": {"1": 1, "2": 2}}}', "batch size 1 needs num_steps 0"),
+        ('{"seconds": {"1": {"0": 1}}}', "batch size 1 needs num_steps 0 and at least one more"),
+        ('{"seconds": {"1": {"0": 1, "-1": 2}}}', "batch size 1 needs num_steps 0"),
+        ('{"seconds": {"1": {"0": 1, "1": 0}}}', "batch size 1: seconds must be above 0"),
+        ('{"seconds": {"1": {"0": 1, "1": NaN}}}', "seconds must be above 0"),
+        ('{"seconds": {"1": 3}}', "has no attribute 'items'"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="it looks like") as refusal:
+        StepCosts.read(path)
+    assert why in str(refusal.value)
+    assert str(path) in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        StepCosts.read(tmp_path / "none.json")
+
+
+def test_rounds_teach_their_cost() -> None:
+    costs = RunningCosts()
+    assert costs.of(1, 0) is None
+    for seconds in (1.0, 50.0, 1.0):
+        costs.record(1, 0, 0, seconds)
+    assert costs.of(1, 3) is None, "drafts have not run"
+    costs.record(1, 4, 4, 3.0)
+    assert costs.of(1, 0) == 1.0
+    assert costs.of(1, 2) == pytest.approx(2.0)
+    assert costs.of(2, 0) is None, "another batch size"
+
+
+def test_a_round_costs_what_was_drafted_in_it() -> None:
+    """Not what might have been: half of eight requests drafted four tokens each."""
+    costs = RunningCosts()
+    costs.record(8, 4, 0, 1.0)
+    costs.record(8, 4, 16, 2.0)
+    assert costs.of(8, 2) == 2.0
+    assert costs.of(7, 1) == pytest.approx(1.5)
+
+
+def test_old_measurements_are_forgotten_when_there_are_new_ones() -> None:
+    costs = RunningCosts()
+    for _ in range(20):
+        costs.record(1, 0, 0, 1.0)
+        costs.record(1, 2, 2, 2.0)
+    assert costs.is_settled(1, 0)
+    for _ in range(600):
+        costs.record(1, 2, 2, 4.0)
+    assert costs.of(1, 2) == 4.0
+    assert costs.of(1, 0) == 1.0
+    assert not costs.is_settled(1, 0)
+    costs.record(1, 0, 0, 2.0)
+    assert costs.of(1, 0) == 2.0
+    assert not costs.is_settled(1, 0)
+
+
+def test_buckets_are_powers_of_two() -> None:
+    assert [bucket(size) for size in (1, 2, 3, 4, 5, 64, 65)] == [1, 2, 4, 4, 8, 64, 128]

@@ -1,0 +1,168 @@
+"""The chosen depth in simulated rounds: it converges, costs no more than it may, and comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from tests.engine.adaptive_world import DEPTH, World, best_depth, measured, rate
+
+SETTLED_AFTER = 150  # rounds
+USELESS, POOR, FAIR, GOOD = [0.0] * DEPTH, [0.1] * DEPTH, [0.5] * DEPTH, [0.9, 0.8, 0.8, 0.7]
+FIRST_ONLY = [0.9, 0.05, 0.05, 0.05]
+ALL = [USELESS, POOR, FAIR, GOOD, FIRST_ONLY]
+
+
+def adaptive(is_timed: bool) -> AdaptiveSteps:
+    """With costs from the rounds, or from a table."""
+    return AdaptiveSteps(range(DEPTH + 1), None if is_timed else measured())
+
+
+def mostly(chosen: list[int]) -> int:
+    return Counter(chosen).most_common(1)[0][0]
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 16, 64])
+@pytest.mark.parametrize("chances", ALL)
+def test_it_converges_to_a_depth_as_good_as_the_best(
+    chances: list[float], batch_size: int, is_timed: bool
+) -> None:
+    """Within what the margin leaves open."""
+    world = World(chances, is_timed=is_timed, noise=0.02)
+    chosen = world.run(adaptive(is_timed), batch_size, SETTLED_AFTER + 100)
+    found = mostly(chosen[SETTLED_AFTER:])
+    best = best_depth(chances, batch_size)
+    assert rate(chances, batch_size, found) > 0.95 * rate(chances, batch_size, best)
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("chances", "batch_size"), [(USELESS, 1), (USELESS, 32), (POOR, 64), (GOOD, 256)]
+)
+def test_useless_drafts_cost_at_most_two_percent(
+    chances: list[float], batch_size: int, noise: float, is_timed: bool
+) -> None:
+    world = World(chances, is_timed=is_timed, noise=noise)
+    steps = adaptive(is_timed)
+    chosen = world.run(steps, batch_size, 3000 if batch_size == 1 else 1500)
+    assert world.seconds < 1.02 * world.plain_seconds
+    assert mostly(chosen) == 0
+    assert max(chosen[SETTLED_AFTER:]) > 0, "drafts are tried again"
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_acceptance_that_comes_back_is_noticed(is_timed: bool) -> None:
+    world = World(USELESS, is_timed=is_timed, noise=0.02)
+    steps = adaptive(is_timed)
+    assert mostly(world.run(steps, 4, 600)[-100:]) == 0
+    world.chances = GOOD
+    found = mostly(world.run(steps, 4, 800)[-100:])
+    assert rate(GOOD, 4, found) > 0.95 * rate(GOOD, 4, best_depth(GOOD, 4))
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_deeper_acceptance_that_comes_back_is_noticed(is_timed: bool) -> None:
+    world = World(FIRST_ONLY, is_timed=is_timed)
+    steps = adaptive(is_timed)
+    assert mostly(world.run(steps, 4, 400)[-100:]) <= 2
+    world.chances = [0.9] * DEPTH
+    assert mostly(world.run(steps, 4, 1200)[-100:]) >= 3
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_noise_makes_no_choice_flap(is_timed: bool) -> None:
+    """Changes of what stands; rounds that only find out are none."""
+    world = World(FAIR, is_timed=is_timed, noise=0.05)
+    steps = adaptive(is_timed)
+    world.run(steps, 8, SETTLED_AFTER)
+    stood = []
+    for _ in range(800):
+        world.run(steps, 8, 1)
+        assert steps.current is not None
+        stood.append(steps.current.num_steps)
+    changes = sum(a != b for a, b in pairwise(stood))
+    assert changes <= 800 // 80
+
+
+def test_costs_that_change_are_followed() -> None:
+    """Deep drafts become dear, as where texts grow long or the machine busy."""
+    world = World(GOOD, noise=0.02)
+    steps = adaptive(is_timed=True)
+    assert mostly(world.run(steps, 1, 300)[-100:]) >= 3
+    world.cost = lambda batch_size, num_steps: 1.0 + 2.0 * num_steps
+    assert mostly(world.run(steps, 1, 1500)[-100:]) == 0
+
+
+def test_a_machine_that_slows_down_changes_nothing() -> None:
+    world = World(GOOD, noise=0.02)
+    steps = adaptive(is_timed=True)
+    world.run(steps, 1, 300)
+    before = world.cost
+    world.cost = lambda batch_size, num_steps: 2.0 * before(batch_size, num_steps)
+    chosen = world.run(steps, 1, 600)
+    assert sum(depth >= 3 for depth in chosen) > 500
+
+
+@pytest.mark.parametrize("coverage", [0.0, 0.2])
+def test_requests_without_a_draft_speak_neither_for_it_nor_against(coverage: float) -> None:
+    world = World(GOOD, coverage=coverage, noise=0.02)
+    assert mostly(world.run(adaptive(is_timed=True), 1, 400)[-200:]) >= 3
+    assert world.seconds < 1.02 * world.plain_seconds
+
+
+def test_each_batch_size_has_its_own_choice() -> None:
+    world = World(GOOD, is_timed=False)
+    steps = adaptive(is_timed=False)
+    for _ in range(20):
+        world.run(steps, 1, 10)
+        world.run(steps, 256, 10)
+    assert mostly(world.run(steps, 1, 30)) >= 3
+    assert mostly(world.run(steps, 256, 30)) == 0
+
+
+def test_rounds_may_be_chosen_before_the_last_has_landed() -> None:
+    world, steps = World(USELESS, is_timed=False), adaptive(is_timed=False)
+    flying: list[int] = []
+    chosen: list[int] = []
+    for _ in range(1000):
+        flying.append(steps.choose(8).num_steps)
+        if len(flying) > 1:
+            depth = flying.pop(0)
+            chosen.append(depth)
+            steps.observe(8, depth, [depth] * 8, [0] * 8)
+    extra = sum(world.cost(8, depth) - world.cost(8, 0) for depth in chosen)
+    assert extra < 0.02 * len(chosen) * world.cost(8, 0)
+
+
+def test_the_reason_can_be_read() -> None:
+    steps = AdaptiveSteps([1, 2], measured())
+    assert steps.current is None
+    decision = steps.choose(64)
+    assert decision.reason.startswith("batch 64: K=0, the best draft K=1 would be 0.")
+    world = World([0.9, 0.8], is_timed=False)
+    steps = AdaptiveSteps([1, 2], measured())
+    world.run(steps, 1, 200)
+    assert steps.current is not None
+    assert steps.current.num_steps == 2
+    assert steps.current.expected_gain == pytest.approx(2.3, abs=0.2)
+    assert steps.current.reason.startswith("batch 1: K=2, 2.")
+    assert "x of none; acceptance 0." in steps.current.reason
+
+
+def test_plain_decoding_is_always_a_choice() -> None:
+    assert AdaptiveSteps([3]).steps == [0, 3]
+
+
+def test_costs_are_measured_first_where_there_is_no_table() -> None:
+    steps = AdaptiveSteps([1, 2])
+    first = steps.choose(3)
+    assert (first.num_steps, first.expected_gain) == (2, None)
+    assert first.reason == "batch 3: measuring the cost of K=2"
+    tried = Counter(steps.choose(3).num_steps for _ in range(5))
+    assert tried == {2: 1, 0: 4}
+    assert steps.choose(3).reason == "batch 3: K=2, the cost of drafts is not known yet"
