@@ -14,11 +14,13 @@ from specengine.cli.logs import set_up_logging
 
 if TYPE_CHECKING:
     from specengine.cli.chat_client import Endpoint
-    from specengine.core.config import EngineConfig
+    from specengine.core.config import EngineConfig, SpecConfig
     from specengine.runner.loader.loaded_model import LoadedModel
 
-# KV slots of each of the two engines, unless --max-total-tokens says otherwise.
-KV_SLOTS = 8192
+# KV slots of each engine, unless --max-total-tokens says otherwise.
+KV_SLOTS = 4096
+# Depth of the drafts of a drafter that ships.
+NUM_STEPS = 3
 
 CODE = """def area(width, height):
     if width < 0 or height < 0:
@@ -42,7 +44,7 @@ PROMPTS = {
 }
 
 
-# Options of a server, and of a trace, which one of the two engines has nothing to write to.
+# Options of a server, and of a trace, which one of the engines has nothing to write to.
 WITHOUT = (
     "host",
     "port",
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-tokens", type=int, default=96, metavar="N", help="tokens an answer (default: 96)"
     )
-    group.add_argument("--stay", action="store_true", help="keep both endpoints open until Ctrl-C")
+    group.add_argument("--stay", action="store_true", help="keep the endpoints open until Ctrl-C")
     add_config_arguments(parser, without=WITHOUT)
 
 
@@ -73,29 +75,43 @@ def run(args: argparse.Namespace) -> int:
         endpoints = open_endpoints(stack, config)
         view = DemoView(endpoints, args.max_tokens)
         view.introduce()
-        pairs = {title: view.compare(title, prompt) for title, prompt in PROMPTS.items()}
-        view.summarise(pairs)
+        replies = {title: view.compare(title, prompt) for title, prompt in PROMPTS.items()}
+        view.summarise(replies)
         if args.stay:
             view.invite()
             with suppress(KeyboardInterrupt):
                 signal.pause()
-    return 0 if all(before.text == after.text for before, after in pairs.values()) else 1
+    return 0 if all(len({reply.text for reply in one}) == 1 for one in replies.values()) else 1
 
 
-def open_endpoints(stack: ExitStack, config: EngineConfig) -> tuple[Endpoint, Endpoint]:
-    """Without speculation, and with; both engines share one copy of the weights."""
+def contenders(config: EngineConfig) -> list[SpecConfig]:
+    """What stands beside plain decoding: what was asked for, or else the drafter that ships for the
+    model, if any, and NGRAM."""
+    from specengine.core.config import SpecConfig
+    from specengine.draft.zoo.shipped import draft_path_of
+
+    if config.spec != SpecConfig():
+        return [replace(config.spec, algorithm=config.spec.algorithm or "NGRAM")]
+    trained, ngram = (
+        SpecConfig(algorithm="EAGLE3", num_steps=NUM_STEPS),
+        SpecConfig(algorithm="NGRAM"),
+    )
+    return [ngram] if draft_path_of(trained, config.model) is None else [trained, ngram]
+
+
+def open_endpoints(stack: ExitStack, config: EngineConfig) -> list[Endpoint]:
+    """Without speculation, then with; all engines share one copy of the weights."""
     from specengine.engine.build import load
     from specengine.engine.phases import Phases
 
     memory = replace(config.memory, max_total_tokens=config.memory.max_total_tokens or KV_SLOTS)
-    algorithm = config.spec.algorithm or "NGRAM"
-    drafted = replace(config, memory=memory, spec=replace(config.spec, algorithm=algorithm))
-    plain = replace(drafted, spec=replace(config.spec, algorithm=None))
+    plain = replace(config, memory=memory, spec=replace(config.spec, algorithm=None))
     loaded = load(plain, Phases())
-    return (
-        stack.enter_context(open_endpoint("no speculation", plain, loaded)),
-        stack.enter_context(open_endpoint(algorithm, drafted, loaded)),
-    )
+    engines = {"no speculation": plain}
+    engines |= {str(spec.algorithm): replace(plain, spec=spec) for spec in contenders(config)}
+    return [
+        stack.enter_context(open_endpoint(title, one, loaded)) for title, one in engines.items()
+    ]
 
 
 @contextmanager

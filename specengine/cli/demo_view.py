@@ -15,20 +15,22 @@ from specengine.cli.chat_client import Endpoint, Reply, ask
 
 
 class DemoView:
-    def __init__(self, endpoints: tuple[Endpoint, Endpoint], max_tokens: int) -> None:
+    """endpoints: the first one without speculation."""
+
+    def __init__(self, endpoints: list[Endpoint], max_tokens: int) -> None:
         self.endpoints = endpoints
         self.max_tokens = max_tokens
         self.console = Console()
 
     def introduce(self) -> None:
-        """Name the endpoints, and ask each something short, so that both are warm."""
+        """Name the endpoints, and ask each something short, so that all are warm."""
         for endpoint in self.endpoints:
             self.console.print(f"{endpoint.url}  {endpoint.model}, {endpoint.title}")
             ask(endpoint, "Say hi.", 4, lambda text: None)
 
-    def compare(self, title: str, prompt: str) -> tuple[Reply, Reply]:
+    def compare(self, title: str, prompt: str) -> list[Reply]:
         """Ask one endpoint after the other, and show what they say while they say it."""
-        texts = ["", ""]
+        texts = [""] * len(self.endpoints)
         replies = []
         with Live(console=self.console, refresh_per_second=4) as live:
             for place, endpoint in enumerate(self.endpoints):
@@ -39,35 +41,31 @@ class DemoView:
 
                 replies.append(ask(endpoint, prompt, self.max_tokens, show))
         self.console.print()
-        return replies[0], replies[1]
+        return replies
 
-    def summarise(self, pairs: dict[str, tuple[Reply, Reply]]) -> None:
+    def summarise(self, replies: dict[str, list[Reply]]) -> None:
         table = Table(title="the same prompts, greedy, one at a time")
-        for column in ("prompt", "tokens", "same text", "accepted length", "tok/s"):
+        for column in ("prompt", "tokens", "", "same text", "accepted length", "tok/s", "speed-up"):
             table.add_column(column)
-        for title in (f"tok/s, {self.endpoints[1].title}", "speed-up"):
-            table.add_column(title)
-        for title, (plain, drafted) in pairs.items():
-            same = "yes" if plain.text == drafted.text else "[bold red]NO[/]"
+        for title, (plain, *drafted) in replies.items():
+            rate = plain.tokens_per_second
             table.add_row(
-                title,
-                str(drafted.num_tokens),
-                same,
-                f"{drafted.accepted_length:.2f}",
-                f"{plain.tokens_per_second:.1f}",
-                f"{drafted.tokens_per_second:.1f}",
-                f"{drafted.tokens_per_second / plain.tokens_per_second:.2f}x",
+                title, str(plain.num_tokens), self.endpoints[0].title, "", "", f"{rate:.1f}"
             )
+            for endpoint, reply in zip(self.endpoints[1:], drafted, strict=True):
+                table.add_row("", "", endpoint.title, *_compared(reply, plain))
+            table.add_section()
         self.console.print(table)
         self.console.print(
-            "accepted length: tokens a round, the bonus token included. Speculation by matching "
-            "gains where the answer repeats what was said before.\n"
+            "accepted length: tokens a round, the bonus token included. NGRAM gains where an "
+            "answer repeats what was said before; a drafter that was trained for the model gains "
+            "elsewhere too.\n"
         )
 
     def invite(self) -> None:
         endpoint = self.endpoints[1]
         body = shlex.quote(json.dumps(endpoint.body("Say hello.", 64)))
-        self.console.print("Both endpoints stay open until Ctrl-C. Try:\n")
+        self.console.print("The endpoints stay open until Ctrl-C. Try:\n")
         print(
             f"curl {endpoint.url}/v1/chat/completions -H 'Content-Type: application/json' "
             f"-d {body}\n",
@@ -85,3 +83,12 @@ class DemoView:
             )
         )
         return grid
+
+
+def _compared(reply: Reply, plain: Reply) -> list[str]:
+    return [
+        "yes" if plain.text == reply.text else "[bold red]NO[/]",
+        f"{reply.accepted_length:.2f}",
+        f"{reply.tokens_per_second:.1f}",
+        f"{reply.tokens_per_second / plain.tokens_per_second:.2f}x",
+    ]

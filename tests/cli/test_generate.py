@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from specengine.cli.demo import contenders
 from specengine.cli.main import main
+from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
 
 GREEDY = ["--temperature", "0", "--max-tokens", "12", "--ignore-eos", "--max-total-tokens", "1024"]
 
@@ -102,3 +104,14 @@ def test_demo(
     assert "letters: NGRAM" in out
     assert "yes" in out
     assert "NO" not in out.replace("NGRAM", "")
+
+
+def test_contenders_of_the_demo() -> None:
+    def algorithms(model: str, **spec: Any) -> list[str | None]:
+        config = EngineConfig(model=ModelConfig(model=model), spec=SpecConfig(**spec))
+        return [one.algorithm for one in contenders(config)]
+
+    assert algorithms("smollm2") == ["EAGLE3", "NGRAM"]
+    assert algorithms("another") == ["NGRAM"]
+    assert algorithms("smollm2", algorithm="SUFFIX") == ["SUFFIX"]
+    assert algorithms("smollm2", ngram_branches=2) == ["NGRAM"]
