@@ -81,6 +81,9 @@ class Inputs:
 
 @dataclass(frozen=True)
 class CapturedExtend:
+    """One captured size. The graph writes to tensors of `batch`, which must live as long."""
+
+    batch: ForwardBatch
     graph: torch.cuda.CUDAGraph
     output: LogitsOutput  # rows of padding included
 
@@ -116,7 +119,7 @@ class ExtendGraphRunner:
         inputs = Inputs.of(self.buffer, size)
         batch = self._fixed_batch(inputs, size)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
-        return CapturedExtend(*capture(lambda: self._run(batch, inputs), pool))
+        return CapturedExtend(batch, *capture(lambda: self._run(batch, inputs), pool))
 
     def _run(self, batch: ForwardBatch, inputs: Inputs) -> LogitsOutput:
         rows = inputs.rows[inputs.requests_T]
