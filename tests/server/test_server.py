@@ -113,8 +113,12 @@ def test_metrics_of_the_engine(site: Any, engine: Any) -> None:
         "prefix_cache_hit_ratio": 0.25,
         "prompt_tokens_total": 40,
         "generation_tokens_total": 7,
+        "speculative_num_steps": 2,
+        "speculative_gain": 1.34,
     }.items():
         assert values[(f"specengine:{name}",)] == value
+    reason = "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55"
+    assert values["specengine:speculative_choice_info", reason] == 1
     per_position = "specengine:spec_decode_num_accepted_tokens_per_pos_total"
     assert [values[(per_position, position)] for position in "01"] == [5, 4]
 
