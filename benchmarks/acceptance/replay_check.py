@@ -81,7 +81,7 @@ class Bench:
         self.model = args.model
 
     def run(self, options: dict[str, Any], **flags: Any) -> SpecStats:
-        llm = LLM(self.model, SpecConfig(**options), **self.flags, **flags)
+        llm = LLM(self.model, SpecConfig(**options, adaptive=False), **self.flags, **flags)
         total = SpecStats()
         for generation in llm.generate(self.prompts, self.params):
             add_stats(total, generation.spec)

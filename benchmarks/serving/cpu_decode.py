@@ -108,7 +108,7 @@ def main() -> None:
 
     directory = resolve_model(ModelConfig(model="smollm2")).directory
     rows: list[dict[str, Any]] = []
-    ngram = SpecConfig(algorithm="NGRAM", num_draft_tokens=args.draft_tokens)
+    ngram = SpecConfig(algorithm="NGRAM", num_draft_tokens=args.draft_tokens, adaptive=False)
     for weights in args.weights:
         quantization = weights if weights.startswith("int") else None
         dtype = "auto" if quantization else weights

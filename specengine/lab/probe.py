@@ -59,7 +59,10 @@ class EngineProbe:
         longest = max(len(one.token_ids) + one.max_tokens for one in self.prompts)
         context = min(longest + self.num_steps + 1, self.loaded.source.context_length)
         spec = SpecConfig(
-            algorithm=self.algorithm, draft_model_path=str(export), num_steps=self.num_steps
+            algorithm=self.algorithm,
+            draft_model_path=str(export),
+            num_steps=self.num_steps,
+            adaptive=False,
         )
         slots = (context + self.num_steps + 1) * len(self.prompts)
         return replace(

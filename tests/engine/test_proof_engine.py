@@ -93,6 +93,9 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         ("MTP sampled tree", State(RETRACTED)),
         ("MTP, a layer a step: sampled chain", State(RETRACTED, 16)),
         ("sampled tree", State(PREFIX_HIT)),
+        ("NGRAM tree, any depth", State(RETRACTED)),
+        ("STANDALONE chain, any depth", State(CHUNKED, 16)),
+        ("EAGLE3 chain, any depth", State(PREFIX_HIT)),
     ],
     ids=str,
 )

@@ -39,6 +39,7 @@ def without_models() -> list[Subject]:
     return [
         *(Subject(name, spec) for name, spec in (ngrams | suffixes).items()),
         *_beside(Subject(name, spec) for name, spec in ngrams.items()),
+        Subject("NGRAM tree, any depth", ngrams["NGRAM tree"], any_depth=True),
         Subject("sampled chain", SpecConfig(), CHAIN),
         Subject("sampled tree", SpecConfig(), TREE),
     ]
@@ -61,6 +62,11 @@ def with_models(models: TinyModels) -> list[Subject]:
         *_beside(_of("STANDALONE", "STANDALONE", models.standalone, _SHAPES)),
         *_beside(_of("EAGLE3", "EAGLE3", models.eagle3, {"tree": _TREE})),
         *_beside(_of(layers, "MTP", models.mtp_layers, {"chain": _CHAIN})),
+        *(
+            replace(one, name=f"{one.name}, any depth", any_depth=True)
+            for name, path in drafts.items()
+            for one in _of(name, name, path, {"chain": _CHAIN})
+        ),
     ]
 
 

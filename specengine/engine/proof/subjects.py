@@ -10,6 +10,7 @@ from specengine.core.errors import ConfigError
 from specengine.core.spec import Drafter
 from specengine.engine.build import build_engine
 from specengine.engine.loop import Engine
+from specengine.engine.proof.any_depth import AnyDepth
 from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import Shape
 from specengine.engine.registry import VERIFIERS, make_verifier
@@ -83,11 +84,13 @@ def _slots(config: EngineConfig) -> int:
 @dataclass(frozen=True)
 class Subject:
     """A way to draft. With a `shape`, sampled drafts of that shape take the place of those of the
-    algorithm, which then only makes room for them."""
+    algorithm, which then only makes room for them. any_depth: in each round another one, where
+    depth may change at all; else it is fixed, so that nothing depends on the clock."""
 
     name: str
     spec: SpecConfig
     shape: Shape | None = None
+    any_depth: bool = False
 
     def build(
         self, config: EngineConfig, state: State, loaded: LoadedModel, tokens: list[int]
@@ -96,7 +99,11 @@ class Subject:
         spec = self.spec
         if self.shape is not None:
             spec = SpecConfig(algorithm="NGRAM", num_draft_tokens=self.shape.num_nodes)
+        spec = replace(spec, adaptive=self.any_depth)
         engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
+        adaptive = engine.parts.adaptive
+        if adaptive is not None:
+            adaptive.steps = AnyDepth(adaptive.steps.steps)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit

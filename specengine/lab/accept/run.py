@@ -164,7 +164,8 @@ class AcceptBench:
         return measure_speed(engine, self.plain, prompts, params, plan, self.watcher.answered)
 
     def _engine(self, spec: SpecConfig) -> Engine:
-        config = replace(self.config, spec=spec)
+        """Settings are measured as they are given: at a fixed depth."""
+        config = replace(self.config, spec=replace(spec, adaptive=False))
         if config.memory.max_total_tokens is None:
             tokens = self.plan.batch_size * self._longest(resolve_spec(spec))
             config = replace(config, memory=replace(config.memory, max_total_tokens=tokens))
