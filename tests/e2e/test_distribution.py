@@ -22,8 +22,10 @@ PROMPT = "abcacbbacabccabacbaccbab"
 LETTERS = "abc"
 LENGTH = 4
 SAMPLES = 3000
-CHAIN = SpecConfig(algorithm="NGRAM", num_draft_tokens=4, ngram_min_match=1)
-TREE = SpecConfig(algorithm="NGRAM", num_draft_tokens=6, ngram_min_match=1, ngram_branches=3)
+CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4, ngram_min_match=1)
+TREE = SpecConfig(
+    algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1, ngram_branches=3
+)
 
 Joint = dict[tuple[int, ...], float]
 

@@ -34,6 +34,7 @@ TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 9}
 def spec_of(draft: Path, shape: dict[str, Any], verify: str) -> SpecConfig:
     return SpecConfig(
         algorithm="STANDALONE",
+        adaptive=False,
         draft_model_path=str(draft),
         draft_sampling=True,
         verify=verify,

@@ -38,6 +38,7 @@ def test_sampled_drafts_leave_the_distribution(
         draft = checkpoints.eagle3(tmp_path / "draft", folder, draft_vocab=300)
     spec = SpecConfig(
         algorithm=algorithm,
+        adaptive=False,
         draft_model_path=str(draft),
         draft_sampling=True,
         verify=verify,

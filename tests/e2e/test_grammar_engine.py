@@ -16,8 +16,10 @@ from specengine.engine.llm import Generation
 from specengine.engine.outputs import RequestOutput
 from tests.draft.eagle_checkpoints import eagle3
 
-CHAIN = SpecConfig(algorithm="NGRAM", num_draft_tokens=6, ngram_min_match=1)
-TREE = SpecConfig(algorithm="NGRAM", num_draft_tokens=10, ngram_min_match=1, ngram_branches=3)
+CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
+TREE = SpecConfig(
+    algorithm="NGRAM", adaptive=False, num_draft_tokens=10, ngram_min_match=1, ngram_branches=3
+)
 SPECS = {"plain": None, "chain": CHAIN, "tree": TREE}
 
 SCHEMA = {
@@ -145,7 +147,9 @@ def test_drafters_with_a_model(
     """They draft without the grammar, and see less verified than they proposed."""
     folder = small_models["llama"]
     draft = folder if algorithm == "STANDALONE" else eagle3(tmp_path / "draft", folder)
-    spec = SpecConfig(algorithm=algorithm, draft_model_path=str(draft), num_steps=3, **shape)
+    spec = SpecConfig(
+        algorithm=algorithm, adaptive=False, draft_model_path=str(draft), num_steps=3, **shape
+    )
     llm = make(folder, spec=spec)
     for temperature, expected in plain.items():
         results = run_all(llm, temperature)

@@ -27,7 +27,7 @@ QUESTION = "Give me facts about France as JSON: name, capital, languages."
 def test_a_schema_is_filled_in(smollm2: str) -> None:
     params = SamplingParams(max_tokens=80, temperature=0.0, grammar=GrammarSpec.json_schema(SCHEMA))
     texts = []
-    for spec in (None, SpecConfig(algorithm="NGRAM", num_draft_tokens=5)):
+    for spec in (None, SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=5)):
         llm = LLM(smollm2, spec, dtype="float32", max_total_tokens=1024)
         (one,) = llm.generate(
             [render_chat(llm.tokenizer, [{"role": "user", "content": QUESTION}])], params

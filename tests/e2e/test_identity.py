@@ -21,8 +21,10 @@ PROMPTS = [
     "0123456789" * 9,
     "The quick brown fox jumps over the lazy dog, and the quick brown fox",
 ]
-CHAIN = SpecConfig(algorithm="NGRAM", num_draft_tokens=6, ngram_min_match=1)
-TREE = SpecConfig(algorithm="NGRAM", num_draft_tokens=10, ngram_branches=3, ngram_min_match=1)
+CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
+TREE = SpecConfig(
+    algorithm="NGRAM", adaptive=False, num_draft_tokens=10, ngram_branches=3, ngram_min_match=1
+)
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "pages of 16": {"page_size": 16},
@@ -33,7 +35,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tree": {"spec": TREE},
     "tree, pages of 16": {"spec": TREE, "page_size": 16},
     "chain, chunks, shared corpus": {
-        "spec": SpecConfig(algorithm="NGRAM", ngram_shared_corpus=True, ngram_min_match=1),
+        "spec": SpecConfig(
+            algorithm="NGRAM", adaptive=False, ngram_shared_corpus=True, ngram_min_match=1
+        ),
         "chunked_prefill_size": 16,
     },
 }

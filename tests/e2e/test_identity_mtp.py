@@ -18,8 +18,8 @@ from tests.draft.mtp_reading import FORMS, Reading, add_mtp
 from tests.e2e.test_identity import NEW_TOKENS, PROMPTS, greedy, make
 
 TARGETS = {"deepseek": "llama", "qwen3_next": "qwen3", "mimo": "qwen2"}
-CHAIN = SpecConfig(algorithm="MTP", num_steps=3)
-TREE = SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=3, num_draft_tokens=8)
+CHAIN = SpecConfig(algorithm="MTP", adaptive=False, num_steps=3)
+TREE = SpecConfig(algorithm="MTP", adaptive=False, num_steps=3, eagle_topk=3, num_draft_tokens=8)
 SETTINGS: dict[str, dict[str, Any]] = {
     "chain": {"spec": CHAIN},
     "chain, pages of 16": {"spec": CHAIN, "page_size": 16},
@@ -122,8 +122,8 @@ def test_output_is_that_of_plain_decoding(
     "flags",
     [
         {"spec": CHAIN, "chunked_prefill_size": 1},
-        {"spec": SpecConfig(algorithm="nextn", num_steps=1)},
-        {"spec": SpecConfig(algorithm="MTP", num_steps=2, hybrid_suffix=True)},
+        {"spec": SpecConfig(algorithm="nextn", adaptive=False, num_steps=1)},
+        {"spec": SpecConfig(algorithm="MTP", adaptive=False, num_steps=2, hybrid_suffix=True)},
     ],
     ids=["token by token", "one step", "beside suffixes"],
 )

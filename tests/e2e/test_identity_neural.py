@@ -75,7 +75,7 @@ def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
 
 
 def spec_of(algorithm: str, draft: Path, **shape: Any) -> SpecConfig:
-    return SpecConfig(algorithm=algorithm, draft_model_path=str(draft), **shape)
+    return SpecConfig(algorithm=algorithm, adaptive=False, draft_model_path=str(draft), **shape)
 
 
 def run(llm: LLM, prompts: list[str] = PROMPTS, **params: Any) -> list[list[int]]:

@@ -18,13 +18,23 @@ PROMPTS = [
     "to be or not to be, that is the question: to be or not to be, that is " * 2,
     "0123456789" * 9,
 ]
-CHAIN = SpecConfig(algorithm="SUFFIX", num_draft_tokens=6)
-TREE = SpecConfig(algorithm="SUFFIX", num_draft_tokens=10, suffix_branches=3, suffix_factor=4.0)
+CHAIN = SpecConfig(algorithm="SUFFIX", adaptive=False, num_draft_tokens=6)
+TREE = SpecConfig(
+    algorithm="SUFFIX", adaptive=False, num_draft_tokens=10, suffix_branches=3, suffix_factor=4.0
+)
 SHARED = SpecConfig(
-    algorithm="SUFFIX", suffix_shared_corpus=True, suffix_corpus_tokens=100, suffix_max_depth=8
+    algorithm="SUFFIX",
+    adaptive=False,
+    suffix_shared_corpus=True,
+    suffix_corpus_tokens=100,
+    suffix_max_depth=8,
 )
 HYBRID = SpecConfig(
-    algorithm="NGRAM", ngram_min_match=1, hybrid_suffix=True, hybrid_suffix_min_match=3
+    algorithm="NGRAM",
+    adaptive=False,
+    ngram_min_match=1,
+    hybrid_suffix=True,
+    hybrid_suffix_min_match=3,
 )
 SETTINGS: dict[str, dict[str, Any]] = {
     "chain": {"spec": CHAIN},
@@ -83,7 +93,9 @@ def test_retraction_changes_nothing(spec: SpecConfig, small_models: dict[str, Pa
 
 def test_a_known_answer_is_copied(small_models: dict[str, Path]) -> None:
     """What was answered before is drafted whole from the shared corpus."""
-    spec = SpecConfig(algorithm="SUFFIX", suffix_shared_corpus=True, num_draft_tokens=8)
+    spec = SpecConfig(
+        algorithm="SUFFIX", adaptive=False, suffix_shared_corpus=True, num_draft_tokens=8
+    )
     llm = make(small_models["llama"], spec=spec)
     params = SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=3, ignore_eos=True)
     first = llm.generate(["x"], params)[0]

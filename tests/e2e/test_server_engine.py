@@ -24,7 +24,7 @@ from specengine.server.run import background_server
 from specengine.server.service import Service
 
 PROMPT = "abcabcabcabcabc"
-SPEC = SpecConfig(algorithm="NGRAM", num_draft_tokens=6, ngram_min_match=1)
+SPEC = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "max_total_tokens": 2048,

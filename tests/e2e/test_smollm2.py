@@ -37,8 +37,8 @@ PROMPTS = [
     "Return this JSON unchanged: {'a': [1, 2, 3], 'b': {'c': null}}",
     "Tell me a joke about computers. 😀 ¿Por qué no?",
 ]
-CHAIN = SpecConfig(algorithm="NGRAM", num_draft_tokens=5)
-TREE = SpecConfig(algorithm="NGRAM", num_draft_tokens=8, ngram_branches=3)
+CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=5)
+TREE = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=8, ngram_branches=3)
 
 
 @pytest.fixture(scope="module")

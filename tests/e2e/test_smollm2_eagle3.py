@@ -17,11 +17,13 @@ PROMPTS = [
     "What is 17 * 23? Show your steps.",
 ]
 SETTINGS = {
-    "chain of 3": SpecConfig(algorithm="EAGLE3", num_steps=3),
+    "chain of 3": SpecConfig(algorithm="EAGLE3", adaptive=False, num_steps=3),
     "chain of 5": SpecConfig(
-        algorithm="EAGLE3", draft_model_path="smollm2-135m-eagle3", num_steps=5
+        algorithm="EAGLE3", adaptive=False, draft_model_path="smollm2-135m-eagle3", num_steps=5
     ),
-    "tree of 16": SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=4, num_draft_tokens=16),
+    "tree of 16": SpecConfig(
+        algorithm="EAGLE3", adaptive=False, num_steps=5, eagle_topk=4, num_draft_tokens=16
+    ),
 }
 
 

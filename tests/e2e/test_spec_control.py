@@ -61,10 +61,14 @@ def make(folders: dict[str, Path], case: Case | None) -> LLM:
         return LLM(str(folders["target"]), **flags)
     algorithm, options = case
     if algorithm == "MTP":
-        return LLM(str(folders["MTP"]), SpecConfig(algorithm="MTP", **options), **flags)
+        return LLM(
+            str(folders["MTP"]), SpecConfig(algorithm="MTP", adaptive=False, **options), **flags
+        )
     if algorithm in folders:
         options = {**options, "draft_model_path": str(folders[algorithm])}
-    return LLM(str(folders["target"]), SpecConfig(algorithm=algorithm, **options), **flags)
+    return LLM(
+        str(folders["target"]), SpecConfig(algorithm=algorithm, adaptive=False, **options), **flags
+    )
 
 
 def run(llm: LLM, controls: list[SpecControl]) -> list[Generation]:

@@ -56,11 +56,13 @@ def drafts(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     }
     specs: dict[str, SpecConfig | None] = {
         "plain": None,
-        "NGRAM": SpecConfig(algorithm="NGRAM", ngram_min_match=1),
-        "SUFFIX": SpecConfig(algorithm="SUFFIX", num_draft_tokens=6),
+        "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False, ngram_min_match=1),
+        "SUFFIX": SpecConfig(algorithm="SUFFIX", adaptive=False, num_draft_tokens=6),
     }
     for name, path in paths.items():
-        specs[name] = SpecConfig(algorithm=name, draft_model_path=str(path), num_steps=3)
+        specs[name] = SpecConfig(
+            algorithm=name, adaptive=False, draft_model_path=str(path), num_steps=3
+        )
     return specs
 
 

@@ -30,7 +30,7 @@ class Emitted:
 def test_recorders_see_what_is_emitted(small_models: dict[str, Path]) -> None:
     llm = LLM(
         str(small_models["llama"]),
-        SpecConfig(algorithm="NGRAM"),
+        SpecConfig(algorithm="NGRAM", adaptive=False),
         dtype="float32",
         max_total_tokens=1024,
     )

@@ -55,7 +55,12 @@ class World:
     texts: list[list[int]] = field(default_factory=list)
 
     def run(self, algorithm: str, shape: dict[str, Any], temperature: float, **flags: Any) -> LLM:
-        spec = SpecConfig(algorithm=algorithm, draft_model_path=self.drafts.get(algorithm), **shape)
+        spec = SpecConfig(
+            algorithm=algorithm,
+            adaptive=False,
+            draft_model_path=self.drafts.get(algorithm),
+            **shape,
+        )
         llm = LLM(str(self.target), spec, dtype="float32", max_total_tokens=4096, **flags)
         choices = 2 if shape.get("draft_sampling") else 1
         params = [
@@ -226,7 +231,7 @@ def test_target_probabilities_are_the_targets(world: World, temperature: float) 
 def test_requests_under_a_grammar_are_left_out(world: World) -> None:
     pytest.importorskip("llguidance")
     path = world.folder / "trace"
-    spec = SpecConfig(algorithm="NGRAM")
+    spec = SpecConfig(algorithm="NGRAM", adaptive=False)
     llm = LLM(str(world.target), spec, dtype="float32", max_total_tokens=2048, trace=str(path))
     free = SamplingParams(max_tokens=8, temperature=0.0)
     bound = SamplingParams(max_tokens=8, temperature=0.0, grammar=GrammarSpec("regex", "[ab]{6}"))

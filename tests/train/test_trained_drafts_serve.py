@@ -50,7 +50,9 @@ class Served:
 
 
 def served(target: Path, algorithm: str, draft: Path) -> Served:
-    spec = SpecConfig(algorithm=algorithm, draft_model_path=str(draft), num_steps=CHAIN)
+    spec = SpecConfig(
+        algorithm=algorithm, adaptive=False, draft_model_path=str(draft), num_steps=CHAIN
+    )
     llm = make_llm(target, spec)
     llm.generate(PROMPTS, GREEDY)
     totals = llm.engine.scheduler.spec_totals
