@@ -27,6 +27,13 @@ class Card:
         return max(num_bytes / self.copy, operations / self.matmul)
 
 
+def card_line(card: Card) -> str:
+    return (
+        f"{card.name}: copy {card.copy / 1e12:.2f} TB/s{' (given)' if card.is_copy_given else ''}, "
+        f"{card.dtype} product {card.matmul / 1e12:.3g} Tflop/s."
+    )
+
+
 def measure_card(device: torch.device, dtype: torch.dtype, copy: float | None = None) -> Card:
     """copy: what to take instead of measuring, in bytes a second."""
     is_cuda = device.type == "cuda"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from specengine.core.config import EngineConfig, ModelConfig, ScheduleConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.lab.card import Card
-from specengine.lab.throughput.output import Output
+from specengine.lab.output import Output
 from specengine.lab.throughput.peers import Asked, find_peers
+from specengine.lab.throughput.plan import Plan
+from specengine.lab.throughput.plot import draw
 from specengine.lab.throughput.random_draft import feature_layers
 from specengine.lab.throughput.report import PLAIN, Peers, Point, Report, Setting, Startup
-from specengine.lab.throughput.run import Plan, ThroughputBench
-from specengine.lab.throughput.sheets import sheets
+from specengine.lab.throughput.run import ThroughputBench
+from specengine.lab.throughput.sheets import settings_lines, sheets
 from specengine.lab.throughput.workload import Workload
 
 SMALL = Workload(batch_sizes=(1, 3), prompt_len=8, new_tokens=10, repeats=2)
@@ -137,7 +140,9 @@ def test_a_report_compares() -> None:
 
 def test_files_of_a_report(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    written = Output(tmp_path / "all.json", tmp_path / "out", "speed").finish(by_hand())
+    report, output = by_hand(), Output(tmp_path / "all.json", tmp_path / "out", "speed")
+    output.check()
+    written = output.finish(report, sheets(report), partial(draw, report), settings_lines(report))
     assert [path.name for path in written] == [
         "all.json",
         *(f"2026-11-21-speed{suffix}" for suffix in (".json", ".md", ".png")),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from specengine.cli.bench import accept, throughput
+from specengine.cli.bench import accept, step, throughput
 
 COMMANDS = {
     "accept": accept,
     "throughput": throughput,
+    "step": step,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from specengine.cli.logs import set_up_logging
 from specengine.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specengine.lab.throughput.run import Plan
+    from specengine.lab.throughput.plan import Plan
 
 # Those that `bench accept` sets itself may be chosen here.
 _CHOSEN = ("disable_radix_cache", "enable_mixed_chunk", "max_running_requests")
@@ -108,15 +109,17 @@ def run(args: argparse.Namespace) -> int:
     set_up_logging(plan.config.server.log_level)
     from specengine.cli.bench.tables import show_sheets
     from specengine.lab.environment import environment_line
-    from specengine.lab.throughput.output import Output
+    from specengine.lab.output import Output
+    from specengine.lab.throughput.plot import draw
     from specengine.lab.throughput.run import ThroughputBench
-    from specengine.lab.throughput.sheets import sheets
+    from specengine.lab.throughput.sheets import settings_lines, sheets
 
     output = Output(args.json, args.out, args.name)
     output.check()
     report = ThroughputBench(plan, output.write).run()
-    show_sheets(report.title, environment_line(report.environment), sheets(report))
-    for path in output.finish(report):
+    tables = list(sheets(report))
+    show_sheets(report.title, environment_line(report.environment), tables)
+    for path in output.finish(report, tables, partial(draw, report), settings_lines(report)):
         print(path)
     return 0
 
@@ -131,7 +134,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise ConfigError("--new-tokens 1: the prefill gives the first token; no round is left")
     if args.sweep and args.batch_sizes:
         raise ConfigError("--sweep or --batch-sizes: give one of them")
-    from specengine.lab.throughput.run import Plan
+    from specengine.lab.throughput.plan import Plan
     from specengine.lab.throughput.workload import SWEEP, Workload
 
     sizes = SWEEP if args.sweep else tuple(dict.fromkeys(args.batch_sizes or (1, 8, 64)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specengine.lab.accept.sheet import Sheet
+from specengine.lab.card import card_line
 from specengine.lab.throughput.report import DEFINITIONS, Point, Report, Setting
 
 
@@ -41,12 +42,7 @@ def _rates(report: Report) -> Sheet:
         f"greedy. {DEFINITIONS['tau']} Rounds: a request, after the prefill. {report.limit}"
     )
     if report.card is not None:
-        card = report.card
-        note += (
-            f" {card.name}: copy {card.copy / 1e12:.2f} TB/s"
-            f"{' (given)' if card.is_copy_given else ''}, {card.dtype} product "
-            f"{card.matmul / 1e12:.3g} Tflop/s."
-        )
+        note += " " + card_line(report.card)
     rows = [
         _row(report, setting, point, names)
         for setting in report.settings
@@ -113,3 +109,12 @@ def _graphs(report: Report) -> Sheet:
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
+
+
+def settings_lines(report: Report) -> list[str]:
+    """How each setting speculates, in Markdown."""
+    lines = ["", "## Settings", ""]
+    for setting in report.settings:
+        options = " ".join(f"{name}={value}" for name, value in setting.options.items())
+        lines.append(f"- **{setting.name}**: `{options or 'plain decoding'}`")
+    return lines

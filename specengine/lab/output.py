@@ -1,17 +1,30 @@
-"""Where a throughput report is kept."""
+"""Where the report of a bench is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from specengine.lab.accept.markdown import table
 from specengine.lab.accept.plots import check_matplotlib
+from specengine.lab.accept.sheet import Sheet
 from specengine.lab.environment import environment_line
 from specengine.lab.files import write_text
-from specengine.lab.throughput.plot import draw
-from specengine.lab.throughput.report import Report
-from specengine.lab.throughput.sheets import sheets
+
+
+class Writable(Protocol):
+    @property
+    def date(self) -> str: ...
+
+    @property
+    def environment(self) -> dict[str, Any]: ...
+
+    @property
+    def title(self) -> str: ...
+
+    def to_json(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +40,7 @@ class Output:
         if self.directory is not None:
             check_matplotlib()
 
-    def write(self, report: Report) -> list[Path]:
+    def write(self, report: Writable) -> list[Path]:
         """The numbers so far. Raises ConfigError where they cannot be written."""
         dated = [] if self.directory is None else [self._path(report, ".json")]
         paths = ([] if self.json is None else [self.json]) + dated
@@ -35,23 +48,29 @@ class Output:
             write_text(path, report.to_json())
         return paths
 
-    def finish(self, report: Report) -> list[Path]:
-        """The files written."""
+    def finish(
+        self,
+        report: Writable,
+        sheets: Iterable[Sheet],
+        draw: Callable[[Path], None],
+        last_lines: Sequence[str] = (),
+    ) -> list[Path]:
+        """The files written. draw: makes the plot, a PNG."""
         written = self.write(report)
         if self.directory is None:
             return written
         page, plot = self._path(report, ".md"), self._path(report, ".png")
-        draw(report, plot)
-        write_text(page, markdown(report, plot.name))
+        draw(plot)
+        lines = [*_lines(report, sheets), *last_lines, "", f"![{report.title}]({plot.name})"]
+        write_text(page, "\n".join(lines) + "\n")
         return [*written, page, plot]
 
-    def _path(self, report: Report, suffix: str) -> Path:
+    def _path(self, report: Writable, suffix: str) -> Path:
         assert self.directory is not None
         return self.directory / f"{report.date}-{self.name}{suffix}"
 
 
-def markdown(report: Report, plot: str) -> str:
-    """plot: its file's name."""
+def _lines(report: Writable, sheets: Iterable[Sheet]) -> list[str]:
     lines = [
         f"# {report.title}",
         "",
@@ -59,10 +78,7 @@ def markdown(report: Report, plot: str) -> str:
         "",
         f"    {report.environment['command']}",
     ]
-    for sheet in sheets(report):
-        lines += ["", f"## {sheet.title}", "", *table(sheet), "", sheet.note]
-    lines += ["", "## Settings", ""]
-    for setting in report.settings:
-        options = " ".join(f"{name}={value}" for name, value in setting.options.items())
-        lines.append(f"- **{setting.name}**: `{options or 'plain decoding'}`")
-    return "\n".join([*lines, "", f"![{report.title}]({plot})"]) + "\n"
+    for sheet in sheets:
+        lines += ["", f"## {sheet.title}", "", *table(sheet)]
+        lines += ["", sheet.note] if sheet.note else []
+    return lines

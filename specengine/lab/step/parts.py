@@ -1,0 +1,60 @@
+"""The methods that are the parts of a round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.loop import Engine
+from specengine.lab.step.stopwatch import Watched
+
+HOST, WAIT = "host", "wait for the device"
+
+
+def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
+    """Of a round that runs on the device. The rest of it begins and accepts."""
+    runner = flying.runner
+    return [
+        Watched(flying.drafter, "draft_rows", "draft"),
+        *_heads(flying.drafter, "best_tokens", "draft head"),
+        Watched(runner, "forward_rows", "verify"),
+        Watched(runner.model, "best_tokens", "verify head"),
+        Watched(flying.drafter, "observe_rows", "observe"),
+    ]
+
+
+def eager_parts(engine: Engine) -> list[Watched]:
+    """Of a round that the host runs piece by piece, and of the step around it."""
+    parts = engine.parts
+    return [
+        Watched(engine, "step", HOST),
+        Watched(parts.drafter, "draft", "draft"),
+        *_heads(parts.drafter, "compute_logits", "draft head"),
+        Watched(parts.verifier, "prepare", "prepare"),
+        Watched(parts.worker, "forward_batch_generation", "verify"),
+        Watched(parts.worker.runner.model, "compute_logits", "verify head"),
+        Watched(parts.verifier, "accept", "accept"),
+        Watched(parts.drafter, "observe", "observe"),
+    ]
+
+
+def host_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
+    """Of the host, while rounds fly: what is left of a step schedules, commits and hands out, and
+    what is left of landing reads what was decided."""
+    return [
+        Watched(engine, "step", "schedule and commit"),
+        Watched(engine.drafter, "draft", "draft on the host"),
+        Watched(flying, "launch", "launch"),
+        Watched(flying, "follow", "launch"),
+        Watched(flying, "land", "land"),
+        Watched(torch.cuda.Event, "synchronize", WAIT),
+    ]
+
+
+def _heads(drafter: Any, method: str, part: str) -> list[Watched]:
+    """Of the drafter's models, each once."""
+    runners = getattr(drafter, "runners", ())
+    models = {id(runner.model): runner.model for runner in runners}
+    return [Watched(model, method, part) for model in models.values()]
