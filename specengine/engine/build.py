@@ -18,7 +18,7 @@ from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.grammar.compiler import GrammarCompiler
-from specengine.engine.graph_build import make_graph_round
+from specengine.engine.graph_build import make_flights
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
@@ -94,7 +94,7 @@ def build_engine(
             runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
     with phases.phase("capture rounds"):
-        engine.graph_round = make_graph_round(config, engine.parts)
+        engine.flights = make_flights(config, engine.parts)
     record_trace(engine, loaded)
     logger.info("ready after %.1f s", phases.total)
     return engine

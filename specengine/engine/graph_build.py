@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.spec import Drafter, RowDrafter, TextDrafter
+from specengine.engine.adaptive.cost_table import StepCosts, measure
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.loop import EngineParts
@@ -15,6 +19,31 @@ from specengine.engine.loop import EngineParts
 logger = logging.getLogger(__name__)
 
 _NO_GRAPHS = "no graphs of whole rounds: %s"
+
+
+_SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
+
+
+def make_flights(config: EngineConfig, parts: EngineParts) -> Flights | None:
+    """What lets rounds run on the device alone, where they can."""
+    graph_round = make_graph_round(config, parts)
+    if graph_round is None:
+        return None
+    overlaps = not config.schedule.disable_overlap_schedule
+    depths = None if parts.adaptive is None else _depths(config, graph_round)
+    return Flights(graph_round, parts.drafter, parts.scheduler, depths, overlaps)
+
+
+def _depths(config: EngineConfig, graph_round: GraphRound) -> AdaptiveSteps:
+    """What rounds of a drafter on the device cost is measured now; the time of drafts that the host
+    makes is learned from the rounds."""
+    table = config.spec.cost_table
+    if table is not None:
+        return AdaptiveSteps(graph_round.steps, StepCosts.read(Path(table).expanduser()))
+    if isinstance(graph_round.drafter, HostDrafts):
+        return AdaptiveSteps(graph_round.steps)
+    costs = measure(graph_round.seconds_of, graph_round.batch_sizes, graph_round.steps)
+    return AdaptiveSteps(graph_round.steps, costs)
 
 
 def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
@@ -26,7 +55,8 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     if config.trace.trace is not None:
         logger.info(_NO_GRAPHS, "rounds are traced")
         return None
-    found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device)
+    chooses = parts.adaptive is not None
+    found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device, chooses)
     if found is None:
         logger.info(_NO_GRAPHS, "the drafter needs the host in the middle of a round")
         return None
@@ -41,9 +71,9 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
 
 
 def _row_drafter(
-    drafter: Drafter, batch_size: int, device: torch.device
+    drafter: Drafter, batch_size: int, device: torch.device, chooses: bool
 ) -> tuple[RowDrafter, list[int]] | None:
-    """Who drafts in graphs, and how deep."""
+    """Who drafts in graphs, and how deep. chooses: between depths, none among them."""
     is_of_text = isinstance(drafter, TextDrafter) and drafter.reads_text_alone
     if is_of_text and not drafter.proposes_tree:
         most = drafter.max_nodes - 1
@@ -52,4 +82,5 @@ def _row_drafter(
     steps_of_rows = drafter.row_steps if isinstance(drafter, RowDrafter) else None
     if not isinstance(drafter, RowDrafter) or steps_of_rows is None:
         return None
-    return drafter, [steps_of_rows]
+    shallower = [n for n in _SHALLOW if n < steps_of_rows] if chooses else []
+    return drafter, [*shallower, steps_of_rows]

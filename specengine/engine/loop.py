@@ -16,13 +16,13 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import Drafter, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
+from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.round import AdaptiveRound
 from specengine.engine.detokenizer import Detokenizer
-from specengine.engine.draft_depth import draft_within_limits
+from specengine.engine.flights import Flights
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.masks import masked_prefill
-from specengine.engine.graph_round import Flight, GraphRound
-from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.graph_round import GraphRound
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.round import SpeculativeRound
 from specengine.runner.graph_counters import GraphStats, count_fallback
@@ -90,8 +90,7 @@ class Engine:
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
-        self.graph_round: GraphRound | None = None  # set by build.py, where the device can fly
-        self.flight: Flight | None = None  # a round launched, and not landed yet
+        self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
@@ -149,17 +148,17 @@ class Engine:
 
         Where a graph holds the whole round, the round after it is launched before it has landed.
         """
-        if self.flight is not None:
-            flight, self.flight = self.flight, self._follow(self.flight)
-            self._commit(flight.reqs, self._graph_round.land(flight))
+        if self.flights is not None and self.flights.in_the_air:
+            landing = self.flights.land()
+            self._commit(landing.reqs, landing.result)
             return self._collect()
         batch = self.scheduler.schedule()
         self._release_drafts()
         if batch is not None:
             if batch.forward_mode.is_prefill():
                 self._prefill(batch)
-            elif self._can_fly(batch):
-                self._launch(batch)
+            elif self.flights is not None and self._can_fly(self.flights, batch):
+                self.flights.launch(batch)
             else:
                 self._commit(batch.reqs, self._run(batch))
             self._release_drafts()
@@ -172,41 +171,16 @@ class Engine:
             return self.round.run(batch)
         return adaptive.run(self.round, batch)
 
-    def _can_fly(self, batch: ScheduleBatch) -> bool:
-        if self.graph_round is None:
-            return False
+    def _can_fly(self, flights: Flights, batch: ScheduleBatch) -> bool:
         if self.round.recorders:
-            count_fallback(self.graph_round.counters, "round", "somebody looks at rounds")
+            count_fallback(flights.graph_round.counters, "round", "somebody looks at rounds")
             return False
-        return self.graph_round.can_run(batch)
-
-    def _launch(self, batch: ScheduleBatch) -> None:
-        """A drafter on the device leaves a flight behind; drafts of the host need this round's
-        tokens for the next, so that it lands at once."""
-        flying, reqs = self._graph_round, batch.reqs
-        if not isinstance(flying.drafter, HostDrafts):
-            self.flight = flying.launch(reqs, [flying.steps[-1]] * len(reqs))
-            return
-        proposal = draft_within_limits(self.drafter, batch)
-        flying.drafter.set(proposal)
-        self._commit(reqs, flying.land(flying.launch(reqs, proposal.num_drafted)))
-
-    def _follow(self, flight: Flight) -> Flight | None:
-        if self.parts.config.schedule.disable_overlap_schedule:
-            return None
-        reqs = self.scheduler.follow(flight.reqs, 2 * self._graph_round.num_nodes)
-        steps = [self._graph_round.steps[-1]] * len(reqs)
-        return self._graph_round.follow(reqs, steps) if reqs else None
+        return flights.graph_round.can_run(batch)
 
     def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
         self.scheduler.commit_round(reqs, result)
         self.watch.check(self.scheduler.spec_totals)
         self._release_drafts()
-
-    @property
-    def _graph_round(self) -> GraphRound:
-        assert self.graph_round is not None
-        return self.graph_round
 
     def stats(self) -> EngineStats:
         scheduler, graphs = self.scheduler, self._graph_stats()
@@ -223,8 +197,18 @@ class Engine:
             num_eager_forwards=self.parts.worker.runner.num_eager,
             graphs=graphs,
             spec=scheduler.spec_totals,
-            depth=None if self.parts.adaptive is None else self.parts.adaptive.steps.current,
+            depth=self._depth_in_use(),
         )
+
+    @property
+    def graph_round(self) -> GraphRound | None:
+        return None if self.flights is None else self.flights.graph_round
+
+    def _depth_in_use(self) -> Decision | None:
+        """Of rounds on the device where there are any, else of the others."""
+        if self.flights is not None and self.flights.depths is not None:
+            return self.flights.depths.current
+        return None if self.parts.adaptive is None else self.parts.adaptive.steps.current
 
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner = self.parts.worker.runner

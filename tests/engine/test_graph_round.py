@@ -139,6 +139,20 @@ class TestOnTheGpu:
         assert flying.engine.graph_round is not None
         assert flying.engine.graph_round.counters["replays"] > 10
 
+    @pytest.mark.parametrize("name", ["EAGLE3", "NGRAM"])
+    def test_depths_that_change_do_not_change_tokens(
+        self, name: str, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        spec = drafts[name]
+        assert spec is not None
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, replace(spec, adaptive=True))
+        params = replace(GREEDY, max_tokens=200)
+        for count in (3, 1):
+            expected = [one.token_ids for one in eager.generate(PROMPTS[:count], params)]
+            assert [one.token_ids for one in flying.generate(PROMPTS[:count], params)] == expected
+        assert flying.engine.stats().depth is not None
+
     def test_requests_come_and_go(self, target: Path, drafts: dict[str, SpecConfig | None]) -> None:
         params = [
             SamplingParams(max_tokens=3 + 5 * i, temperature=0.0, ignore_eos=True)

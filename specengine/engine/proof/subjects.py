@@ -68,7 +68,9 @@ class State:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
         here others leave as well, in the middle of what histograms look at."""
-        if not self.retracts or engine.flight is not None:  # whose requests must not leave
+        if not self.retracts or (
+            engine.flights and engine.flights.in_the_air
+        ):  # whose requests must not leave
             return
         scheduler = engine.scheduler
         scheduler.admission.demand.share = 0.0

@@ -1,0 +1,98 @@
+"""Rounds in the air: launched on the device, and not read yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.request import Req
+from specengine.core.spec import Drafter, VerifyResult
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.draft_depth import draft_within_limits
+from specengine.engine.graph_round import Flight, GraphRound
+from specengine.engine.host_drafts import HostDrafts
+from specengine.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Landing:
+    reqs: list[Req]
+    result: VerifyResult
+
+
+class Flights:
+    """Launches rounds, lets the next one follow before the last has landed, and lands them.
+
+    depths: how deep to draft, by what it costs and earns; None drafts as deep as there are graphs.
+    A drafter on the device follows at any depth. One that reads text needs the last round's tokens
+    before it drafts, so that only rounds without drafts follow unseen.
+    """
+
+    def __init__(
+        self,
+        graph_round: GraphRound,
+        drafter: Drafter,
+        scheduler: Scheduler,
+        depths: AdaptiveSteps | None,
+        overlaps: bool,
+    ) -> None:
+        self.graph_round = graph_round
+        self.drafter = drafter
+        self.scheduler = scheduler
+        self.depths = depths
+        self.overlaps = overlaps
+        self.flight: Flight | None = None
+        self._depth = 0  # of the flight
+        self._chosen: int | None = None  # for the next one, where it could not follow
+        self._since = 0.0  # when the device was free for the flight
+
+    @property
+    def in_the_air(self) -> bool:
+        return self.flight is not None
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        """Fly a batch of the kind that graph_round.can_run says yes to."""
+        self._since = perf_counter()
+        self._depth = self._choose(batch.batch_size)
+        drafted = [self._depth] * batch.batch_size
+        drafts = self.graph_round.drafter
+        if isinstance(drafts, HostDrafts) and self._depth:
+            proposal = draft_within_limits(self.drafter, batch, self._depth)
+            drafts.set(proposal)
+            drafted = proposal.num_drafted
+        self.flight = self.graph_round.launch(batch.reqs, drafted)
+
+    def land(self) -> Landing:
+        """Wait for the flight, the next already on its way where it may be."""
+        flight, depth, since = self.flight, self._depth, self._since
+        assert flight is not None
+        self.flight = self._follow(flight) if self.overlaps else None
+        result = self.graph_round.land(flight)
+        self._since = perf_counter()
+        if self.depths is not None:
+            counts = result.num_drafted, result.num_accepted
+            self.depths.observe(len(flight.reqs), depth, *counts, self._since - since)
+        return Landing(flight.reqs, result)
+
+    def _follow(self, flight: Flight) -> Flight | None:
+        reads_text = isinstance(self.graph_round.drafter, HostDrafts)
+        if reads_text and self._depth:
+            return None
+        reqs = self.scheduler.follow(flight.reqs, 2 * self.graph_round.num_nodes)
+        if not reqs:
+            return None
+        depth = self._choose(len(reqs))
+        if reads_text and depth:
+            self._chosen = depth
+            return None
+        self._depth = depth
+        return self.graph_round.follow(reqs, [depth] * len(reqs))
+
+    def _choose(self, batch_size: int) -> int:
+        if self.depths is None:
+            return self.graph_round.steps[-1]
+        if self._chosen is not None:
+            depth, self._chosen = self._chosen, None
+            return depth
+        return self.depths.choose(batch_size).num_steps

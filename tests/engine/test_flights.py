@@ -1,0 +1,121 @@
+"""Who flies when, with a device that is a script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from specengine.core.spec import VerifyResult
+from specengine.engine.flights import Flights
+from specengine.engine.host_drafts import HostDrafts
+
+
+@dataclass
+class ScriptedRound:
+    """Emits one token a request and round; keeps a diary."""
+
+    drafter: Any = None
+    steps: tuple[int, ...] = (0, 3)
+    num_nodes: int = 4
+    diary: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def launch(self, reqs: list[str], drafted: list[int]) -> Any:
+        return self._fly("launch", reqs, drafted)
+
+    def follow(self, reqs: list[str], drafted: list[int]) -> Any:
+        return self._fly("follow", reqs, drafted)
+
+    def _fly(self, verb: str, reqs: list[str], drafted: list[int]) -> Any:
+        self.count += 1
+        self.diary.append(f"{verb} {self.count}: {max(drafted)}")
+        return SimpleNamespace(reqs=reqs, num_drafted=drafted, name=self.count)
+
+    def land(self, flight: Any) -> VerifyResult:
+        self.diary.append(f"land {flight.name}")
+        count = len(flight.reqs)
+        return VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None)
+
+
+@dataclass
+class ScriptedDepths:
+    plan: list[int]
+    seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def choose(self, batch_size: int) -> Any:
+        return SimpleNamespace(num_steps=self.plan.pop(0))
+
+    def observe(self, size: int, steps: int, drafted: Any, accepted: Any, seconds: float) -> None:
+        assert seconds >= 0
+        self.seen.append((size, steps))
+
+
+class ScriptedDrafter:
+    def draft(self, batch: Any) -> Any:
+        raise AssertionError("nobody may be asked here")
+
+
+def fly(device: ScriptedRound, plan: list[int] | None, follows: list[bool], rounds: int) -> Any:
+    """follows: whether the scheduler lets requests follow, round by round."""
+    left = list(follows)
+    scheduler = SimpleNamespace(follow=lambda reqs, nodes: reqs if left.pop(0) else [])
+    depths = None if plan is None else ScriptedDepths(plan)
+    flights = Flights(
+        cast(Any, device),
+        cast(Any, ScriptedDrafter()),
+        cast(Any, scheduler),
+        cast(Any, depths),
+        overlaps=True,
+    )
+    batch = SimpleNamespace(reqs=["a", "b"], batch_size=2)
+    for _ in range(rounds):
+        if not flights.in_the_air:
+            flights.launch(cast(Any, batch))
+        flights.land()
+    return depths
+
+
+def test_the_next_is_launched_before_the_last_lands() -> None:
+    device = ScriptedRound()
+    fly(device, None, [True, True, False], 3)
+    assert device.diary == [
+        "launch 1: 3",
+        "follow 2: 3",
+        "land 1",
+        "follow 3: 3",
+        "land 2",
+        "land 3",
+    ]
+
+
+def test_depths_are_observed_with_the_round_that_had_them() -> None:
+    device = ScriptedRound()
+    depths = fly(device, [3, 0, 3], [True, True, False], 3)
+    assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
+    assert depths.seen == [(2, 3), (2, 0), (2, 3)]
+
+
+def test_rounds_without_drafts_of_the_host_follow_each_other() -> None:
+    device = ScriptedRound(HostDrafts(4, 3, torch.device("cpu")))
+    fly(device, [0, 0, 0], [True, True, False], 3)
+    assert device.diary[:3] == ["launch 1: 0", "follow 2: 0", "land 1"]
+
+
+def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:
+    device = ScriptedRound(HostDrafts(4, 3, torch.device("cpu")))
+    depths = ScriptedDepths([0, 3])
+    flights = Flights(
+        cast(Any, device),
+        cast(Any, ScriptedDrafter()),
+        cast(Any, SimpleNamespace(follow=lambda reqs, nodes: reqs)),
+        cast(Any, depths),
+        overlaps=True,
+    )
+    flights.launch(cast(Any, SimpleNamespace(reqs=["a"], batch_size=1)))
+    flights.land()
+    assert device.diary == ["launch 1: 0", "land 1"], "drafts need the token that landed"
+    assert not flights.in_the_air
+    assert flights._choose(1) == 3
