@@ -109,6 +109,7 @@ def captured_nodes(
     engine: Engine, flying: GraphRound, batch_size: int, num_steps: int
 ) -> list[Node]:
     """The nodes of a captured round with their parts, from one that runs eagerly on no request."""
+    engine.step()  # lands what may still be in the air
     sizes = flying.batch_sizes
     rows = flying.rows.new_zeros(sizes[bisect.bisect_left(sizes, batch_size)])
     flying.run(rows, num_steps)  # rounds take turns with the halves of a buffer: two leave it

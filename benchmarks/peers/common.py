@@ -1,0 +1,175 @@
+"""What the peers' benchmarks share: the work of `specengine bench throughput`, and its JSON.
+
+They run in the peer's own environment, where this project need not be installed: its sources are
+found beside this folder, and only parts that need little beyond torch and transformers are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from specengine.lab.environment import environment, process_seconds
+from specengine.lab.files import write_text
+from specengine.lab.throughput.random_draft import write_random_eagle3
+from specengine.lab.throughput.report import PLAIN, Point, Report, Setting, Startup
+from specengine.lab.throughput.workload import SWEEP, Workload
+
+NGRAM, EAGLE3 = "NGRAM", "EAGLE3"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How the peer speculates; algorithm None does not."""
+
+    algorithm: str | None
+    num_steps: int
+    accept_length: float | None  # forced, of EAGLE-3
+    draft: Path | None
+
+
+@dataclass(frozen=True)
+class Model:
+    """A folder that the peer can load; of a shape its configuration alone."""
+
+    name: str
+    folder: Path
+    is_shape: bool
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one batch: new tokens of each request, and of all together what was drafted and accepted,
+    in so many rounds; None where the peer does not tell."""
+
+    tokens: list[int]
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+
+
+Generate = Callable[[list[list[int]]], Outcome]  # prompts as token ids
+Start = Callable[[Model, Spec, Workload], tuple[Generate, dict[str, Any]]]  # and the peer's options
+
+
+def run(peer: str, package: str, start: Start, argv: Sequence[str] | None = None) -> None:
+    """Parse, measure, write. `start` builds the peer's engine."""
+    args = _parse(peer, argv)
+    if find_spec(package) is None:
+        sys.exit(
+            f"{peer} is not installed in this environment: pip install {package}, or run this "
+            f"script with the Python of an environment that has it"
+        )
+    sizes = SWEEP if args.sweep else tuple(args.batch_sizes)
+    work = Workload(sizes, args.prompt_len, args.new_tokens, args.repeats, args.prompt_period)
+    with _model(args.model) as model, _spec(args, model) as spec:
+        begun = perf_counter()
+        generate, options = start(model, spec, work)
+        startup = Startup(perf_counter() - begun, process=process_seconds())
+        forced = spec.accept_length if spec.algorithm == EAGLE3 else None
+        setting = Setting(spec.algorithm or PLAIN, options, startup, is_lossy=forced is not None)
+        report = Report(
+            date=datetime.date.today().isoformat(),
+            environment=environment(),
+            engine=f"{peer} {version(package)}",
+            model={"name": model.name, "dtype": "bfloat16", "device": "cuda"},
+            workload=work,
+            settings=[setting],
+        )
+        for size in sizes:
+            setting.points.append(measure(generate, work, size, model.vocab_size))
+            point = setting.points[-1]
+            tau = "unknown" if point.tau is None else f"{point.tau:.2f}"
+            print(f"{setting.name}, batch size {size}: {point.rate:.0f} tok/s, τ {tau}", flush=True)
+            write_text(args.json, report.to_json())
+    print(args.json)
+
+
+def measure(generate: Generate, work: Workload, batch_size: int, vocab_size: int) -> Point:
+    """The first run warms up. Raises SystemExit where tokens are missing."""
+    rates, best = [], Outcome([])
+    for number, prompts in enumerate(work.batches(batch_size, vocab_size)):
+        begun = perf_counter()
+        outcome = generate(prompts)
+        seconds = perf_counter() - begun
+        if outcome.tokens != [work.new_tokens] * batch_size:
+            sys.exit(f"{work.new_tokens} new tokens were asked of each request: {outcome.tokens}")
+        rate = sum(outcome.tokens) / seconds
+        if number and rate > max(rates, default=0.0):
+            best = outcome
+        if number:
+            rates.append(rate)
+    rounds = best.rounds
+    if not rounds:
+        return Point(batch_size, tuple(rates))
+    tau = None if best.accepted is None else 1 + best.accepted / rounds
+    drafted = None if best.drafted is None else best.drafted / rounds
+    return Point(batch_size, tuple(rates), tau, rounds / batch_size, drafted)
+
+
+def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=f"The work of `bench throughput` on {peer}.")
+    parser.add_argument("--model", default="smollm2-shape", help="a built-in shape, or a folder")
+    parser.add_argument("--algorithm", choices=[EAGLE3, NGRAM], help="default: no speculation")
+    parser.add_argument("--num-steps", type=int, default=3)
+    parser.add_argument("--random-draft", type=int, default=16384, metavar="VOCAB")
+    parser.add_argument("--accept-length", type=float, default=2.5, help="forced, of EAGLE3")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--sweep", action="store_true", help="batch sizes 1, 2, 4, ... 256")
+    parser.add_argument("--prompt-len", type=int, default=30)
+    parser.add_argument("--prompt-period", type=int)
+    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    return parser.parse_args(argv)
+
+
+@contextmanager
+def _model(name: str) -> Iterator[Model]:
+    if Path(name).is_dir():
+        config = json.loads((Path(name) / "config.json").read_text())
+        yield Model(Path(name).resolve().name, Path(name), False, config["vocab_size"])
+        return
+    config = _shape(name)
+    with tempfile.TemporaryDirectory(prefix="shape-") as folder:
+        config.save_pretrained(folder)
+        yield Model(name, Path(folder), True, config.vocab_size)
+
+
+@contextmanager
+def _spec(args: argparse.Namespace, model: Model) -> Iterator[Spec]:
+    if args.algorithm != EAGLE3:
+        yield Spec(args.algorithm, args.num_steps, None, None)
+        return
+    from transformers import AutoConfig
+
+    with tempfile.TemporaryDirectory(prefix="random-eagle3-") as folder:
+        write_random_eagle3(
+            Path(folder), AutoConfig.from_pretrained(model.folder), args.random_draft
+        )
+        yield Spec(EAGLE3, args.num_steps, args.accept_length, Path(folder))
+
+
+def _shape(name: str) -> Any:
+    from transformers import AutoConfig
+
+    from specengine.runner.loader.builtin import BUILTIN_MODELS
+
+    shapes = [one.name for one in BUILTIN_MODELS.values() if one.is_shape]
+    if name not in shapes:
+        sys.exit(f"--model {name}: neither a folder nor one of the shapes {', '.join(shapes)}")
+    return AutoConfig.for_model(**BUILTIN_MODELS[name].config)

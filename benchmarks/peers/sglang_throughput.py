@@ -1,0 +1,73 @@
+"""The work of `specengine bench throughput` on SGLang, in an environment that has it.
+
+    python benchmarks/peers/sglang_throughput.py --model smollm2-shape --json sglang.json
+    python benchmarks/peers/sglang_throughput.py --model llama-3.1-8b-shape --algorithm EAGLE3 \
+        --random-draft 32000 --json sglang-eagle3.json
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from common import EAGLE3, Generate, Model, Outcome, Spec, Workload, run
+
+# The name depends on the version.
+_FORCED_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
+
+
+def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str, Any]]:
+    if spec.accept_length is not None:
+        for name in _FORCED_LENGTH:  # read when SGLang is imported
+            os.environ[name] = str(spec.accept_length)
+    import sglang
+
+    speculative = _speculative(spec)
+    options: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "attention_backend": "triton",
+        "context_length": 4096,
+        "max_running_requests": max(work.batch_sizes),
+        "cuda_graph_max_bs": max(work.batch_sizes),
+        "disable_radix_cache": True,
+        "skip_tokenizer_init": True,
+        **({"load_format": "dummy"} if model.is_shape else {}),
+        **speculative,
+    }
+    draft = {} if spec.draft is None else {"speculative_draft_model_path": str(spec.draft)}
+    engine = sglang.Engine(model_path=str(model.folder), **options, **draft)
+    params = {"temperature": 0.0, "max_new_tokens": work.new_tokens, "ignore_eos": True}
+
+    def generate(prompts: list[list[int]]) -> Outcome:
+        facts = [
+            one["meta_info"] for one in engine.generate(input_ids=prompts, sampling_params=params)
+        ]
+        tokens = [one["completion_tokens"] for one in facts]
+        rounds = sum(one.get("spec_verify_ct", 0) for one in facts)
+        if not speculative or not rounds:
+            return Outcome(tokens)
+        # A round emits what it accepts and one more; the first token comes from the prefill.
+        return Outcome(tokens, rounds, accepted=sum(tokens) - len(tokens) - rounds)
+
+    return generate, options
+
+
+def _speculative(spec: Spec) -> dict[str, Any]:
+    if spec.algorithm is None:
+        return {}
+    nodes = {"speculative_num_draft_tokens": spec.num_steps + 1}
+    if spec.algorithm != EAGLE3:
+        return {"speculative_algorithm": "NGRAM", **nodes}
+    return {
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": spec.num_steps,
+        "speculative_eagle_topk": 1,
+        **nodes,
+    }
+
+
+if __name__ == "__main__":
+    run("SGLang", "sglang", start)
