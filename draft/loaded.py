@@ -41,24 +41,32 @@ class DraftTarget:
         """Its weights are random, and so are the draft's."""
         return self.loaded.source.is_dummy
 
-    def draft_model_path(self) -> str:
-        """Raises ConfigError where no draft model was named and none ships for the target."""
+    def find_draft_model(self) -> str | None:
+        """The draft model that was named, or ships for the target, which the log then says."""
         target = self.loaded.config.model
         path = draft_path_of(self.spec, target)
+        if path is not None and self.spec.draft_model_path is None:
+            logger.info("drafting with %s, the drafter that ships for %s", path, target.model)
+        return path
+
+    def draft_model_path(self) -> str:
+        """Raises ConfigError where no draft model was named and none ships for the target."""
+        path = self.find_draft_model()
         if path is None:
             raise ConfigError(
                 f"--speculative-algorithm {self.spec.algorithm} drafts with a model; name it with "
                 "--speculative-draft-model-path"
             )
-        if self.spec.draft_model_path is None:
-            logger.info("drafting with %s, the drafter that ships for %s", path, target.model)
         return path
 
     def draft_model_config(self) -> ModelConfig:
-        """The target's, but for the name of the model. Raises ConfigError as above."""
+        """The target's, but for the name of the model, or, of a shipped drafter, its directory.
+        Raises ConfigError as above."""
         load_format = "dummy" if self.is_dummy else "auto"
         config = self.loaded.config.model
-        return replace(config, model=self.draft_model_path(), load_format=load_format)
+        path = self.draft_model_path()
+        model = str(SHIPPED_DRAFTERS[path].directory) if path in SHIPPED_DRAFTERS else path
+        return replace(config, model=model, load_format=load_format)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specengine.engine.registry import ALIASES, DRAFTERS
+from specengine.draft.names import ALIASES
+from specengine.engine.registry import DRAFTERS
 from specengine.engine.round import SpeculativeRound
 from tests.test_layering import ROOT, sources
 

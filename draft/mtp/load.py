@@ -17,8 +17,8 @@ from specengine.runner.loader.model_source import ModelSource
 
 
 def load_mtp(target: DraftTarget) -> LoadedDraft:
-    """The target's own MTP layers, or those of --speculative-draft-model-path: one, or as many as
-    there are steps. Raises ConfigError or ModelLoadError where they are missing or do not fit."""
+    """The target's own MTP layers, those of --speculative-draft-model-path, or those that ship for
+    it: one, or as many as there are steps. Raises ConfigError or ModelLoadError where they are missing or do not fit."""
     source = _source(target)
     found = _dummy_layers(source) if target.is_dummy else find_layers(*_place(source, target))
     names = _one_a_step(found, target.spec)
@@ -30,8 +30,9 @@ def load_mtp(target: DraftTarget) -> LoadedDraft:
 def _source(target: DraftTarget) -> ModelSource:
     """Where the layers are, with the target's configuration: they are of its shape, whatever stands
     beside them."""
-    path, source = target.spec.draft_model_path, target.loaded.source
-    if path is None or target.is_dummy:
+    source = target.loaded.source
+    path = None if target.is_dummy else target.find_draft_model()
+    if path is None:
         return source
     return ModelSource(path, source.hf_config, directory=draft_directory(path))
 

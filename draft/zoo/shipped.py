@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specengine.core.config import ModelConfig, SpecConfig
+from specengine.draft.names import algorithm_name
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ _DRAFTERS = (
         "14M",
         "EAGLE-3 drafter for SmolLM2-135M-Instruct (Apache-2.0)",
     ),
+    ShippedDrafter("tiny-eagle3", "EAGLE3", "tiny", "0.9M", "EAGLE-3 drafter"),
+    ShippedDrafter("tiny-mtp", "MTP", "tiny", "0.7M", "multi-token-prediction layer"),
+    ShippedDrafter("tiny-standalone", "STANDALONE", "tiny", "0.7M", "smaller model"),
 )
 
 SHIPPED_DRAFTERS = {drafter.name: drafter for drafter in _DRAFTERS}
@@ -43,7 +47,8 @@ def draft_path_of(spec: SpecConfig, target: ModelConfig) -> str | None:
         return spec.draft_model_path
     if target.load_format == "dummy":
         return None
+    wanted = (target.model, algorithm_name(spec.algorithm))
     for drafter in _DRAFTERS:
-        if (drafter.target, drafter.algorithm) == (target.model, spec.algorithm.upper()):
+        if (drafter.target, drafter.algorithm) == wanted:
             return drafter.name
     return None

@@ -16,6 +16,7 @@ from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.worker import make_mtp_worker
+from specengine.draft.names import ALIASES, algorithm_name
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.standalone.load import load_standalone
 from specengine.draft.standalone.worker import StandaloneWorker
@@ -66,8 +67,6 @@ DRAFT_LOADERS: dict[str, Callable[[DraftTarget], LoadedDraft]] = {
     "MTP": load_mtp,
 }
 
-ALIASES = {"NEXTN": "MTP"}
-
 VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
     "match": lambda spec: MatchVerifier(),
     "rejection": lambda spec: RejectionVerifier(),
@@ -105,7 +104,7 @@ def _make_algorithm(context: DraftContext) -> Drafter:
 
 def check_algorithm(name: str) -> str:
     """The name as the tables here have it. Raises ConfigError where it is not known."""
-    found = ALIASES.get(name.upper(), name.upper())
+    found = algorithm_name(name)
     if found not in DRAFTERS:
         known = ", ".join([*DRAFTERS, *ALIASES])
         raise ConfigError(f"--speculative-algorithm {name} is not known; known are {known}")

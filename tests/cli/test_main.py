@@ -168,8 +168,10 @@ def test_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["smollm2"]["weights"] == "real"
     assert not rows["smollm2"]["cached"]
+    assert rows["tiny"]["cached"]
     assert rows["llama-3.1-8b-shape"]["weights"] == "random"
     assert rows["smollm2-135m-eagle3"]["target"] == "smollm2"
+    assert rows["tiny-mtp"]["algorithm"] == "MTP"
     assert main(["models", "--cache-dir", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "fetched at first use" in text

@@ -15,7 +15,7 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import draft_directory
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.engine.registry import DRAFT_LOADERS
-from specengine.runner.loader.builtin import BUILTIN_MODELS
+from specengine.runner.loader.builtin import BUILTIN_MODELS, shipped_directory
 
 NAME = "smollm2-135m-eagle3"
 SMOLLM2 = ModelConfig(model="smollm2")
@@ -101,6 +101,17 @@ def test_who_gets_one_without_asking() -> None:
     assert draft_path_of(EAGLE3, ModelConfig(model="smollm2", load_format="dummy")) is None
     for algorithm in (None, "NGRAM", "EAGLE", "STANDALONE", "MTP"):
         assert draft_path_of(SpecConfig(algorithm=algorithm), SMOLLM2) is None
+    tiny = {"EAGLE3": "tiny-eagle3", "MTP": "tiny-mtp", "NEXTN": "tiny-mtp"}
+    tiny["standalone"] = "tiny-standalone"
+    for algorithm, wanted in tiny.items():
+        assert draft_path_of(SpecConfig(algorithm=algorithm), ModelConfig(model="tiny")) == wanted
+
+
+def test_the_tiny_family_is_small() -> None:
+    tiny = [one.directory for one in SHIPPED_DRAFTERS.values() if one.target == "tiny"]
+    folders = [*tiny, shipped_directory("tiny")]
+    assert len(folders) == 4
+    assert sum(path.stat().st_size for one in folders for path in one.iterdir()) < 15e6
 
 
 def test_another_target_is_refused(small_models: dict[str, Path]) -> None:

@@ -1,4 +1,5 @@
-"""Models that have a name of their own: SmolLM2, and shapes to be filled with random weights."""
+"""Models that have a name of their own: SmolLM2, the tiny one that ships, and shapes to be filled
+with random weights."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from specengine.runner.loader.smollm2 import obtain_smollm2, smollm2_directory
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """`obtain` brings a directory of weights into the cache, at `directory`; a shape has a
-    configuration only and needs --load-format dummy."""
+    """`obtain` brings a directory of weights into the cache, at `directory`, or finds it where it
+    ships; a shape has a configuration only and needs --load-format dummy."""
 
     name: str
     description: str
@@ -28,6 +29,10 @@ class BuiltinModel:
 
     def is_cached(self, cache: Path) -> bool:
         return self.directory is not None and self.directory(cache).is_dir()
+
+
+def shipped_directory(name: str) -> Path:
+    return Path(__file__).parents[2] / "target" / "zoo" / name
 
 
 _LLAMA: dict[str, Any] = {
@@ -108,6 +113,13 @@ _MODELS = (
         "135M",
         obtain=obtain_smollm2,
         directory=smollm2_directory,
+    ),
+    BuiltinModel(
+        "tiny",
+        "a Llama trained on text that SmolLM2 wrote, for tests and demonstrations (Apache-2.0)",
+        "4.6M",
+        obtain=lambda cache: shipped_directory("tiny"),
+        directory=lambda cache: shipped_directory("tiny"),
     ),
     BuiltinModel("smollm2-shape", "shape of SmolLM2-135M", "135M", config=_SMOLLM2_135M),
     BuiltinModel("llama-3.2-1b-shape", "shape of Llama-3.2-1B", "1.2B", config=_LLAMA_32_1B),
