@@ -18,7 +18,8 @@ from specengine.runner.loader.model_source import ModelSource
 
 def load_mtp(target: DraftTarget) -> LoadedDraft:
     """The target's own MTP layers, those of --speculative-draft-model-path, or those that ship for
-    it: one, or as many as there are steps. Raises ConfigError or ModelLoadError where they are missing or do not fit."""
+    it: one, or as many as there are steps. Raises ConfigError or ModelLoadError where they are
+    missing or do not fit."""
     source = _source(target)
     found = _dummy_layers(source) if target.is_dummy else find_layers(*_place(source, target))
     names = _one_a_step(found, target.spec)
