@@ -16,9 +16,10 @@ from specengine.core.config import EngineConfig, ModelConfig
 from specengine.lab.card import Card
 from specengine.lab.output import Output
 from specengine.lab.round_work import Work
-from specengine.lab.step import stopwatch
-from specengine.lab.step.attribution import DeviceRound, NodeTime
-from specengine.lab.step.measure import Counted, Flown
+from specengine.lab.step import measure as step_measure
+from specengine.lab.step import stopwatch, timeline
+from specengine.lab.step.attribution import DeviceRound, NodeTime, nodes_in_order
+from specengine.lab.step.measure import Counted, Flown, captured_nodes
 from specengine.lab.step.parts import captured_parts
 from specengine.lab.step.plot import draw
 from specengine.lab.step.report import PARTS, Report
@@ -131,6 +132,32 @@ def test_parts_of_a_captured_round(small_models: dict[str, Path], tmp_path: Path
         ("observe",),
     ]
     assert {part for path in entered for part in path} <= PARTS.keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="operators stand for kernels")
+def test_marks_of_a_real_profile(
+    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the operators of a round stand for its kernels."""
+    draft = eagle3(tmp_path / "draft", small_models["llama"])
+    spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(draft), num_steps=2)
+    llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
+    kinds = timeline._KERNELS
+    monkeypatch.setattr(timeline, "_KERNELS", (*kinds, "cpu_op"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    only = [torch.profiler.ProfilerActivity.CPU]
+    monkeypatch.setattr(step_measure, "_activities", lambda on_host: only)
+    flying = on_the_cpu(llm)
+    turn = int(flying.state.turn)
+    nodes = captured_nodes(llm.engine, flying, batch_size=3, num_steps=2)
+    assert int(flying.state.turn) == turn, "the halves of the buffer are as they were"
+    order = nodes_in_order([NodeTime(node.name, node.part, 0.0, 0.0) for node in nodes])
+    assert order == [
+        *["begin", "draft", "draft head", "draft", "draft head", "draft", "begin"],
+        *["verify", "verify head", "accept", "observe"],
+    ]
+    heads = [node for node in nodes if node.part == "verify head"]
+    assert any("argmax" in node.name for node in heads)
 
 
 def flown() -> Flown:

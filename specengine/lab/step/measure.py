@@ -134,13 +134,16 @@ def _replays(batch: Batch) -> Trace:
     return trace()
 
 
+def _activities(on_host: bool) -> list[torch.profiler.ProfilerActivity]:
+    """Marks are the host's."""
+    kinds = torch.profiler.ProfilerActivity
+    return [kinds.CUDA, kinds.CPU] if on_host else [kinds.CUDA]
+
+
 @contextmanager
 def _profiler(on_host: bool) -> Iterator[Callable[[], Trace]]:
     """Yields what reads the trace, once the block has been left."""
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    if on_host:
-        kinds.append(torch.profiler.ProfilerActivity.CPU)
-    profile = torch.profiler.profile(activities=kinds)
+    profile = torch.profiler.profile(activities=_activities(on_host))
 
     def read() -> Trace:
         with tempfile.TemporaryDirectory() as folder:
