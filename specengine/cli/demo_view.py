@@ -46,7 +46,7 @@ class DemoView:
     def summarise(self, replies: dict[str, list[Reply]]) -> None:
         table = Table(title="the same prompts, greedy, one at a time")
         for column in ("prompt", "tokens", "", "same text", "accepted length", "tok/s", "speed-up"):
-            table.add_column(column)
+            table.add_column(column, no_wrap=column == "")
         for title, (plain, *drafted) in replies.items():
             rate = plain.tokens_per_second
             table.add_row(
