@@ -106,12 +106,23 @@ def test_demo(
     assert "NO" not in out.replace("NGRAM", "")
 
 
+def test_the_demo_that_needs_no_download(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specengine.cli.demo.PROMPTS", {"one": "What is gravity?"})
+    assert main(["demo", "tiny", "--max-tokens", "12", "--max-total-tokens", "512"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("http://127.0.0.1:") == 3
+    assert "one: EAGLE3" in out
+
+
 def test_contenders_of_the_demo() -> None:
     def algorithms(model: str, **spec: Any) -> list[str | None]:
         config = EngineConfig(model=ModelConfig(model=model), spec=SpecConfig(**spec))
         return [one.algorithm for one in contenders(config)]
 
     assert algorithms("smollm2") == ["EAGLE3", "NGRAM"]
+    assert algorithms("tiny") == ["EAGLE3", "NGRAM"]
     assert algorithms("another") == ["NGRAM"]
     assert algorithms("smollm2", algorithm="SUFFIX") == ["SUFFIX"]
     assert algorithms("smollm2", ngram_branches=2) == ["NGRAM"]
