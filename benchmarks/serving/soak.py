@@ -90,11 +90,11 @@ NOTES = f"""\
 Greedy and sampled requests, penalties, stop strings, n > 1, logprobs, grammars, limits on drafts;
 short and long prompts, half with a shared prefix; 24 requests at a time in 400 KV slots (those of
 target and draft are the same), prompts in chunks of 64; {ABORTED:.0%} of the requests are aborted
-within their first 12 steps. lost: slots and rows of the page table that are not free in the end, once the
-prefix cache is emptied. remembered: requests that the drafter still keeps something of. miscounted:
-outputs whose length is not 1 + rounds + accepted, or whose histogram does not add up to accepted.
-changed: outputs that are not, token by token, those of the same requests without speculation in
-ample memory; of drafts that are not sampled every token must be the same.
+within their first 12 steps. lost: slots and rows of the page table that are not free in the end,
+once the prefix cache is emptied. remembered: requests that the drafter still keeps something of.
+miscounted: outputs whose length is not 1 + rounds + accepted, or whose histogram does not add up to
+accepted. changed: outputs that are not, token by token, those of the same requests without
+speculation in ample memory; of drafts that are not sampled every token must be the same.
 """
 
 if __name__ == "__main__":
