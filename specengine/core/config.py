@@ -150,7 +150,7 @@ class SpecConfig(Section):
     )
     num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")
     adaptive: bool = option(
-        True, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
+        False, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
     )
     cost_table: str | None = option(
         None, "JSON file of round costs for adaptive; default: learned from the rounds"
