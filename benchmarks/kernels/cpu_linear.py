@@ -11,16 +11,29 @@ whether a row's result is the same whatever the number of rows beside it.
 from __future__ import annotations
 
 import argparse
-import platform
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+
+from specengine.layers.linear_cpu import NativeLinear
+
 SHAPES = [(576, 960), (576, 576), (576, 3072), (1536, 576)]  # (in, out) of one layer
 HEAD = (576, 49152)
+
+NOTES = """\
+The least of several turns of each path, on a machine that others may load too. same bits: a row's
+result is the same whatever the number of rows beside it. Panels: kernels/native/linear.c, weights
+in bfloat16, sums in float32; of float32 weights that are bfloat16 numbers it loses nothing.
+"""
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -66,15 +79,22 @@ def int4_group_32(weight: Tensor, rows: int) -> Multiply:
     return int4(weight, rows, 32)
 
 
+def panels(weight: Tensor, rows: int) -> Multiply:
+    kernel = NativeLinear(weight, None)
+    return lambda x: kernel(x)
+
+
 PATHS: dict[str, tuple[torch.dtype, Callable[[Tensor, int], Multiply]]] = {
     "fp32 F.linear": (torch.float32, plain),
     "fp32 MKL packed for the rows": (torch.float32, mkl_packed),
     "fp32 MKL packed for 512 rows": (torch.float32, mkl_packed_for_512),
     "fp32 oneDNN packed for the rows": (torch.float32, onednn_packed),
     "fp32 oneDNN packed for 512 rows": (torch.float32, onednn_packed_for_512),
+    "fp32, bfloat16 panels": (torch.float32, panels),
     "bf16 F.linear": (torch.bfloat16, plain),
     "bf16 oneDNN packed for the rows": (torch.bfloat16, onednn_packed),
     "bf16 oneDNN packed for 512 rows": (torch.bfloat16, onednn_packed_for_512),
+    "bf16, bfloat16 panels": (torch.bfloat16, panels),
     "int8 weight-only": (torch.bfloat16, int8),
     "int4 weight-only, groups of 64": (torch.bfloat16, int4),
     "int4 weight-only, groups of 32": (torch.bfloat16, int4_group_32),
@@ -121,19 +141,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", default="", help="paths whose name contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="paths whose name has one of these")
     args = parser.parse_args()
-    paths = [path for path in PATHS if args.only in path]
-    print(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}"
-    )
-    columns = [measure(rows, args.layers, args.repeats, paths) for rows in args.rows]
-    print("| path | " + " | ".join(f"T={rows}" for rows in args.rows) + " | same bits |")
-    print("|---" * (len(args.rows) + 2) + "|")
-    for path in paths:
-        times = " | ".join(f"{column[path] * 1000:.1f}" for column in columns)
-        print(f"| {path} | {times} | {'yes' if same_bits(path, args.rows) else 'no'} |")
+    paths = [path for path in PATHS if any(part in path for part in args.only)]
+    columns = {rows: measure(rows, args.layers, args.repeats, paths) for rows in args.rows}
+    results: list[dict[str, Any]] = [
+        {"path": path}
+        | {f"{rows} rows": column[path] * 1000 for rows, column in columns.items()}
+        | {"same bits": "yes" if same_bits(path, args.rows) else "no"}
+        for path in paths
+    ]
+    title = f"Matrix products of SmolLM2 on a CPU: {args.layers} layers and the head, ms"
+    print(report.write("cpu-linear", title, results, NOTES))
 
 
 if __name__ == "__main__":

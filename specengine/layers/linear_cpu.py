@@ -1,9 +1,12 @@
 """Weights of linear layers in the forms that CPUs multiply fastest.
 
-The choice is measured (benchmarks/results, cpu-linear): for float32 MKL's packed format, which four
-rows cost about what one does; for bfloat16 oneDNN's; int8 and int4 by PyTorch's weight-only
-kernels, whose activations are bfloat16. On the CPUs measured, every one of them gives a row the
-same bits whatever rows stand beside it, which F.linear in float32 does not.
+The choice is measured (benchmarks/results, cpu-linear). float32: MKL's packed format, which eight
+rows cost what one does; where every weight is a bfloat16 number, as most checkpoints' are, compiled
+C over the bfloat16 weight, which loses nothing and is half as much to keep and to read. bfloat16:
+the same, or oneDNN on CPUs with bfloat16 instructions. int8 and int4: PyTorch's weight-only
+kernels, whose activations are bfloat16. On the CPUs measured, each of them gives a row the same
+bits whatever rows stand beside it, which F.linear does not; so none gives way to another by the
+number of rows.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.kernels.native import linear as native
 from specengine.layers.linear import Linear, LinearKernel, LMHead
 
 INT4_GROUP_SIZE = 32
@@ -35,6 +39,25 @@ class MklLinear:
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = self.multiply(x, self.packed, self.shape_only, self.bias, x.shape[0])
         return out
+
+
+class NativeLinear:
+    """A bfloat16 weight in panels, or a float32 one of bfloat16 numbers; float32 or bfloat16 in and
+    out, sums in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.panels = native.pack(weight)
+        self.bias = torch.zeros(weight.shape[0], dtype=torch.float32)
+        if bias is not None:
+            self.bias.copy_(bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return native.linear(x, self.panels, self.bias)
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """It loses nothing, and the compiled form is there."""
+        return native.fits(weight) and torch.equal(weight.to(torch.bfloat16).to(weight), weight)
 
 
 class OneDnnLinear:
@@ -149,8 +172,14 @@ def _choose_kernel(
 def _unquantized_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel | None:
     if weight.device.type != "cpu":
         return None
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        return MklLinear(weight, bias)
-    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return OneDnnLinear(weight, bias)
+    if weight.dtype == torch.float32:
+        if NativeLinear.fits(weight):
+            return NativeLinear(weight, bias)
+        if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+            return MklLinear(weight, bias)
+    if weight.dtype == torch.bfloat16:
+        if NativeLinear.fits(weight) and not torch.cpu._is_avx512_bf16_supported():
+            return NativeLinear(weight, bias)
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return OneDnnLinear(weight, bias)
     return None

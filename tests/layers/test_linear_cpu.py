@@ -6,11 +6,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.kernels.native import linear as native
 from specengine.layers.linear import Linear, LMHead, MergedLinear
 from specengine.layers.linear_cpu import (
     Int4Linear,
     Int8Linear,
     MklLinear,
+    NativeLinear,
     OneDnnLinear,
     pack_linears,
     quantize_int4,
@@ -52,7 +54,62 @@ def test_mkl_takes_strided_rows() -> None:
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_bfloat16_is_packed_by_onednn() -> None:
+needs_compiler = pytest.mark.skipif(
+    not native.fits(torch.empty(32, 1)), reason="no C compiler, or no AVX-512"
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [False, True])
+def test_float32_with_bfloat16_numbers_loses_nothing(bias: bool) -> None:
+    """And a row has the same bits, however many stand beside it."""
+    layer = _filled(_filled(Linear(97, 96, bias=bias)), torch.bfloat16).float()
+    x = torch.randn(max(ROWS), 97)
+    expected = layer.double()(x.double())
+    pack_linears(layer.float(), None)
+    assert isinstance(layer.kernel, NativeLinear)
+    found = layer(x)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    for rows in ROWS:
+        assert torch.equal(layer(x[:rows]), found[:rows])
+
+
+@pytest.mark.parametrize("reason", ["no compiler", "no AVX-512", "odd outputs", "finer numbers"])
+def test_other_float32_weights_are_left_to_mkl(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason == "no compiler":
+        monkeypatch.setattr("specengine.kernels.native.linear.library", lambda name: None)
+    if reason == "no AVX-512":
+        monkeypatch.setattr("torch.cpu._is_avx512_supported", lambda: False)
+    layer = _filled(Linear(40, 48 if reason == "odd outputs" else 64))
+    if reason != "finer numbers":
+        layer = layer.to(torch.bfloat16).float()
+    x = torch.randn(5, 40)
+    expected = layer(x)
+    pack_linears(layer, None)
+    assert isinstance(layer.kernel, MklLinear)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bias", [False, True])
+def test_bfloat16_is_multiplied_in_panels(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: False)
+    layer = _filled(Linear(97, 96, bias=bias), torch.bfloat16)
+    x = torch.randn(21, 97, dtype=torch.bfloat16)
+    expected = layer.float()(x.float()).to(torch.bfloat16)
+    pack_linears(layer.to(torch.bfloat16), None)
+    assert isinstance(layer.kernel, NativeLinear)
+    found = layer(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-3)
+    for rows in range(len(x)):
+        assert torch.equal(layer(x[:rows]), found[:rows])
+
+
+def test_bfloat16_instructions_are_left_to_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: True)
     layer = _filled(Linear(64, 48, bias=True), torch.bfloat16)
     x = torch.randn(5, 64, dtype=torch.bfloat16)
     expected = layer(x).float()
