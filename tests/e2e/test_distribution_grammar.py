@@ -22,6 +22,8 @@ from tests.e2e.test_distribution import (
     target,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["target"]  # the fixture
 
 SAMPLES = 900

@@ -11,6 +11,8 @@ from specengine import SpecConfig
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.e2e.test_distribution import SAMPLES, Joint, draw, make, p_value, target
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["target"]  # the fixture
 
 CHAIN: dict[str, Any] = {"num_steps": 3}

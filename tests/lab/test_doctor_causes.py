@@ -20,6 +20,8 @@ from specengine.lab.doctor.report import Diagnosis
 from tests.draft.eagle_checkpoints import eagle3, save
 from tests.lab import doctor_world as world
 
+pytestmark = pytest.mark.slow
+
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
 Plant = Callable[[Tensors, Config], None]

@@ -23,6 +23,8 @@ from specengine.lab.replay.estimate import Row, replay
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.e2e.test_identity_neural import noisy
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["abcabcabcabc", "x", "to be or not to be, that is " * 2, "0123456789" * 4, "hello hello"]
 TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 3, "num_draft_tokens": 22}
 CHAIN: dict[str, Any] = {"num_steps": 4}
