@@ -87,6 +87,8 @@ class EagleWorker(DraftWorker):
         return min(self.num_steps, self.max_nodes - 1)
 
     def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+        if num_steps == 0:
+            return rows.roots_B.new_empty(len(rows.roots_B), 0)
         states_BH = self.states.index_select(0, rows.rows_B)
         tokens: list[Tensor] = []
         for level in range(num_steps):
