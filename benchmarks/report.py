@@ -12,10 +12,17 @@ from specengine.lab.environment import environment, environment_line
 RESULTS = Path(__file__).parent / "results"
 
 
-def write(name: str, title: str, rows: list[dict[str, Any]], notes: str = "") -> Path:
-    """Write benchmarks/results/DATE-name.{json,md}; returns the Markdown file's path."""
+def write(
+    name: str,
+    title: str,
+    rows: list[dict[str, Any]],
+    notes: str = "",
+    facts: dict[str, Any] | None = None,
+) -> Path:
+    """Write benchmarks/results/DATE-name.{json,md}; returns the Markdown file's path. facts: the
+    environment of a measurement that was made elsewhere; None: it was made here and now."""
     date = datetime.date.today().isoformat()
-    facts = environment()
+    facts = environment() if facts is None else facts
     RESULTS.mkdir(exist_ok=True)
     stem = f"{date}-{name}"
     record = {"title": title, "date": date, "environment": facts, "rows": rows, "notes": notes}

@@ -1,7 +1,7 @@
 """Files what `specengine verify --record` has proved.
 
 specengine verify --record 1.jsonl --part 1/2    # and, beside it, 2.jsonl --part 2/2
-python benchmarks/proof/matrix.py 1.jsonl 2.jsonl --commit COMMIT
+python benchmarks/proof/matrix.py 1.jsonl 2.jsonl
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from specengine.engine.proof.suite import ALL_STATES, together
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Check]]:
-    """What the proof is about, and its checks."""
-    about, *sections = (json.loads(line) for line in path.read_text().splitlines())
-    return about, [Check(**check) for section in sections for check in section["checks"]]
+    """What the record begins with, and its checks."""
+    first, *sections = (json.loads(line) for line in path.read_text().splitlines())
+    return first, [Check(**check) for section in sections for check in section["checks"]]
 
 
 def grid(matrix: Matrix, columns: list[str]) -> list[dict[str, Any]]:
@@ -50,9 +50,11 @@ def listed(checks: list[Check]) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--commit", required=True, help="that the proof ran at")
     args = parser.parse_args()
     read_all = [read(path) for path in args.records]
+    facts = read_all[0][0]["environment"]
+    commits = {first["environment"]["commit"] for first, _ in read_all}
+    plans = {first["about"]["plan"] for first, _ in read_all}
     checks = [check for _, found in read_all for check in found]
     checks += together(checks)
     matrix = Matrix.of([check for check in checks if is_of_matrix(check)])
@@ -60,12 +62,12 @@ def main() -> int:
     settings = [column for column in matrix.columns if column not in states]
     others = [check for check in checks if not is_of_matrix(check) or not check.passed]
     failed = sum(not check.passed for check in checks)
-    plans = ", ".join(f"{about['plan']} part {about['part']}" for about, _ in read_all)
     missing = sum(not matrix.cell(row, one) for row in matrix.cells for one in states)
     notes = [
         f"{len(checks) - failed} of {len(checks)} checks hold; {missing} of "
-        f"{len(matrix.cells) * len(states)} cells were not run. Records of `specengine verify` "
-        f"({plans}) made at commit {args.commit}; the line above is that of filing them.",
+        f"{len(matrix.cells) * len(states)} cells were not run. The {' and '.join(plans)} plan, in "
+        f"{len(read_all)} parts, of which the line above names the first; all at commit "
+        f"{' and '.join(sorted(commits))}. Filed by `benchmarks/proof/matrix.py`.",
         "",
         "Cells: p-value of the joint histograms. Each has also seen greedy text unchanged, drafts "
         "accepted, and enough requests in the state that it names, or it says FAILS.",
@@ -78,7 +80,8 @@ def main() -> int:
         "",
         *report.table(listed(others)),
     ]
-    print(report.write("proof-matrix", "specengine verify", grid(matrix, states), "\n".join(notes)))
+    rows = grid(matrix, states)
+    print(report.write("proof-matrix", "specengine verify", rows, "\n".join(notes), facts))
     return 1 if failed or missing else 0
 
 

@@ -98,10 +98,13 @@ def open_record(
     path: str | None, model: str | None, config: EngineConfig, plan: str, part: str
 ) -> ProofRecord | None:
     """Raises ConfigError where the file is of another proof."""
+    if path is None:
+        return None
     from specengine.engine.proof.record import ProofRecord
+    from specengine.lab.environment import environment
 
     about: dict[str, Any] = {"model": model, "plan": plan, "part": part, "config": asdict(config)}
-    return None if path is None else ProofRecord(Path(path), about)
+    return ProofRecord(Path(path), about, environment("specengine"))
 
 
 @contextmanager

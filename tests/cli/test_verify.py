@@ -113,6 +113,7 @@ def test_a_record_is_gone_on_with(
     report(capsys, *flags)
     assert first == ["a", "b"]
     whole = path.read_text()
+    assert json.loads(whole.splitlines()[0])["environment"].keys() >= {"cpu", "commit", "versions"}
     path.write_text(whole[:-5])  # cut off while "b" was written
     again = fake_sections(monkeypatch, ["a", "b", "c"])
     found = report(capsys, *flags)

@@ -12,17 +12,18 @@ from specengine.engine.proof.check import Check
 
 
 class ProofRecord:
-    """One JSON object a line: first what the proof is about, then each section with its checks. A
-    line that was cut off counts as not there. Raises ConfigError where the file is about another
-    proof."""
+    """One JSON object a line: first what the proof is about and where it was begun, then each
+    section with its checks. A line that was cut off counts as not there. Raises ConfigError where
+    the file is about another proof."""
 
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+    def __init__(self, path: Path, about: dict[str, Any], environment: dict[str, Any]) -> None:
         self.path = path
         self.sections: dict[str, list[Check]] = {}
         lines = _lines(path)
         if not lines:
-            path.write_text(json.dumps(about) + "\n")
-        elif lines[0] != json.loads(json.dumps(about)):
+            first = {"about": about, "environment": environment}
+            path.write_text(json.dumps(first) + "\n")
+        elif lines[0].get("about") != json.loads(json.dumps(about)):
             raise ConfigError(f"--record {path} is of another proof; name a new file, or remove it")
         for line in lines[1:]:
             self.sections[line["section"]] = [Check(**check) for check in line["checks"]]
