@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import RowDrafter, VerifyResult
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
@@ -122,15 +123,27 @@ class GraphRound:
     @torch.inference_mode()
     def run(self, rows_B: Tensor, num_steps: int) -> None:
         """One round of the requests in these rows of the page table."""
-        lens_B, roots_B = begin_round(self.state, rows_B)
-        rows = RowBatch(rows_B, lens_B, roots_B)
+        rows = self.begin(rows_B)
         drafts_BK = self.drafter.draft_rows(rows, num_steps)
-        tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
-        output = self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
-        chosen_BN = output.best.view(tokens_BN.shape)
-        context = self.table.shape[1]
-        accepted_B = accept_chain(self.state, rows_B, chosen_BN, drafts_BK, context, self.simulated)
+        output = self.verify(rows, drafts_BK)
+        chosen_BN = output.best.view(len(rows_B), num_steps + 1)
+        accepted_B = self.accept(rows, chosen_BN, drafts_BK)
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
+
+    def begin(self, rows_B: Tensor) -> RowBatch:
+        """The requests as the round before has left them; it is this round's turn from here on."""
+        return RowBatch(rows_B, *begin_round(self.state, rows_B))
+
+    def verify(self, rows: RowBatch, drafts_BK: Tensor) -> RowsOutput:
+        """The target's token after each root and each draft."""
+        tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
+        return self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
+
+    def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
+        """Moves the requests on, and tells the host -> accepted drafts, int64 [B]."""
+        context = self.table.shape[1]
+        given = rows.rows_B, chosen_BN, drafts_BK, context, self.simulated
+        return accept_chain(self.state, *given)
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         """Whether the batch is of the kind that the graphs were made for."""
