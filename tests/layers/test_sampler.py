@@ -16,9 +16,8 @@ from specengine.core.sampling_batch import RandomParams, SamplingBatch
 from specengine.layers import logits as pipeline
 from specengine.layers.logits import RowMap
 from specengine.layers.sampler import Sampler, invert_cdf
+from tests.device import DEVICE
 from tests.layers.sampling_reading import distribution
-
-CPU = torch.device("cpu")
 
 
 def make_req(seed: int = 0, output: int = 0, **options: Any) -> Req:
@@ -26,8 +25,8 @@ def make_req(seed: int = 0, output: int = 0, **options: Any) -> Req:
 
 
 def sample(logits: Tensor, reqs: list[Req], rows: RowMap | None = None) -> list[int]:
-    sampling = SamplingBatch.from_reqs(reqs, logits.shape[1], CPU)
-    return Sampler()(LogitsOutput(logits), sampling, rows or RowMap()).tolist()
+    sampling = SamplingBatch.from_reqs(reqs, logits.shape[1], DEVICE)
+    return Sampler()(LogitsOutput(logits.to(DEVICE)), sampling, rows or RowMap()).tolist()
 
 
 class GridSampler(Sampler):
@@ -35,7 +34,7 @@ class GridSampler(Sampler):
 
     def _uniforms(self, random: RandomParams, sampling: SamplingBatch, rows: RowMap) -> Tensor:
         count = sampling.batch_size
-        return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        return (torch.arange(count, dtype=torch.float64, device=DEVICE) + 0.5) / count
 
 
 @pytest.mark.parametrize(
@@ -56,9 +55,9 @@ def test_distribution_is_the_one_asked_for(options: dict[str, Any]) -> None:
     logits = 1.5 * torch.randn(1, 9, generator=torch.Generator().manual_seed(3))
     cells = 20_000
     reqs = [make_req(**options)] * cells
-    sampling = SamplingBatch.from_reqs(reqs, 9, CPU)
-    tokens = GridSampler()(LogitsOutput(logits.expand(cells, -1)), sampling)
-    got = torch.bincount(tokens, minlength=9) / cells
+    sampling = SamplingBatch.from_reqs(reqs, 9, DEVICE)
+    tokens = GridSampler()(LogitsOutput(logits.to(DEVICE).expand(cells, -1)), sampling)
+    got = torch.bincount(tokens, minlength=9).cpu() / cells
     expected = torch.tensor(distribution(logits[0].tolist(), reqs[0]))
     assert float((got - expected).abs().max()) <= 1.01 / cells
     assert not bool(((expected == 0) & (got > 0)).any())
@@ -96,7 +95,7 @@ def test_a_seed_reproduces_its_tokens_in_any_company() -> None:
 def test_rows_draw_at_the_position_they_decide() -> None:
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(2)).expand(5, -1)
     decoded = [sample(logits[:1], [make_req(seed=3, output=n)])[0] for n in range(5)]
-    rows = RowMap(torch.zeros(5, dtype=torch.int64), torch.arange(5))
+    rows = RowMap(torch.zeros(5, dtype=torch.int64, device=DEVICE), torch.arange(5, device=DEVICE))
     assert sample(logits, [make_req(seed=3)], rows) == decoded
     assert len(set(decoded)) > 1
 
@@ -115,12 +114,12 @@ def test_greedy_and_sampled_rows_mix() -> None:
 
 
 def test_greedy_batches_take_the_argmax_of_the_graph() -> None:
-    taken = torch.tensor([2, 0])
-    output = LogitsOutput(torch.zeros(2, 3), taken)
-    greedy = SamplingBatch.from_reqs([make_req(temperature=0.0)] * 2, 3, CPU)
+    taken = torch.tensor([2, 0], device=DEVICE)
+    output = LogitsOutput(torch.zeros(2, 3, device=DEVICE), taken)
+    greedy = SamplingBatch.from_reqs([make_req(temperature=0.0)] * 2, 3, DEVICE)
     assert Sampler()(output, greedy) is taken
     biased = [make_req(temperature=0.0, logit_bias={1: 1.0}), make_req(temperature=0.0)]
-    edited = SamplingBatch.from_reqs(biased, 3, CPU)
+    edited = SamplingBatch.from_reqs(biased, 3, DEVICE)
     assert Sampler()(output, edited).tolist() == [1, 0]
 
 
@@ -128,7 +127,8 @@ def test_rows_taken_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) ->
     logits = torch.randn(7, 20, generator=torch.Generator().manual_seed(6))
     options: list[dict[str, Any]] = [{"top_p": 0.8}, {"frequency_penalty": 1.0}, {"top_k": 1}]
     reqs = [make_req(seed=i, output=i, **options[i % 3]) for i in range(7)]
-    rows = RowMap(torch.tensor([0, 0, 1, 1, 2, 5, 5]), torch.tensor([0, 1, 0, 1, 0, 0, 1]))
+    owners, depths = [0, 0, 1, 1, 2, 5, 5], [0, 1, 0, 1, 0, 0, 1]
+    rows = RowMap(torch.tensor(owners, device=DEVICE), torch.tensor(depths, device=DEVICE))
     whole = sample(logits, reqs), sample(logits, reqs, rows)
     monkeypatch.setattr(pipeline, "_MAX_ELEMENTS", 50)
     assert (sample(logits, reqs), sample(logits, reqs, rows)) == whole
@@ -142,16 +142,18 @@ def test_rows_taken_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) ->
     st.sampled_from([0.0, 2.0**-53, 0.5, 1.0 - 2.0**-53]),
 )
 def test_never_a_token_of_weight_zero(weights: list[float], uniform: float) -> None:
-    token = int(invert_cdf(torch.tensor([weights]), torch.tensor([uniform], dtype=torch.float64)))
+    uniforms = torch.tensor([uniform], dtype=torch.float64, device=DEVICE)
+    token = int(invert_cdf(torch.tensor([weights], device=DEVICE), uniforms))
     assert weights[token] > 0
 
 
 def test_cumulative_sums_of_a_large_vocabulary_do_not_drift() -> None:
     """Half of the mass is spread over 100,000 tokens too small for float32 sums."""
-    weights = torch.full((1, 200_001), 0.25 / 100_000)
+    weights = torch.full((1, 200_001), 0.25 / 100_000, device=DEVICE)
     weights[0, 100_000] = 0.5
     for uniform, token in ((0.24, 96_000), (0.2501, 100_000), (0.7499, 100_000), (0.76, 104_001)):
-        index = int(invert_cdf(weights, torch.tensor([uniform], dtype=torch.float64)))
+        uniforms = torch.tensor([uniform], dtype=torch.float64, device=DEVICE)
+        index = int(invert_cdf(weights, uniforms))
         assert abs(index - token) <= 2
 
 

@@ -18,9 +18,9 @@ from specengine.core.sampling_batch import SamplingBatch
 from specengine.layers import logits as pipeline
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
 from specengine.layers.sampler import Sampler
+from tests.device import DEVICE
 from tests.layers.sampling_reading import distribution, edited
 
-CPU = torch.device("cpu")
 VOCAB = 12
 
 OPTIONS: list[dict[str, Any]] = [
@@ -53,20 +53,21 @@ def make_req(options: dict[str, Any], prompt: list[int], output: list[int]) -> R
 
 
 def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
-    return 2.0 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    logits = 2.0 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
+    return logits.to(DEVICE)
 
 
 def weights_of(logits: Tensor, reqs: list[Req], rows: RowMap | None = None) -> Tensor:
     """Normalised, so that they are the probabilities."""
     rows = rows or RowMap()
-    sampling = SamplingBatch.from_reqs(reqs, logits.shape[1], CPU)
+    sampling = SamplingBatch.from_reqs(reqs, logits.shape[1], DEVICE)
     assert sampling.random is not None
     weights = target_weights(edit_logits(logits, sampling, rows), sampling.random, rows)
     return weights / weights.sum(-1, keepdim=True)
 
 
 def close(got: Tensor, expected: list[list[float]]) -> None:
-    torch.testing.assert_close(got, torch.tensor(expected), rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(got.cpu(), torch.tensor(expected), rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -103,17 +104,18 @@ def test_rows_count_the_tokens_above_them(
     reqs = [make_req(options, [0, *prompt], output) for options, prompt, output, _ in cases]
     owner = [i for i, case in enumerate(cases) for _ in range(len(case[3]) + 1)]
     above = [case[3][:depth] for case in cases for depth in range(len(case[3]) + 1)]
-    width = max(map(len, above)) + 1
+    lengths = [len(path) for path in above]
+    width = max(lengths) + 1
     rows = RowMap(
-        torch.tensor(owner),
-        torch.tensor([len(path) for path in above]),
+        torch.tensor(owner, device=DEVICE),
+        torch.tensor(lengths, device=DEVICE),
         PathTokens(
             torch.tensor([path + [0] * (width - len(path)) for path in above]),
-            torch.arange(width) < torch.tensor([len(path) for path in above])[:, None],
-        ),
+            torch.arange(width) < torch.tensor(lengths)[:, None],
+        ).to(DEVICE),
     )
     logits = random_logits(len(owner), seed)
-    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, DEVICE)
     before = logits.clone()
     got = edit_logits(logits, sampling, rows)
     assert torch.equal(logits, before), "raw logits are read again for logprobs"
@@ -121,7 +123,7 @@ def test_rows_count_the_tokens_above_them(
         edited(row, reqs[i], path)
         for row, i, path in zip(logits.tolist(), owner, above, strict=True)
     ]
-    torch.testing.assert_close(got, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.cpu(), torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -132,21 +134,21 @@ def test_nuclei_larger_than_the_first_candidates(seed: int, top_p: float, top_k:
     sharp = make_req({"temperature": 0.05, "top_p": top_p}, [1], [])
     got = weights_of(logits, [flat, sharp])
     for row, req, probs in zip(logits.tolist(), (flat, sharp), got, strict=True):
-        expected = torch.tensor(distribution(row, req))
+        expected = torch.tensor(distribution(row, req), device=DEVICE)
         # float32 may put a token at the very edge of the nucleus on the other side of it
         assert int(((probs > 0) != (expected > 0)).sum()) <= 1
         assert float((probs - expected).abs().sum()) < 0.01
 
 
 def test_ties_at_the_cut_stay() -> None:
-    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]])
+    logits = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]], device=DEVICE)
     for options in ({"top_k": 2}, {"top_p": 0.75}):
         kept = weights_of(logits, [make_req(options, [0], [])]) > 0
         assert kept.tolist() == [[True, True, True, True, False]]
 
 
 def test_top_p_keeps_the_shortest_run_that_reaches_it() -> None:
-    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
+    logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]], device=DEVICE).log()
     for top_p, count in ((0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (1.0, 4)):
         kept = weights_of(logits, [make_req({"top_p": top_p}, [0], [])]) > 0
         assert int(kept.sum()) == count, top_p
@@ -154,7 +156,7 @@ def test_top_p_keeps_the_shortest_run_that_reaches_it() -> None:
 
 def test_nobody_edits_nothing_is_copied() -> None:
     logits = random_logits(2)
-    sampling = SamplingBatch.from_reqs([make_req({}, [1], [])] * 2, VOCAB, CPU)
+    sampling = SamplingBatch.from_reqs([make_req({}, [1], [])] * 2, VOCAB, DEVICE)
     assert edit_logits(logits, sampling, RowMap()) is logits
 
 
@@ -171,13 +173,13 @@ def token_mask(allowed: list[set[int] | None]) -> TokenMask:
     words = torch.tensor([[sum(1 << token for token in row)] for row in masks], dtype=torch.int32)
     places = iter(range(len(masks)))
     slots = [-1 if row is None else next(places) for row in allowed]
-    return TokenMask(words, torch.tensor(slots, dtype=torch.int32))
+    return TokenMask(words.to(DEVICE), torch.tensor(slots, dtype=torch.int32, device=DEVICE))
 
 
 def test_a_mask_forbids_tokens_in_its_rows_alone() -> None:
     reqs = [make_req({"temperature": 0.7, "top_k": 3}, [1], [])] * 3
     logits = random_logits(3)
-    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, DEVICE)
     before = edit_logits(logits, sampling, RowMap())
     sampling.mask = token_mask([{1, 5}, None, {0}])
     after = edit_logits(logits, sampling, RowMap())
@@ -194,10 +196,11 @@ def test_masks_reach_every_chunk_of_rows(
     """Rows map to requests in another order than to masks."""
     monkeypatch.setattr(pipeline, "_MAX_ELEMENTS", 2 * VOCAB)
     reqs = [make_req({"temperature": temperature, "seed": 3}, [1], [])] * 4
-    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, DEVICE)
     sampling.mask = token_mask([{7}, None, {3}, {2}, {9, 10}])
     assert not sampling.is_plain
-    rows = RowMap(torch.tensor([3, 3, 1, 0, 2]), torch.tensor([0, 1, 0, 0, 0]))
+    owners, depths = [3, 3, 1, 0, 2], [0, 1, 0, 0, 0]
+    rows = RowMap(torch.tensor(owners, device=DEVICE), torch.tensor(depths, device=DEVICE))
     tokens = Sampler()(LogitsOutput(random_logits(5)), sampling, rows).tolist()
     assert [tokens[0], tokens[2], tokens[3]] == [7, 3, 2]
     assert tokens[4] in (9, 10)
@@ -206,6 +209,6 @@ def test_masks_reach_every_chunk_of_rows(
 def test_grammars_see_to_min_tokens_themselves() -> None:
     """Their masks hold back what ends the output, but not where nothing else is allowed."""
     req = make_req({"min_tokens": 4, "temperature": 0.0}, [1], [])
-    assert SamplingBatch.from_reqs([req], VOCAB, CPU).edits is not None
+    assert SamplingBatch.from_reqs([req], VOCAB, DEVICE).edits is not None
     req.grammar = object()  # type: ignore[assignment]
-    assert SamplingBatch.from_reqs([req], VOCAB, CPU).edits is None
+    assert SamplingBatch.from_reqs([req], VOCAB, DEVICE).edits is None

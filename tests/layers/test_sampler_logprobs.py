@@ -19,14 +19,15 @@ from specengine.core.spec import PrefillResult
 from specengine.layers import logits as pipeline
 from specengine.layers.logprobs import token_logprobs
 from specengine.layers.prefill_sampler import sample_prefill
+from tests.device import DEVICE
 
 VOCAB = 11
-CPU = torch.device("cpu")
 
 
 def table() -> Tensor:
     """Logits of the token after each token: what a model would say, at every position."""
-    return torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))
+    return logits.to(DEVICE)
 
 
 def make_req(prompt: list[int], output: list[int] | None = None, **options: Any) -> Req:
@@ -52,7 +53,7 @@ def prefill(reqs: list[Req], spans: list[tuple[int, int]], samples: list[bool]) 
         prefix_lens=[a for a, _ in spans],
         extend_lens=[b - a for a, b in spans],
         samples=samples,
-        sampling=SamplingBatch.from_reqs(reqs, VOCAB, CPU),
+        sampling=SamplingBatch.from_reqs(reqs, VOCAB, DEVICE),
     )
     worker_batch = batch.get_model_worker_batch()
     rows = worker_batch.logits_rows
@@ -63,13 +64,13 @@ def test_logprobs_of_chosen_tokens_and_the_best(monkeypatch: pytest.MonkeyPatch)
     logits, rows, tokens, counts = table(), [3, 1, 1, 10], [0, 5, 2, 9], [0, 2, VOCAB, 1]
     for budget in (2**24, 2 * VOCAB):
         monkeypatch.setattr(pipeline, "_MAX_ELEMENTS", budget)
-        found = token_logprobs(logits, torch.tensor(rows), torch.tensor(tokens), counts)
+        found = token_logprobs(logits, *torch.tensor([rows, tokens], device=DEVICE), counts)
         for got, row, token, count in zip(found, rows, tokens, counts, strict=True):
             check(got, row, token, count)
 
 
 def test_more_alternatives_than_tokens() -> None:
-    [got] = token_logprobs(table()[:, :4], torch.tensor([0]), torch.tensor([2]), [20])
+    [got] = token_logprobs(table()[:, :4], *torch.tensor([[0], [2]], device=DEVICE), [20])
     assert sorted(t for t, _ in got.top) == [0, 1, 2, 3]
 
 

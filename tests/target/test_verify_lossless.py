@@ -87,7 +87,7 @@ def joint_pvalue(verifier: MatchVerifier, draft: Draft, count: int = 4000) -> fl
     reqs = [make_req(seed=s) for s in range(count)]
     found = generate(target, verifier, reqs, 4, lambda _: draft)
     cells = torch.tensor([9 * a + 3 * b + c for _, a, b, c in found])
-    probs = target.table.softmax(-1)
+    probs = target.table.softmax(-1).cpu()
     first = probs[2, 1]
     joint = first[:, None, None] * probs[1][:, :, None] * probs
     expected = joint.flatten().double() * count

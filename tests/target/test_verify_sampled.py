@@ -19,6 +19,7 @@ from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
+from tests.device import DEVICE
 from tests.target.verify_world import Draft, TableTarget, chain, decode_batch, propose
 from tests.target.verify_world import request as make_req
 
@@ -159,7 +160,7 @@ def test_rows_are_what_plain_decoding_samples_from() -> None:
 
 
 def test_relaxed_takes_what_is_nearly_as_good() -> None:
-    logits = torch.tensor([[0.4, 0.35, 0.2, 0.05]] * 4).log()
+    logits = torch.tensor([[0.4, 0.35, 0.2, 0.05]] * 4, device=DEVICE).log()
     req = make_req(temperature=0.0)
     batch = decode_batch([req], 4)
     expected = {
@@ -186,7 +187,7 @@ def test_relaxed_prefers_the_targets_own_token() -> None:
               |
             3:"2"
     """
-    logits = torch.tensor([[0.4, 0.35, 0.25]] * 4).log()
+    logits = torch.tensor([[0.4, 0.35, 0.25]] * 4, device=DEVICE).log()
     batch = decode_batch([make_req(temperature=0.0)], 3)
     proposal = propose([1], [([1, 0, 2], [0, 0, 2])])
     result = RelaxedVerifier(3, 0.5).accept(LogitsOutput(logits), batch, proposal)

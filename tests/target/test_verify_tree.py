@@ -15,7 +15,8 @@ from specengine.core.spec import Verifier
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.tree import ancestor_mask, depths, flat_nodes, node_mask
 from specengine.target.verify.walk import Walk, walk_all
-from tests.target.verify_world import CPU, Draft, TableTarget, chain, decode_batch, propose
+from tests.device import DEVICE
+from tests.target.verify_world import Draft, TableTarget, chain, decode_batch, propose
 from tests.target.verify_world import request as make_req
 
 trees = st.lists(
@@ -32,7 +33,9 @@ trees = st.lists(
 def test_masks_and_depths_follow_the_parents(parents: list[list[int]]) -> None:
     proposal = propose([0] * len(parents), [([1] * len(p), p) for p in parents])
     width = proposal.tokens.shape[1]
-    mask = ancestor_mask(proposal.parents, node_mask(proposal.num_nodes, width, CPU))
+    mask = ancestor_mask(
+        proposal.parents, node_mask(proposal.num_nodes, width, proposal.parents.device)
+    )
     expected = torch.zeros_like(mask)
     depth = torch.full_like(proposal.parents, -1)
     for i, count in enumerate(proposal.num_nodes):
@@ -192,6 +195,7 @@ def test_chains_move_no_kv_and_nobody_asks_for_logprobs() -> None:
 
 def test_the_argmax_of_the_graph_is_taken() -> None:
     batch = decode_batch([make_req(temperature=0.0)], 6)
-    output = LogitsOutput(torch.zeros(3, 6), torch.tensor([4, 2, 5]))
+    best = torch.tensor([4, 2, 5], device=DEVICE)
+    output = LogitsOutput(torch.zeros(3, 6, device=DEVICE), best)
     result = MatchVerifier().accept(output, batch, propose([1], [chain(4, 3)]))
     assert result.tokens == [[4, 2]]

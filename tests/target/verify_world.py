@@ -14,8 +14,8 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
+from tests.device import DEVICE
 
-CPU = torch.device("cpu")
 Draft = tuple[list[int], list[int]]  # tokens and parents of the nodes below the root
 
 
@@ -25,7 +25,8 @@ class TableTarget:
     def __init__(self, vocab: int, seed: int = 0, sharpness: float = 1.5) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.vocab = vocab
-        self.table = sharpness * torch.randn(vocab, vocab, vocab, generator=generator)
+        table = sharpness * torch.randn(vocab, vocab, vocab, generator=generator)
+        self.table = table.to(DEVICE)
 
     def __call__(self, batch: ScheduleBatch, proposal: DraftProposal) -> LogitsOutput:
         """A row a node that exists, as a real target gives them."""
@@ -52,7 +53,7 @@ def decode_batch(reqs: list[Req], vocab: int) -> ScheduleBatch:
         prefix_lens=[req.seq_len - 1 for req in reqs],
         extend_lens=[1] * len(reqs),
         samples=[True] * len(reqs),
-        sampling=SamplingBatch.from_reqs(reqs, vocab, CPU),
+        sampling=SamplingBatch.from_reqs(reqs, vocab, DEVICE),
     )
 
 
