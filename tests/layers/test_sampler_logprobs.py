@@ -64,13 +64,15 @@ def test_logprobs_of_chosen_tokens_and_the_best(monkeypatch: pytest.MonkeyPatch)
     logits, rows, tokens, counts = table(), [3, 1, 1, 10], [0, 5, 2, 9], [0, 2, VOCAB, 1]
     for budget in (2**24, 2 * VOCAB):
         monkeypatch.setattr(pipeline, "_MAX_ELEMENTS", budget)
-        found = token_logprobs(logits, *torch.tensor([rows, tokens], device=DEVICE), counts)
+        index = torch.tensor([rows, tokens], device=DEVICE)
+        found = token_logprobs(logits, index[0], index[1], counts)
         for got, row, token, count in zip(found, rows, tokens, counts, strict=True):
             check(got, row, token, count)
 
 
 def test_more_alternatives_than_tokens() -> None:
-    [got] = token_logprobs(table()[:, :4], *torch.tensor([[0], [2]], device=DEVICE), [20])
+    index = torch.tensor([[0], [2]], device=DEVICE)
+    [got] = token_logprobs(table()[:, :4], index[0], index[1], [20])
     assert sorted(t for t, _ in got.top) == [0, 1, 2, 3]
 
 
