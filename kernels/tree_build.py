@@ -1,0 +1,47 @@
+"""The tree that goes to verification, out of all the nodes that were found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specengine.kernels import tree_build_ref
+from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.tree_step import Found
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """N nodes a request, the root first, no child before its parent."""
+
+    tokens_BN: Tensor  # int64
+    parents_BN: Tensor  # int64, index among the nodes; the root's is -1
+    depths_BN: Tensor  # int64, the root has 0
+    mask_BNN: Tensor  # bool, True where node i (row) is node j (column) or below it
+
+
+def tree_build(
+    roots_B: Tensor, found: Found, num_nodes: int, num_steps: int, *, backend: Backend = "auto"
+) -> DraftTree:
+    """The root and the best of the others (EAGLE-2, Li et al. 2024, arXiv:2406.16858)::
+
+        for b in range(B):
+            chosen = sorted(topk(found.scores[b], N - 1))       # the first among equals
+            tokens[b] = [roots[b], *found.tokens[b, chosen]]
+            node_of = {-1: 0, **{c: 1 + i for i, c in enumerate(chosen)}}
+            parents[b] = [-1, *(node_of[found.parents[b, c]] for c in chosen)]
+            for n in range(N):
+                path = [n, parents[b, n], ...] up to the root
+                depths[b, n] = len(path) - 1
+                mask[b, n, path] = True
+
+    roots_B: int64 [B]. found: no child outdoes its parent, nor stands before it, so that parents of
+    what is chosen are chosen; none is deeper than num_steps. num_nodes: N, at least 2, and no more
+    than there are. Any device; one Triton kernel on CUDA.
+    """
+    if use_triton(backend, roots_B):
+        from specengine.kernels import tree_build_triton
+
+        return tree_build_triton.tree_build(roots_B, found, num_nodes, num_steps)
+    return tree_build_ref.tree_build(roots_B, found, num_nodes, num_steps)

@@ -1,0 +1,41 @@
+"""The tree that goes to verification, in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from specengine.kernels.tree_build import DraftTree
+    from specengine.kernels.tree_step import Found
+
+
+def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
+    from specengine.kernels.tree_build import DraftTree
+
+    order_BC = found.scores_BC.sort(dim=-1, descending=True, stable=True).indices
+    chosen_BM = order_BC[:, : num_nodes - 1].sort(dim=-1).values
+    batch_size, count = order_BC.shape
+    # One place before all candidates for the root, which stands as -1 among parents.
+    node_of = roots_B.new_zeros(batch_size, count + 1)
+    nodes_N = torch.arange(num_nodes, device=roots_B.device)
+    node_of.scatter_(1, chosen_BM + 1, nodes_N[1:].expand_as(chosen_BM))
+    parents_BM = node_of.gather(1, found.parents_BC.gather(1, chosen_BM) + 1)
+    tokens_BM = found.tokens_BC.gather(1, chosen_BM)
+    ancestor_BN = nodes_N.expand(batch_size, -1)
+    above_BN = pad(parents_BM, (1, 0))
+    depths_BN = torch.zeros_like(ancestor_BN)
+    mask_BNN = ancestor_BN[:, :, None] == nodes_N
+    for _ in range(num_steps):
+        depths_BN = depths_BN + (ancestor_BN > 0)
+        ancestor_BN = above_BN.gather(1, ancestor_BN)
+        mask_BNN = mask_BNN | (ancestor_BN[:, :, None] == nodes_N)
+    return DraftTree(
+        tokens_BN=torch.cat([roots_B[:, None], tokens_BM], dim=1),
+        parents_BN=pad(parents_BM, (1, 0), value=-1),
+        depths_BN=depths_BN,
+        mask_BNN=mask_BNN,
+    )

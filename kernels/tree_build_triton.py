@@ -1,0 +1,117 @@
+"""The tree that goes to verification, in Triton: a program a request."""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.tree_step import Found
+from specengine.kernels.tree_step_triton import ordered_key
+
+_CELLS = 8192  # of a tile in which candidates are compared
+
+
+@triton.jit
+def _ranks(scores_ptr, candidates, BLOCK: tl.constexpr, BLOCK_OTHERS: tl.constexpr):
+    """How many candidates go before each."""
+    mine = tl.arange(0, BLOCK)
+    scores = tl.load(scores_ptr + mine, mask=mine < candidates, other=0.0)
+    keys = ordered_key(scores, mine)
+    ranks = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, candidates, BLOCK_OTHERS):
+        others = start + tl.arange(0, BLOCK_OTHERS)
+        scores = tl.load(scores_ptr + others, mask=others < candidates, other=0.0)
+        other_keys = tl.where(others < candidates, ordered_key(scores, others), -1)
+        ranks += tl.sum((other_keys[None, :] > keys[:, None]).to(tl.int32), 1)
+    return ranks
+
+
+@triton.jit
+def _tree_build_kernel(
+    roots_ptr,
+    found_tokens_ptr,
+    scores_ptr,
+    found_parents_ptr,
+    tokens_ptr,
+    parents_ptr,
+    depths_ptr,
+    mask_ptr,
+    node_of_ptr,
+    candidates,
+    nodes,
+    levels,
+    BLOCK_C: tl.constexpr,
+    BLOCK_OTHERS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    tokens_ptr += request * nodes
+    parents_ptr += request * nodes
+    node_of_ptr += request * candidates
+    mine = tl.arange(0, BLOCK_C)
+    ranks = _ranks(scores_ptr + request * candidates, candidates, BLOCK_C, BLOCK_OTHERS)
+    chosen = (mine < candidates) & (ranks < nodes - 1)
+    node = tl.cumsum(chosen.to(tl.int64), 0)
+    tl.store(node_of_ptr + mine, node, mask=chosen)
+    token = tl.load(found_tokens_ptr + request * candidates + mine, mask=chosen, other=0)
+    above = tl.load(found_parents_ptr + request * candidates + mine, mask=chosen, other=-1)
+    tl.store(tokens_ptr + node, token, mask=chosen)
+    tl.store(tokens_ptr, tl.load(roots_ptr + request))
+    # Threads read below what others of this program have written.
+    tl.debug_barrier()
+    parent = tl.load(node_of_ptr + above, mask=chosen & (above >= 0), other=0)
+    tl.store(parents_ptr + node, parent, mask=chosen)
+    tl.store(parents_ptr, -1)
+    tl.debug_barrier()
+
+    rows = tl.arange(0, BLOCK_N)
+    exists = rows < nodes
+    ancestor = rows.to(tl.int64)
+    depth = tl.zeros([BLOCK_N], tl.int64)
+    mask = rows[:, None] == rows[None, :]
+    for _ in range(levels):
+        below = exists & (ancestor > 0)
+        depth += below.to(tl.int64)
+        ancestor = tl.load(parents_ptr + ancestor, mask=below, other=0)
+        mask = mask | (ancestor[:, None] == rows[None, :])
+    tl.store(depths_ptr + request * nodes + rows, depth, mask=exists)
+    cells = (request * nodes + rows[:, None]) * nodes + rows[None, :]
+    tl.store(mask_ptr + cells, mask.to(tl.uint8), mask=exists[:, None] & exists[None, :])
+
+
+def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
+    batch_size, candidates = found.tokens_BC.shape
+    tokens = torch.empty(batch_size, num_nodes, dtype=torch.int64, device=roots_B.device)
+    size = batch_size, num_nodes, num_nodes
+    tree = DraftTree(
+        tokens_BN=tokens,
+        parents_BN=torch.empty_like(tokens),
+        depths_BN=torch.empty_like(tokens),
+        mask_BNN=torch.empty(size, dtype=torch.bool, device=roots_B.device),
+    )
+    block = triton.next_power_of_2(candidates)
+    _tree_build_kernel[(batch_size,)](
+        roots_B,
+        found.tokens_BC,
+        found.scores_BC,
+        found.parents_BC,
+        tokens,
+        tree.parents_BN,
+        tree.depths_BN,
+        tree.mask_BNN.view(torch.uint8),
+        torch.empty_like(found.tokens_BC),
+        candidates,
+        num_nodes,
+        num_steps,
+        BLOCK_C=block,
+        BLOCK_OTHERS=max(1, min(block, _CELLS // block)),
+        BLOCK_N=triton.next_power_of_2(num_nodes),
+        num_warps=4,
+    )
+    return tree
