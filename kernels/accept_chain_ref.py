@@ -28,7 +28,7 @@ def accept_chain(
     if simulated is None:
         accepted = (drafts_BK == chosen_BN[:, :-1]).cumprod(1).sum(1)
     else:
-        accepted = (_uniform(lens_B, rows_B) < simulated.part).long() + simulated.whole
+        accepted = (uniform(lens_B, rows_B) < simulated.part).long() + simulated.whole
         accepted = accepted.clamp(max=drafts_BK.shape[1])
     real = rows_B != 0
     bonus = chosen_BN.gather(1, accepted[:, None]).squeeze(1)
@@ -39,7 +39,7 @@ def accept_chain(
     return accepted
 
 
-def _uniform(lens_B: Tensor, rows_B: Tensor) -> Tensor:
+def uniform(lens_B: Tensor, rows_B: Tensor) -> Tensor:
     """In [0, 1), different for each round of each request."""
     x = (lens_B * 2654435761 + rows_B * 40503) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 2246822519) & 0xFFFFFFFF

@@ -48,7 +48,7 @@ def begin_round(state: RoundState, rows_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def _uniform(length, row):
+def uniform(length, row):
     """In [0, 1), different for each round of each request."""
     x = (length * 2654435761 + row * 40503) & 0xFFFFFFFF
     x = ((x ^ (x >> 15)) * 2246822519) & 0xFFFFFFFF
@@ -84,7 +84,7 @@ def _accept_chain_kernel(
     chosen_ptr += request * (steps + 1)
     chosen = tl.load(chosen_ptr + nodes, mask=nodes <= steps, other=0)
     if IS_SIMULATED:
-        accepted = (_uniform(length, row) < part).to(tl.int64) + whole
+        accepted = (uniform(length, row) < part).to(tl.int64) + whole
     else:
         drafts = tl.load(drafts_ptr + request * stride_drafts + nodes, mask=is_draft, other=-1)
         # The first node where they differ; past the drafts they always do.
