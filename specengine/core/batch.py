@@ -18,7 +18,12 @@ from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 
 if TYPE_CHECKING:
-    from specengine.core.interfaces import AttentionBackend, KVPool, ReqToTokenTable
+    from specengine.core.interfaces import (
+        AttentionBackend,
+        AttentionLayer,
+        KVPool,
+        ReqToTokenTable,
+    )
     from specengine.core.request import Req
     from specengine.core.sampling_batch import SamplingBatch
 
@@ -179,6 +184,7 @@ class ForwardBatch:
     tree: Tree | None = None
     attn_plan: AttnPlan | None = None  # set by init_forward_metadata
 
+    attn_layers: tuple[AttentionLayer, ...] = ()  # set by the runner: those of its model, in order
     capture_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
     captured: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a capture layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in

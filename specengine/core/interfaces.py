@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -52,6 +53,17 @@ class AttentionLayer(Protocol):
     rotary: Rotary | None
 
 
+@dataclass(frozen=True)
+class AttentionLimits:
+    """What an attention backend can serve; None is anything."""
+
+    dtypes: frozenset[torch.dtype] | None = None
+    head_dims: frozenset[int] | None = None
+    windows_under_trees: bool = True
+    layers_alike: bool = False  # heads, scale and window of every layer must be the same
+    plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
+
+
 class AttentionBackend(Protocol):
     """One attention implementation. K and V of the new tokens are in the pool when it is called,
     but for forward_fused, which writes them.
@@ -62,6 +74,7 @@ class AttentionBackend(Protocol):
     """
 
     name: str
+    limits: AttentionLimits
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan: ...
 

@@ -10,6 +10,13 @@ from specengine.core.interfaces import Rotary
 from specengine.kernels.rope import rope_store_kv
 
 
+def attention_layers(model: object) -> tuple[Attention, ...]:
+    """Those of a model, in the order in which a forward comes to them."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers = [module for module in modules if isinstance(module, Attention)]
+    return tuple(sorted(layers, key=lambda layer: layer.layer_id))
+
+
 class Attention(nn.Module):
     """Rotates q and k, writes k and v to the batch's slots, attends through the batch's backend.
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import AttentionLayer
+from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.runner.attention import torch_native
 from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.torch_native import NativeDecode
@@ -24,6 +24,7 @@ class TorchAttentionBackend:
     """Plans on the host, so that it cannot be captured in a CUDA graph."""
 
     name = "torch"
+    limits = AttentionLimits()
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return attach_plan(self.name, batch, _plan(batch))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
-from specengine.core.interfaces import AttentionLayer
+from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.kernels import rope_attention
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.base import attach_plan
@@ -22,6 +22,7 @@ class TritonAttentionBackend:
     """
 
     name = "triton"
+    limits = AttentionLimits()
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
