@@ -1,0 +1,56 @@
+"""Acceptance of trees by matching, and the state that the next round starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specengine.kernels import accept_tree_ref
+from specengine.kernels.accept_chain import RoundState, Simulated
+from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.tree_build import DraftTree
+
+
+@dataclass(frozen=True)
+class AcceptedPaths:
+    """W nodes of each request, the root first; past those that stand it is the root again."""
+
+    accepted_B: Tensor  # int64, nodes below the root that stand
+    nodes_BW: Tensor  # int64, index among the request's nodes
+    tokens_BW: Tensor  # int64, the target's token at each; accepted[b] + 1 of them are emitted
+
+
+def accept_tree(
+    state: RoundState,
+    rows_B: Tensor,
+    chosen_BN: Tensor,
+    tree: DraftTree,
+    num_steps: int,
+    context: int,
+    simulated: Simulated | None = None,
+    *,
+    backend: Backend = "auto",
+) -> AcceptedPaths:
+    """Walk from each root to the child that carries the target's token, while there is one, and
+    move each request on by that::
+
+        for b in range(B):
+            path = [0]
+            while a child of path[-1] has tokens[b, child] == chosen[b, path[-1]]:
+                path.append(the first such child)      # simulated: the first child, so often
+            emitted[b] = chosen[b, path]
+            outcomes[turn, b] = (len(path) - 1, *emitted[b])
+            if rows[b] != 0:
+                lens[rows[b]] = min(lens[rows[b]] + len(path), context - 1)
+                roots[rows[b]] = emitted[b, -1]
+
+    chosen_BN: int64, the target's token at each node; rows_B: int64 [B], distinct but for 0;
+    num_steps: no node is deeper, and W is one more. Any device; one Triton kernel on CUDA.
+    """
+    given = state, rows_B, chosen_BN, tree, num_steps, context, simulated
+    if use_triton(backend, chosen_BN):
+        from specengine.kernels import accept_tree_triton
+
+        return accept_tree_triton.accept_tree(*given)
+    return accept_tree_ref.accept_tree(*given)
