@@ -12,14 +12,19 @@ if TYPE_CHECKING:
 
 
 def row_places(
-    req_to_token: Tensor, rows_B: Tensor, lens_B: Tensor, width: int, offset: int
+    req_to_token: Tensor,
+    rows_B: Tensor,
+    lens_B: Tensor,
+    width: int,
+    offset: int,
+    depths_T: Tensor | None,
 ) -> Places:
     from specengine.kernels.row_places import Places
 
     last = req_to_token.shape[1] - 1
     steps = torch.arange(offset, offset + width, device=lens_B.device)
     places = lens_B[:, None] + steps
-    positions = places.clamp(max=last)
-    slots = req_to_token[rows_B[:, None], positions].to(torch.int64)
+    slots = req_to_token[rows_B[:, None], places.clamp(max=last)].to(torch.int64)
     slots = slots.where(places <= last, 0)
-    return Places(positions.view(-1), slots.view(-1), lens_B + offset + width)
+    positions = places if depths_T is None else lens_B[:, None] + depths_T.view(-1, width)
+    return Places(positions.clamp(max=last).view(-1), slots.view(-1), lens_B + offset + width)

@@ -18,6 +18,7 @@ def _row_places_kernel(
     table_ptr,
     rows_ptr,
     lens_ptr,
+    depths_ptr,
     positions_ptr,
     slots_ptr,
     seq_lens_ptr,
@@ -25,23 +26,33 @@ def _row_places_kernel(
     context,
     width,
     offset,
+    HAS_DEPTHS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     request = tl.program_id(0)
     steps = tl.arange(0, BLOCK)
-    first = tl.load(lens_ptr + request) + offset
+    length = tl.load(lens_ptr + request)
+    first = length + offset
     places = first + steps
     mask = steps < width
     row = table_ptr + tl.load(rows_ptr + request) * stride_table
     slots = tl.load(row + places, mask=mask & (places < context), other=0).to(tl.int64)
     out = request.to(tl.int64) * width + steps
-    tl.store(positions_ptr + out, tl.minimum(places, context - 1), mask=mask)
+    positions = places
+    if HAS_DEPTHS:
+        positions = length + tl.load(depths_ptr + out, mask=mask, other=0)
+    tl.store(positions_ptr + out, tl.minimum(positions, context - 1), mask=mask)
     tl.store(slots_ptr + out, slots, mask=mask)
     tl.store(seq_lens_ptr + request, first + width)
 
 
 def row_places(
-    req_to_token: Tensor, rows_B: Tensor, lens_B: Tensor, width: int, offset: int
+    req_to_token: Tensor,
+    rows_B: Tensor,
+    lens_B: Tensor,
+    width: int,
+    offset: int,
+    depths_T: Tensor | None,
 ) -> Places:
     requests = rows_B.shape[0]
     positions = torch.empty(requests * width, dtype=torch.int64, device=rows_B.device)
@@ -50,6 +61,7 @@ def row_places(
         req_to_token,
         rows_B,
         lens_B,
+        rows_B if depths_T is None else depths_T,
         positions,
         slots,
         seq_lens,
@@ -57,6 +69,7 @@ def row_places(
         req_to_token.shape[1],
         width,
         offset,
+        HAS_DEPTHS=depths_T is not None,
         BLOCK=triton.next_power_of_2(width),
         num_warps=1,
     )

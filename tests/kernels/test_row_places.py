@@ -24,3 +24,14 @@ def test_places_past_the_table_are_nobodys(device: torch.device) -> None:
         assert found.slots_T.tolist() == [8, 0, 0]
         assert found.positions_T.tolist() == [3, 3, 3]
         assert found.seq_lens_B.tolist() == [6]
+
+
+def test_positions_of_a_tree(device: torch.device) -> None:
+    table = torch.arange(16, dtype=torch.int32, device=device).view(2, 8)
+    rows, lens = torch.tensor([1, 0], device=device), torch.tensor([5, 1], device=device)
+    depths = torch.tensor([1, 1, 4, 0, 2, 2], device=device)
+    for backend in ("torch", "triton"):
+        found = row_places(table, rows, lens, 3, 1, depths, backend=backend)  # type: ignore[arg-type]
+        assert found.positions_T.tolist() == [6, 6, 7, 1, 3, 3]
+        assert found.slots_T.tolist() == [14, 15, 0, 2, 3, 4]
+        assert found.seq_lens_B.tolist() == [9, 5]
