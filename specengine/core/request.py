@@ -95,12 +95,17 @@ class Req:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     spec: SpecStats = field(default_factory=SpecStats)
     num_retractions: int = 0
+    end_ids: frozenset[int] = field(init=False)  # tokens that may end it
     stop_checker: Any = None  # scheduler.finish.StopStrings when stop strings were asked for
 
     # times, seconds of time.monotonic()
     arrival_time: float = field(default_factory=monotonic)
     first_token_time: float | None = None
     finish_time: float | None = None
+
+    def __post_init__(self) -> None:
+        eos_ids = frozenset() if self.sampling.ignore_eos else self.eos_ids
+        self.end_ids = eos_ids.union(self.sampling.stop_token_ids)
 
     @property
     def token_ids(self) -> list[int]:

@@ -66,9 +66,10 @@ class AsyncEngine:
         return self._engine.stats()
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingParams, rid: str
+        self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:
-        """Outputs of every choice as they come. Closing the iterator early aborts the request.
+        """Outputs of every choice as they come, or only when it has ended. Closing the iterator
+        early aborts the request.
 
         Raises RequestError or QueueFullError where it cannot be served.
         """
@@ -76,7 +77,7 @@ class AsyncEngine:
             await asyncio.to_thread(self._engine.parts.grammars.start, sampling.grammar)
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
-        self._post(lambda: self._add(rid, prompt_ids, sampling, caller))
+        self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream))
         try:
             while caller.open_choices:
                 item = await queue.get()
@@ -102,10 +103,15 @@ class AsyncEngine:
         self._wake.set()
 
     def _add(
-        self, rid: str, prompt_ids: list[int], sampling: SamplingParams, caller: Caller
+        self,
+        rid: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        caller: Caller,
+        stream: bool,
     ) -> None:
         try:
-            self._engine.add_request(rid, prompt_ids, sampling)
+            self._engine.add_request(rid, prompt_ids, sampling, stream)
             self._callers[rid] = caller
         except SpecEngineError as error:
             self._send(caller, error)

@@ -118,7 +118,7 @@ class LLM:
     def _add(self, prompt_ids: list[int], sampling: SamplingParams) -> str:
         self._count += 1
         rid = f"offline-{self._count}"
-        self.engine.add_request(rid, prompt_ids, sampling)
+        self.engine.add_request(rid, prompt_ids, sampling, stream=False)
         return rid
 
     def _run(self, rids: list[str], prompts: list[list[int]], progress: bool) -> list[Generation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,6 +58,7 @@ class Choice:
     rid: str  # the caller's; choices of one n > 1 request share it
     index: int
     detokenizer: Detokenizer
+    streams: bool  # hands tokens out as they come
     num_sent: int = 0
 
     def take_output(self) -> RequestOutput:
@@ -91,6 +93,7 @@ class Engine:
         self.drafter = parts.drafter
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
         self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
+        self.ragged_counters: dict[str, Counter[str]] = {}  # likewise, of the graphs of other rounds
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
@@ -99,8 +102,11 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add_request(self, rid: str, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        """Queue a prompt; n > 1 queues as many choices of it.
+    def add_request(
+        self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool = True
+    ) -> None:
+        """Queue a prompt; n > 1 queues as many choices of it. stream: hand tokens out as they come,
+        not only when a choice has ended, which spares the host most of its work.
 
         Raises RequestError where the request cannot be served; then nothing was queued.
         """
@@ -120,7 +126,7 @@ class Engine:
             )
             self.scheduler.add(req)
             detokenizer = Detokenizer(self.parts.tokenizer, sampling)
-            self.choices[req] = Choice(req, rid, index, detokenizer)
+            self.choices[req] = Choice(req, rid, index, detokenizer, stream)
 
     def _start_grammar(self, sampling: SamplingParams) -> GrammarState | None:
         return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
@@ -213,7 +219,9 @@ class Engine:
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner = self.parts.worker.runner
         kinds = {"decode": runner.graph, "prefill": runner.extend_graph, "round": self.graph_round}
-        return {kind: GraphStats.of(one.counters) for kind, one in kinds.items() if one is not None}
+        counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
+        counters |= self.ragged_counters
+        return {kind: GraphStats.of(one) for kind, one in counters.items()}
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
@@ -226,12 +234,17 @@ class Engine:
             self.drafter.release(req)
 
     def _collect(self) -> list[RequestOutput]:
-        choices = self.choices
-        changed = [choices[req] for req in self.scheduler.take_changed() if req in choices]
-        for choice in changed:
-            if choice.req.is_finished:
-                del choices[choice.req]
-        return [choice.take_output() for choice in changed]
+        outputs = []
+        for req in self.scheduler.take_changed():
+            choice = self.choices.get(req)
+            if choice is None:
+                continue
+            if req.is_finished:
+                del self.choices[req]
+            elif not choice.streams:
+                continue
+            outputs.append(choice.take_output())
+        return outputs
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -52,11 +52,27 @@ def find_cut(req: Req, tokens: Sequence[int], context_len: int) -> Cut:
     EOS, stop tokens and stop strings among the first min_tokens tokens do not count. Stop strings
     and grammars see each token once: the caller commits what is kept.
     """
+    if _none_ends(req, tokens, context_len):
+        return Cut(len(tokens), None)
     for index, token in enumerate(tokens):
         reason = _reason_to_stop(req, token, len(req.output_ids) + index + 1, context_len)
         if reason is not None:
             return Cut(index + 1, reason)
     return Cut(len(tokens), None)
+
+
+def _none_ends(req: Req, tokens: Sequence[int], context_len: int) -> bool:
+    """Whether it can be seen at a glance that the request goes on after all of them: hundreds of
+    requests are asked after each round."""
+    num_output = len(req.output_ids) + len(tokens)
+    max_tokens = req.sampling.max_tokens
+    return (
+        req.stop_checker is None
+        and req.grammar is None
+        and (max_tokens is None or num_output < max_tokens)
+        and len(req.prompt_ids) + num_output < context_len
+        and req.end_ids.isdisjoint(tokens)
+    )
 
 
 def _reason_to_stop(req: Req, token: int, num_output: int, context_len: int) -> FinishReason | None:

@@ -227,8 +227,9 @@ class Scheduler:
         return find_cut(req, tokens, self.policy.context_len)
 
     def _emit(self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], cut: Cut) -> None:
-        req.output_ids += tokens[: cut.kept]
-        req.logprobs += logprobs[: cut.kept]
+        req.output_ids += tokens if cut.kept == len(tokens) else tokens[: cut.kept]
+        if logprobs:
+            req.logprobs += logprobs[: cut.kept]
         self.num_generated_tokens += cut.kept
         if req.first_token_time is None:
             req.first_token_time = monotonic()

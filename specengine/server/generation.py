@@ -36,10 +36,11 @@ class Job:
     def num_choices(self) -> int:
         return len(self.prompts) * self.sampling.n
 
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """(choice, output) as they come. Closing it early aborts every prompt."""
+    async def outputs(self, stream: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(choice, output) as they come, or a finished choice at a time. Closing it early aborts
+        every prompt."""
         sources = [
-            self.engine.generate(prompt, self.sampling, f"{self.id}-{number}")
+            self.engine.generate(prompt, self.sampling, f"{self.id}-{number}", stream)
             for number, prompt in enumerate(self.prompts)
         ]
         if len(sources) == 1:
@@ -147,7 +148,7 @@ class Answer:
 
     async def whole(self) -> Json:
         tally = Tally(self.job)
-        async with closing(self.job.outputs()) as outputs:
+        async with closing(self.job.outputs(stream=False)) as outputs:
             async for choice, output in outputs:
                 self._count(tally, choice, output)
         ordered = sorted(tally.finished.items())
@@ -159,7 +160,7 @@ class Answer:
         tally = Tally(self.job)
         opened: set[int] = set()
         usage: Json = {"usage": None} if include_usage else {}
-        async with closing(self.job.outputs()) as outputs:
+        async with closing(self.job.outputs(stream=True)) as outputs:
             async for choice, output in outputs:
                 self._count(tally, choice, output)
                 is_last = tally.is_complete and not include_usage

@@ -34,9 +34,10 @@ class ServedEngine(Protocol):
     def is_ready(self) -> bool: ...
 
     def generate(
-        self, prompt_ids: list[int], sampling: SamplingParams, rid: str
+        self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:
-        """Outputs of all choices, interleaved. Closing the iterator early aborts the request."""
+        """Outputs of all choices, interleaved; without `stream`, one of each, at its end.
+        Closing the iterator early aborts the request."""
         ...
 
     def stats(self) -> EngineStats: ...

@@ -64,7 +64,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingParams, rid: str
+        self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:
         self.prompts.append(self.tokenizer.decode(prompt_ids))
         self.samplings.append(sampling)
@@ -82,6 +82,8 @@ class FakeEngine:
                     output = next(choice)
                     if output.finish_reason is not None:
                         running.remove(choice)
+                    elif not stream:
+                        continue
                     yield output
         finally:
             if running:

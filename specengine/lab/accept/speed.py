@@ -91,11 +91,11 @@ def run_batches(
     timing, start = Timing(), perf_counter()
     for first in range(0, len(prompts), batch_size):
         for number, prompt in enumerate(prompts[first : first + batch_size]):
-            engine.add_request(str(number), prompt, params)
+            engine.add_request(str(number), prompt, params, stream=False)
         while engine.has_work:
             for output in engine.step():
-                timing.tokens += len(output.new_token_ids)
                 if output.finish_reason is not None:
+                    timing.tokens += len(output.token_ids)
                     add_stats(timing.spec, output.spec)
                     on_answer(len(output.token_ids))
     timing.seconds = perf_counter() - start
