@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, RowBatch
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, RowBatch, Tree
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import (
     AttentionBackend,
@@ -81,14 +81,19 @@ class ModelRunner:
         on_device.capture_layers = self.capture_layers
         return on_device
 
-    def new_row_batch(self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0) -> ForwardBatch:
+    def new_row_batch(
+        self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
+    ) -> ForwardBatch:
         """A forward over W new tokens of each request, `offset` places after those that stand:
-        planned, and made on the device alone."""
+        planned, and made on the device alone. A tree's past nodes are all that lies between."""
         B, W = tokens_BW.shape
         table = self.pools.req_to_token_pool.req_to_token
-        places = row_places(table, rows.rows_B, rows.lens_B, W, offset)
+        assert tree is None or tree.num_past == offset, "depths count from what stands"
+        depths_T = None if tree is None else tree.depths_T
+        places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
+        is_decode = W == 1 and tree is None
         batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE if W == 1 else ForwardMode.TARGET_VERIFY,
+            forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.TARGET_VERIFY,
             batch_size=B,
             num_tokens=B * W,
             input_ids=tokens_BW.reshape(-1),
@@ -105,6 +110,7 @@ class ModelRunner:
             req_to_token_pool=self.pools.req_to_token_pool,
             token_to_kv_pool=self.pools.token_to_kv_pool,
             attn_backend=self.attn_backend,
+            tree=tree,
             capture_layers=self.capture_layers,
         )
         self.attn_backend.init_forward_metadata_capture(batch)
