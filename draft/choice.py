@@ -88,7 +88,7 @@ class DraftChoice:
     def _rank(self, logits_RV: Tensor, count: int) -> Chosen:
         best = logits_RV.topk(count)
         if self.by_rank:
-            return Chosen(best.indices, _rank_scores(best.indices))
+            return Chosen(best.indices, rank_scores(best.indices))
         scores_RK = best.values - logits_RV.logsumexp(-1, keepdim=True)
         return Chosen(best.indices, scores_RK.clamp(max=0.0))
 
@@ -107,7 +107,7 @@ class DraftChoice:
             if rank + 1 < count:
                 left_RV = left_RV.scatter(1, token_R1, 0.0)
         tokens_RK = torch.cat(tokens, dim=1)
-        return Chosen(tokens_RK, _rank_scores(tokens_RK), weights_RV, torch.cat(exists, dim=1))
+        return Chosen(tokens_RK, rank_scores(tokens_RK), weights_RV, torch.cat(exists, dim=1))
 
     def _edited(self, logits_RV: Tensor, paths_RD: Tensor) -> Tensor:
         return edit_logits(self._expand(logits_RV), self.sampling, self._row_map(paths_RD))
@@ -130,7 +130,7 @@ class DraftChoice:
         return RowMap(request_R, depth_R, path)
 
 
-def _rank_scores(like_RK: Tensor) -> Tensor:
+def rank_scores(like_RK: Tensor) -> Tensor:
     """float32 [R, K], the same in every row."""
     ranks_K = torch.arange(like_RK.shape[1], device=like_RK.device)
     scores_K = math.log(FIRST_RANK) + ranks_K * math.log(NEXT_RANK)
