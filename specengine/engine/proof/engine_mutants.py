@@ -93,17 +93,19 @@ AROUND_RULES = (
 
 
 def of_rules() -> list[EngineMutant]:
-    """Those that do not need uniforms of 0, which hardly ever come."""
+    """Those that do not need uniforms of 0, which hardly ever come. Shared streams are shown on
+    chains: in a tree a sibling often stands before a residual is drawn from."""
     found = []
     for name, make in VERIFIERS.items():
         rule = make(SpecConfig())
         if not isinstance(rule, SampledVerifier):
             continue
-        subject = _ON_TREES if rule.takes_trees else _ON_CHAINS
-        found += [
-            EngineMutant(f"{name}: {mutant.name}", mutant(rule), subject, "χ²")
-            for mutant in MUTANTS
-            if mutant.caught_by != "uniforms of 0"
-            and (rule.needs_draft_probs or not mutant.weighs_draft)
-        ]
+        for mutant in MUTANTS:
+            if mutant.caught_by == "uniforms of 0":
+                continue
+            if mutant.weighs_draft and not rule.needs_draft_probs:
+                continue
+            on_trees = rule.takes_trees and mutant.caught_by == "enumeration"
+            subject = _ON_TREES if on_trees else _ON_CHAINS
+            found.append(EngineMutant(f"{name}: {mutant.name}", mutant(rule), subject, "χ²"))
     return found
