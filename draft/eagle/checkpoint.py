@@ -4,8 +4,8 @@ Two layouts are known. SGLang's and SpecForge's: a flat config.json, the layer a
 `eagle_config.eagle_aux_hidden_state_layer_ids` counting layers by their output from 0. And that of
 speculators: the layer's configuration nested in `transformer_layer_config`, the layer as
 `layers.0.*`, and `eagle_aux_hidden_state_layer_ids` beside it counting as vLLM does, where id n is
-what layer n reads: the output of layer n - 1. A wrong set of layers makes every draft useless and
-shows nowhere else.
+what layer n reads: the output of layer n - 1. A flat config.json may carry these too, for vLLM. A
+wrong set of layers makes every draft useless and shows nowhere else.
 """
 
 from __future__ import annotations

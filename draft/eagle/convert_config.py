@@ -3,14 +3,16 @@
 Read from speculators 0.9, vLLM's llama_eagle3 and SGLang 0.5's llama_eagle3. What neither names is
 refused: a key that is not understood may change what the draft computes.
 
-Layers whose outputs the draft reads: SGLang's ids count outputs from 0; those of speculators and
-vLLM say whose input it is, one more. norm_before_residual is always written for speculators, which
-takes false where it is missing while vLLM takes true; SGLang has no such thing.
+Layers whose outputs the draft reads: SGLang's ids, in eagle_config, count outputs from 0; those of
+speculators and vLLM say whose input it is, one more. vLLM takes the outer ids where there are any,
+and else those in eagle_config as if they were its own, one layer too low: so both are written, and
+SGLang's layout serves in either engine. norm_before_residual is always written for speculators,
+which takes false where it is missing while vLLM takes true; SGLang has no such thing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +84,11 @@ class Eagle3Config:
         return int(self.layer["vocab_size"])
 
 
+def vllm_ids(layers: Sequence[int]) -> list[int]:
+    """Of layers counted by their output from 0."""
+    return [layer + 1 for layer in layers]
+
+
 def is_speculators(raw: Raw) -> bool:
     return "speculators_model_type" in raw or "transformer_layer_config" in raw
 
@@ -101,7 +108,7 @@ def sglang_config(config: Eagle3Config, name: str) -> Raw:
     own: Raw = {"use_aux_hidden_state": True}
     if config.capture_layers is not None:
         own[IDS] = list(config.capture_layers)
-    raw = {
+    raw: Raw = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         **config.layer,
@@ -110,6 +117,8 @@ def sglang_config(config: Eagle3Config, name: str) -> Raw:
         "eagle_config": own,
         **{flag: True for flag in _FLAGS[1:] if config.flags[flag]},
     }
+    if config.capture_layers is not None:
+        raw[IDS] = vllm_ids(config.capture_layers)
     if config.target_hidden_size is not None:
         raw["target_hidden_size"] = config.target_hidden_size
     return raw
@@ -128,7 +137,7 @@ def speculators_config(
         "speculators_model_type": "eagle3",
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
-        IDS: None if layers is None else [layer + 1 for layer in layers],
+        IDS: None if layers is None else vllm_ids(layers),
         **config.flags,
         "tie_word_embeddings": False,
         "transformer_layer_config": {
@@ -153,15 +162,16 @@ def _read_sglang(raw: Raw, name: str) -> Eagle3Config:
     _expect(rest, name, "tie_word_embeddings", (None, False))
     _expect(rest, name, "bias", (None, False))
     _expect(own, name, "use_aux_hidden_state", (None, True), "eagle_config.")
-    if IDS in rest:
+    layers = own.pop(IDS, None)
+    beside = rest.pop(IDS, None)
+    if beside is not None and beside != vllm_ids(layers or []):
         raise ModelLoadError(
-            f"{IDS} stands beside eagle_config in the draft {name}, where SGLang takes it for "
-            "outputs of layers and vLLM for their inputs; move it into eagle_config, counted by "
-            "outputs from 0"
+            f"{IDS} of the draft {name} is {beside} beside eagle_config, where vLLM takes it for "
+            f"inputs of layers, and {layers} within, where SGLang takes it for outputs from 0; "
+            "the former must be one more than the latter"
         )
     flags = {flag: bool(rest.pop(flag, False)) for flag in _FLAGS}
     flags["norm_before_fc"] |= bool(own.pop("norm_before_fc", False))
-    layers = own.pop(IDS, None)
     _expect(rest, name, "num_aux_hidden_states", (None, 3 if layers is None else len(layers)))
     _refuse_rest(own, name, "eagle_config.")
     return _config(rest, name, layers, flags, rest)

@@ -67,6 +67,9 @@ def test_there_and_back(form: str, target: Path, tmp_path: Path) -> None:
     assert raw.items() <= (raw_back | {"eagle_config": raw["eagle_config"]}).items()
     ids = "eagle_aux_hidden_state_layer_ids"
     assert raw_back["eagle_config"][ids] == raw["eagle_config"][ids]
+    assert raw_back[ids] == read(there)[0][ids] == [layer + 1 for layer in raw["eagle_config"][ids]]
+    again = convert(str(back), tmp_path / "d", TO_SPECULATORS)
+    assert again.proof.capture_layers == checkpoints.CAPTURED
     text, drafted = [5, 9, 4, 77, 31, 8], [12, 60]
     first = EagleReading(source, target).logits(text, drafted)
     for other in (there, back):
@@ -110,8 +113,8 @@ FLAT_REFUSALS: dict[str, EditConfig] = {
     "eagle_config.use_aux_hidden_state": lambda raw: raw["eagle_config"].update(
         use_aux_hidden_state=False
     ),
-    "eagle_aux_hidden_state_layer_ids stands beside": lambda raw: raw.update(
-        eagle_aux_hidden_state_layer_ids=[1, 2, 3]
+    r"\[0, 1, 2\] beside eagle_config": lambda raw: raw.update(
+        eagle_aux_hidden_state_layer_ids=[0, 1, 2]
     ),
     "tie_word_embeddings": lambda raw: raw.update(tie_word_embeddings=True),
     "model_type": lambda raw: raw.update(model_type="llama4_text"),

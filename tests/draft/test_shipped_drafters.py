@@ -61,7 +61,8 @@ CONFIG = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "torch_dtype": "bfloat16",
-    # By their outputs from 0: also what either would capture if this were not here.
+    # vLLM takes this, the layers by what they read, and SGLang that, by their outputs from 0.
+    "eagle_aux_hidden_state_layer_ids": [2, 15, 27],
     "eagle_config": {
         "eagle_aux_hidden_state_layer_ids": [1, 14, 26],
         "use_aux_hidden_state": True,

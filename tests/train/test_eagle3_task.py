@@ -215,6 +215,7 @@ def test_export_has_the_names_that_servers_read(
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert config["draft_vocab_size"] == 100
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3], "vLLM counts what layers read"
 
 
 def test_default_layers_ascend_in_shallow_targets_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise, permutations
+from typing import Any
 
 import torch
 
@@ -69,16 +70,20 @@ def _counts_as_vllm(files: DraftFiles) -> bool:
 
 def _with_layers(files: DraftFiles, layers: Layers) -> DraftFiles:
     """In the layout that the file has."""
-    if _counts_as_vllm(files):
-        return files.with_config(**{_IDS: [layer + 1 for layer in layers]})
-    eagle = {**(files.raw.get("eagle_config") or {}), _IDS: list(layers)}
-    return files.with_config(eagle_config=eagle)
+    edited: dict[str, Any] = {}
+    if files.raw.get(_IDS) is not None:
+        edited[_IDS] = [layer + 1 for layer in layers]
+    if not _counts_as_vllm(files):
+        edited["eagle_config"] = {**(files.raw.get("eagle_config") or {}), _IDS: list(layers)}
+    return files.with_config(**edited)
 
 
 def _remedy(files: DraftFiles, layers: Layers) -> str:
-    if _counts_as_vllm(files):
-        return f"{_IDS}, which counts inputs as vLLM does, to {[layer + 1 for layer in layers]}"
-    return f"eagle_config.{_IDS} to {list(layers)}"
+    nested = f"eagle_config.{_IDS} to {list(layers)}"
+    if files.raw.get(_IDS) is None:
+        return nested
+    shared = f"{_IDS}, which counts inputs as vLLM does, to {[layer + 1 for layer in layers]}"
+    return shared if _counts_as_vllm(files) else f"{nested}, and {shared}"
 
 
 def _orders(files: DraftFiles, count: int) -> Iterator[Hypothesis]:
