@@ -15,6 +15,7 @@ from typing import Any
 
 from specengine.draft.train.data.manifest import file_sha256
 
+COMMIT_VARIABLE = "SPECENGINE_COMMIT"
 _PACKAGES = ("torch", "transformers", "triton")
 
 
@@ -77,6 +78,9 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str:
+    """SPECENGINE_COMMIT stands for it where the sources lie without their history."""
+    if COMMIT_VARIABLE in os.environ:
+        return os.environ[COMMIT_VARIABLE]
     command = ["git", "describe", "--always", "--dirty"]
     here = Path(__file__).parent
     try:

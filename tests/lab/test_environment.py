@@ -26,8 +26,11 @@ def test_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*args: object, **kwargs: object) -> None:
         raise FileNotFoundError("git")
 
+    monkeypatch.delenv("SPECENGINE_COMMIT", raising=False)
     monkeypatch.setattr("subprocess.run", missing)
     assert environment()["commit"] == "unknown"
+    monkeypatch.setenv("SPECENGINE_COMMIT", "abc1234")
+    assert environment()["commit"] == "abc1234"
 
 
 def test_hashes_of_files(tmp_path: Path) -> None:
