@@ -66,6 +66,7 @@ def key_range(
     queries_per_tile,
     past,
     window,
+    first_key,
     split,
     splits,
     min_blocks,
@@ -75,7 +76,7 @@ def key_range(
 ):
     """Begin and end of this program's share of the keys, and how many programs have a share. The
     shares depend on the lengths alone, so short requests are not split."""
-    low = 0
+    low = tl.minimum(first_key, prefix)
     high = prefix + num_queries
     if not HAS_TREE:
         high = tl.minimum(prefix + first_query + queries_per_tile, high)
@@ -83,7 +84,7 @@ def key_range(
         oldest = prefix - past - window + 1
         if not HAS_TREE:
             oldest += first_query
-        low = tl.maximum(oldest, 0)
+        low = tl.maximum(oldest, low)
     blocks = tl.cdiv(high - low, BLOCK_N)
     share = tl.maximum(tl.cdiv(blocks, splits), min_blocks)
     begin = low + split * share * BLOCK_N

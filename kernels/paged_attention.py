@@ -29,6 +29,8 @@ class PagedBatch:
     # bool [B, N, num_past + N], contiguous, N at least each request's queries
     tree_mask: Tensor | None = None
     num_past: int = 0  # nodes of the tree that are keys only: the last ones before the queries
+    # int64 [rows], by row of req_to_token: tokens before it are not seen
+    first_keys: Tensor | None = None
     counters: Tensor | None = None  # int32 zeros, left as zeros; without them KV is never split
 
 
@@ -49,6 +51,7 @@ def paged_attention(
             prefix = seq_lens[b] - n
             for i in range(n):
                 seen = [c for c in range(seq_lens[b]) if c < prefix or c - prefix <= i]
+                # with first_keys: also c >= min(first_keys[req_pool_indices[b]], prefix)
                 # under a tree: c < first or tree_mask[b, i, c - first], first = prefix - num_past
                 # with a window: also position(c) > position(prefix + i) - window, or c a past node
                 slots = req_to_token[req_pool_indices[b], seen]

@@ -48,6 +48,9 @@ def _visible(batch: PagedBatch, b: int, rows: slice, keys: int, window: int | No
         visible[:, first:] = batch.tree_mask[b, :n, : keys - first]
         before = torch.arange(prefix, device=batch.seq_lens.device)
         positions = torch.cat((before, batch.positions[rows]))
+    if batch.first_keys is not None:
+        row = int(batch.req_pool_indices[b])
+        visible[:, : min(int(batch.first_keys[row]), prefix)] = False
     if window is not None:
         near = positions > positions[prefix:, None] - window
         near[:, first:prefix] = True

@@ -43,6 +43,7 @@ _MIN_SHARE = 128  # keys for which a program of its own pays for the merge
         "indptr_ptr",
         "positions_ptr",
         "tree_ptr",
+        "first_keys_ptr",
     ],
 )
 def _paged_attention_kernel(
@@ -56,6 +57,7 @@ def _paged_attention_kernel(
     indptr_ptr,
     positions_ptr,
     tree_ptr,
+    first_keys_ptr,
     partial_ptr,
     lse_ptr,
     counters_ptr,
@@ -79,6 +81,7 @@ def _paged_attention_kernel(
     BLOCK_D: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -99,6 +102,10 @@ def _paged_attention_kernel(
     if first_query >= num_queries:
         return
     prefix = tl.load(seq_lens_ptr + request).to(tl.int32) - num_queries
+    row = tl.load(rows_ptr + request)
+    first_key = 0
+    if HAS_FIRST:
+        first_key = tl.load(first_keys_ptr + row).to(tl.int32)
     begin, end, active = key_range(
         prefix,
         num_queries,
@@ -106,6 +113,7 @@ def _paged_attention_kernel(
         QUERIES,
         past,
         window,
+        first_key,
         split,
         splits,
         min_blocks,
@@ -127,7 +135,7 @@ def _paged_attention_kernel(
         tl.load(q_ptr + q_rows[:, None] + dims, mask=cells, other=0.0),
         k_ptr + kv_head * stride_kh,
         v_ptr + kv_head * stride_vh,
-        table_ptr + tl.load(rows_ptr + request) * stride_table,
+        table_ptr + row * stride_table,
         tree_ptr + request.to(tl.int64) * nodes * (past + nodes),
         positions_ptr + first_row,
         stride_ks,
@@ -242,6 +250,7 @@ def paged_attention(
         batch.qo_indptr,
         batch.positions,
         batch.positions if tree_mask is None else tree_mask.view(torch.uint8),
+        batch.positions if batch.first_keys is None else batch.first_keys,
         partial,
         lse,
         lse if batch.counters is None else batch.counters,
@@ -262,6 +271,7 @@ def paged_attention(
         BLOCK_D=block_dim,
         HAS_TREE=has_tree,
         HAS_WINDOW=window is not None,
+        HAS_FIRST=batch.first_keys is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         num_warps=blocks.warps,

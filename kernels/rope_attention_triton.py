@@ -71,6 +71,7 @@ def _absorb(q, k, v, visible, scale_log2, row_max, total, acc):
         "seq_lens_ptr",
         "indptr_ptr",
         "tree_ptr",
+        "first_keys_ptr",
     ],
 )
 def _rope_attention_kernel(
@@ -88,6 +89,7 @@ def _rope_attention_kernel(
     seq_lens_ptr,
     indptr_ptr,
     tree_ptr,
+    first_keys_ptr,
     partial_ptr,
     lse_ptr,
     counters_ptr,
@@ -116,6 +118,7 @@ def _rope_attention_kernel(
     BLOCK_D: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -127,9 +130,12 @@ def _rope_attention_kernel(
     first_row = tl.load(indptr_ptr + request)
     num_queries = (tl.load(indptr_ptr + request + 1) - first_row).to(tl.int32)
     prefix = tl.load(seq_lens_ptr + request).to(tl.int32) - num_queries
+    row = tl.load(rows_ptr + request)
     low = 0
+    if HAS_FIRST:
+        low = tl.minimum(tl.load(first_keys_ptr + row).to(tl.int32), prefix)
     if HAS_WINDOW:
-        low = tl.maximum(prefix - window + 1, 0)
+        low = tl.maximum(prefix - window + 1, low)
     blocks = tl.cdiv(prefix - low, BLOCK_N)
     share = tl.maximum(tl.cdiv(blocks, splits), min_blocks)
     active = tl.maximum(tl.cdiv(blocks, share), 1)
@@ -149,7 +155,7 @@ def _rope_attention_kernel(
     cos, sin = _angles(cos_sin_ptr, here, stride_cos_sin, dims, cells, HEAD_DIM)
 
     # Keys of earlier forwards: nothing that may still be running writes them.
-    table_ptr += tl.load(rows_ptr + request) * stride_table
+    table_ptr += row * stride_table
     k_cache_ptr += kv_head * stride_kc
     v_cache_ptr += kv_head * stride_vc
     cols = begin + tl.arange(0, BLOCK_N)
@@ -299,6 +305,7 @@ def rope_attention(
         batch.seq_lens,
         batch.qo_indptr,
         batch.positions if tree_mask is None else tree_mask.view(torch.uint8),
+        batch.positions if batch.first_keys is None else batch.first_keys,
         partial,
         lse,
         lse if batch.counters is None else batch.counters,
@@ -322,6 +329,7 @@ def rope_attention(
         BLOCK_D=block_dim,
         HAS_TREE=tree_mask is not None,
         HAS_WINDOW=window is not None,
+        HAS_FIRST=batch.first_keys is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         num_warps=blocks.warps,

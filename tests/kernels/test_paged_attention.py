@@ -87,6 +87,12 @@ def inputs(
     return Inputs(q.to(device, dtype), k_cache, v_cache, batch)
 
 
+def seen_from(given: Inputs, first_keys: list[int]) -> Inputs:
+    """The same, of which each request sees nothing before its first key."""
+    rows = torch.tensor([0, *first_keys], device=given.q.device)
+    return replace(given, batch=replace(given.batch, first_keys=rows))
+
+
 def depths_of(parents: list[int]) -> list[int]:
     depths: list[int] = []
     for parent in parents:
@@ -111,6 +117,14 @@ def test_decode(device: torch.device, window: int | None, splits: int) -> None:
     """Lengths of one key, less than a block, exactly two blocks, and enough for every split."""
     given = inputs([(0, 1), (12, 1), (63, 1), (130, 1)], device)
     given.check(window=window, num_splits=splits)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("window", [None, 40])
+def test_first_keys(device: torch.device, window: int | None, splits: int) -> None:
+    """From the first token, from the middle of a block, from the newest on, and from beyond."""
+    given = inputs([(150, 2), (140, 3), (130, 1), (9, 1)], device)
+    seen_from(given, [0, 71, 130, 500]).check(window=window, num_splits=splits)
 
 
 @pytest.mark.parametrize("window", [None, 5])

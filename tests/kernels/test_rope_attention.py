@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from specengine.kernels.rope_attention import rope_attention
-from tests.kernels.test_paged_attention import BUSHY, CONTEXT, FORK, SCALE, Inputs, inputs
+from tests.kernels.test_paged_attention import (
+    BUSHY,
+    CONTEXT,
+    FORK,
+    SCALE,
+    Inputs,
+    inputs,
+    seen_from,
+)
 
 
 def angles(head_dim: int, device: torch.device) -> torch.Tensor:
@@ -77,6 +85,12 @@ def test_split_keys_are_merged(device: torch.device) -> None:
 def test_window(device: torch.device) -> None:
     check(inputs([(70, 4), (3, 3)], device), window=37)
     check(inputs([(20, 4)], device), window=2)
+
+
+def test_first_keys(device: torch.device) -> None:
+    given = seen_from(inputs([(190, 3), (5, 1), (100, 2)], device), [61, 0, 300])
+    check(given, num_splits=3)
+    check(given, window=37)
 
 
 def test_trees(device: torch.device) -> None:
