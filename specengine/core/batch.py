@@ -183,6 +183,8 @@ class ForwardBatch:
     attn_backend: AttentionBackend
     tree: Tree | None = None
     attn_plan: AttnPlan | None = None  # set by init_forward_metadata
+    # int64, by row of the page table: tokens before it are not attended to, by backends that can
+    first_keys: Tensor | None = None
 
     attn_layers: tuple[AttentionLayer, ...] = ()  # set by the runner: those of its model, in order
     capture_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below

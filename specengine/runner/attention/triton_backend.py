@@ -85,6 +85,7 @@ class TritonAttentionBackend:
             max_keys=max_keys,
             tree_mask=tree_mask,
             num_past=num_past,
+            first_keys=batch.first_keys,
             counters=self.counters,
         )
         return attach_plan(self.name, batch, paged)
