@@ -49,6 +49,14 @@ def keyed_uniform(seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
     if rows:
         offset = GOLDEN * (stream + 1) % 2**64
         _keyed_uniform_kernel[(triton.cdiv(rows, _BLOCK),)](
-            seeds, positions, out, rows, offset, GOLDEN, MIX_1, MIX_2, BLOCK=_BLOCK
+            seeds.contiguous(),
+            positions.contiguous(),
+            out,
+            rows,
+            offset,
+            GOLDEN,
+            MIX_1,
+            MIX_2,
+            BLOCK=_BLOCK,
         )
     return out

@@ -44,6 +44,15 @@ def test_triton_equals_reference(device: torch.device) -> None:
     assert torch.equal(got.cpu(), expected)
 
 
+def test_views_are_read_as_what_they_show(device: torch.device) -> None:
+    """A batch of one expands its seed over its nodes, and flattening that copies nothing."""
+    seeds = torch.tensor([3, 4, 5, 6], device=device)[:1].expand(1, 4).reshape(-1)
+    positions = torch.arange(8, device=device)[::2]
+    assert not seeds.is_contiguous()
+    expected = keyed_uniform(seeds.cpu(), positions.cpu(), 2)
+    assert torch.equal(keyed_uniform(seeds, positions, 2, backend="triton").cpu(), expected)
+
+
 def test_zero_rows(device: torch.device) -> None:
     empty = torch.empty(0, dtype=torch.int64, device=device)
     assert keyed_uniform(empty, empty, 0, backend="triton").shape == (0,)
