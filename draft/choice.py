@@ -10,8 +10,8 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
+from specengine.kernels.sample_rows_ref import invert_cdf
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
-from specengine.layers.sampler import invert_cdf
 
 # Chance that the sibling of each rank stands, if those before it fell: 0.7, then 0.3 of the one
 # before. It shapes the trees that may not depend on probabilities.

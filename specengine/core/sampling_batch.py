@@ -18,6 +18,15 @@ from torch import Tensor
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
+from specengine.kernels.sample_rows import (
+    MIN_P,
+    NUM_COLUMNS,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    ChoiceTable,
+)
 
 # Beyond these, float32 logits make the distribution one-hot or uniform already.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-10, 1e10
@@ -34,6 +43,7 @@ class RandomParams:
     top_p: Tensor  # float64 [B], 1 where off
     min_p: Tensor  # float32 [B], 0 where off
     seeds: Tensor  # int64 [B]
+    table: ChoiceTable  # the same, a row a request
     any_greedy: bool
     max_top_k: int  # largest top-k that cuts anything; 0 for none
     any_top_p: bool
@@ -111,7 +121,7 @@ class SamplingBatch:
         if random or edits.follow_output:
             columns.ints("output_pos", output_lens)
         if random:
-            _random_columns(columns, reqs, vocab_size)
+            columns.ints("choices", choice_words(reqs, vocab_size).ravel())
         edits.add_columns(columns, vocab_size)
         sent = columns.send(device)
         return cls(
@@ -120,7 +130,7 @@ class SamplingBatch:
             logprobs=[p.logprobs for p in params],
             output_lens=output_lens,
             output_pos=sent.get("output_pos"),
-            random=_random_params(sent, params, vocab_size) if random else None,
+            random=_random_params(sent["choices"], params, vocab_size) if random else None,
             edits=edits.build(sent, vocab_size, device),
         )
 
@@ -149,7 +159,7 @@ class Columns:
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray[Any, Any]] = {}
 
-    def ints(self, name: str, values: Sequence[int]) -> None:
+    def ints(self, name: str, values: Sequence[int] | np.ndarray[Any, Any]) -> None:
         self._arrays[name] = np.asarray(values, dtype=np.int64)
 
     def floats(self, name: str, values: Sequence[float]) -> None:
@@ -175,36 +185,44 @@ class Columns:
         }
 
 
-def _random_columns(columns: Columns, reqs: list[Req], vocab_size: int) -> None:
-    params = [None if req.sampling.is_greedy else req.sampling for req in reqs]
-    columns.ints("greedy", [p is None for p in params])
-    columns.floats("temperature", [_temperature(p) if p else 1.0 for p in params])
-    columns.ints("top_k", [_top_k(p, vocab_size) if p else vocab_size for p in params])
-    columns.floats("top_p", [p.top_p if p else 1.0 for p in params])
-    columns.floats("min_p", [p.min_p if p else 0.0 for p in params])
-    columns.ints("seeds", [(req.seed + 2**63) % 2**64 - 2**63 for req in reqs])
+def choice_words(reqs: list[Req], vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows of a ChoiceTable, [B, NUM_COLUMNS]. Its positions count output tokens; a table that has
+    them counted otherwise sets SHIFT."""
+    words = np.zeros((len(reqs), NUM_COLUMNS), dtype=np.int64)
+    params = [req.sampling for req in reqs]
+    floats = words.view(np.float64)
+    floats[:, TEMPERATURE] = [_temperature(p) for p in params]
+    floats[:, TOP_P] = [1.0 if p.is_greedy else p.top_p for p in params]
+    floats[:, MIN_P] = [0.0 if p.is_greedy else p.min_p for p in params]
+    words[:, TOP_K] = [_top_k(p, vocab_size) for p in params]
+    words[:, SEED] = [(req.seed + 2**63) % 2**64 - 2**63 for req in reqs]
+    return words
 
 
 def _temperature(params: SamplingParams) -> float:
+    if params.is_greedy:
+        return 0.0
     return min(max(params.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
 
 
 def _top_k(params: SamplingParams, vocab_size: int) -> int:
-    return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+    cuts = params.top_k > 0 and not params.is_greedy
+    return min(params.top_k, vocab_size) if cuts else vocab_size
 
 
-def _random_params(
-    sent: dict[str, Tensor], params: list[SamplingParams], vocab_size: int
-) -> RandomParams:
+def _random_params(words: Tensor, params: list[SamplingParams], vocab_size: int) -> RandomParams:
     sampled = [p for p in params if not p.is_greedy]
     top_ks = [_top_k(p, vocab_size) for p in sampled]
+    table = ChoiceTable(words.view(-1, NUM_COLUMNS))
+    greedy = table.column(TEMPERATURE) == 0.0
     return RandomParams(
-        greedy=sent["greedy"].bool(),
-        temperature=sent["temperature"].float(),
-        top_k=sent["top_k"],
-        top_p=sent["top_p"],
-        min_p=sent["min_p"].float(),
-        seeds=sent["seeds"],
+        greedy=greedy,
+        temperature=table.column(TEMPERATURE).float().masked_fill(greedy, 1.0),
+        top_k=table.column(TOP_K).contiguous(),
+        top_p=table.column(TOP_P).contiguous(),
+        min_p=table.column(MIN_P).float(),
+        seeds=table.column(SEED).contiguous(),
+        table=table,
         any_greedy=len(sampled) < len(params),
         max_top_k=max((k for k in top_ks if k < vocab_size), default=0),
         any_top_p=any(p.top_p < 1.0 for p in sampled),

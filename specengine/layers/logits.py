@@ -14,9 +14,9 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import LogitEdits, Penalties, RandomParams, SamplingBatch
 from specengine.kernels.apply_token_bitmask import apply_token_bitmask
+from specengine.kernels.sample_rows_ref import RowFilters, kept_weights
 
 _MAX_ELEMENTS = 2**24  # of [R, V] handled at once, so that temporaries stay near 0.5 GB
-_FIRST_CANDIDATES = 256  # most nuclei fit; more are looked at where one does not
 
 
 @dataclass(frozen=True)
@@ -107,49 +107,17 @@ def _penalise(logits: Tensor, penalties: Penalties, slots: Tensor, rows: RowMap)
 
 
 def target_weights(logits_RV: Tensor, random: RandomParams, rows: RowMap) -> Tensor:
-    """Edited logits -> float32 [R, V], the probabilities at the request's temperature, with 0 where
-    top-k, top-p or min-p cut; not renormalised. Rows of greedy requests are meaningless."""
-    probs = (logits_RV / rows.per_row(random.temperature)[:, None]).softmax(-1)
-    floor = None
-    if random.max_top_k or random.any_top_p:
-        floor = _top_floor(probs, random, rows)
-    if random.any_min_p:
-        min_p = rows.per_row(random.min_p)[:, None] * probs.amax(-1, keepdim=True)
-        floor = min_p if floor is None else torch.maximum(floor, min_p)
-    return probs if floor is None else probs.masked_fill(probs < floor, 0.0)
-
-
-def _top_floor(probs: Tensor, random: RandomParams, rows: RowMap) -> Tensor:
-    """float32 [R, 1], the least probability that top-k and then top-p keep.
-
-    Top-k keeps the k best; top-p then keeps the shortest run of the best whose mass reaches top_p
-    of what is left.
-    """
-    vocab = probs.shape[-1]
-    top_k = rows.per_row(random.top_k)[:, None]
-    top_p = rows.per_row(random.top_p)[:, None]
-    unbounded = top_k == vocab
-    best, mass = _candidates(probs, random, unbounded, top_p)
-    kept_mass = torch.where(unbounded, 1.0, mass.gather(1, top_k.clamp(max=best.shape[-1]) - 1))
-    in_nucleus = (mass - best < top_p * kept_mass).sum(-1, keepdim=True)
-    last = torch.minimum(in_nucleus, top_k).clamp(min=1) - 1
-    floor = best.gather(1, last).float()
-    return floor.masked_fill(unbounded & (top_p >= 1.0), 0.0)
-
-
-def _candidates(
-    probs: Tensor, random: RandomParams, unbounded: Tensor, top_p: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The best probabilities of each row, float64 [R, C], descending, and their running sums; C
-    large enough to hold every row's top-k or nucleus. A full sort would cost ten times as much."""
-    vocab = probs.shape[-1]
-    size = min(vocab, max(_FIRST_CANDIDATES, random.max_top_k))
-    while True:
-        best = probs.topk(size).values.double()
-        mass = best.cumsum(-1)
-        if size == vocab or not random.any_open_top_p:
-            return best, mass
-        overflows = unbounded & (top_p < 1.0) & (mass[:, -1:] < top_p)
-        if not overflows.any():
-            return best, mass
-        size = min(vocab, 16 * size)
+    """Edited logits -> float32 [R, V], the probabilities at the request's temperature in units of
+    the best token's, with 0 where top-k, top-p or min-p cut. Rows of greedy requests are
+    meaningless."""
+    filters = RowFilters(
+        temperature=rows.per_row(random.temperature),
+        top_k=rows.per_row(random.top_k),
+        top_p=rows.per_row(random.top_p),
+        min_p=rows.per_row(random.min_p),
+        max_top_k=random.max_top_k,
+        any_top_p=random.any_top_p,
+        any_open_top_p=random.any_open_top_p,
+        any_min_p=random.any_min_p,
+    )
+    return kept_weights(logits_RV, filters)

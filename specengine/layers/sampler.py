@@ -6,19 +6,20 @@ import torch
 from torch import Tensor
 
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.random_streams import Stream, draw
-from specengine.core.sampling_batch import RandomParams, SamplingBatch
-from specengine.layers.logits import RowMap, edit_logits, row_chunks, target_weights
+from specengine.core.random_streams import Stream
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.kernels.sample_rows import Places, sample_rows
+from specengine.layers.logits import RowMap, edit_logits, row_chunks
 
 _ONE_TO_ONE = RowMap()
-_FIXED_POINT = 2.0**50
 
 
 class Sampler:
     """The one place where the target's tokens are chosen, plain decoding and verification alike.
 
     A greedy request takes the best token, the lowest id among equals. Any other inverts the
-    cumulative distribution at one uniform keyed by its seed and the output position decided.
+    cumulative distribution at one uniform keyed by its seed and the output position decided. On
+    the same logits every device chooses the same, and so do rounds in graphs.
     """
 
     def __call__(
@@ -39,30 +40,17 @@ class Sampler:
         return torch.cat(tokens)
 
     def _choose(self, logits_RV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:
-        logits_RV = edit_logits(logits_RV, sampling, rows)
+        edited_RV = edit_logits(logits_RV, sampling, rows)
         random = sampling.random
         if random is None:
-            return logits_RV.argmax(-1)
-        weights_RV = target_weights(logits_RV, random, rows)
-        tokens = invert_cdf(weights_RV, self._uniforms(random, sampling, rows))
-        if random.any_greedy:
-            tokens = torch.where(rows.per_row(random.greedy), logits_RV.argmax(-1), tokens)
-        return tokens
+            return edited_RV.argmax(-1)
+        slots_R = rows.request_R
+        if slots_R is None:
+            slots_R = torch.arange(len(edited_RV), device=edited_RV.device)
+        places = Places(slots_R, self._positions(sampling, rows))
+        in_place = edited_RV is not logits_RV
+        return sample_rows(edited_RV, random.table, places, int(Stream.SAMPLE), in_place=in_place)
 
-    def _uniforms(self, random: RandomParams, sampling: SamplingBatch, rows: RowMap) -> Tensor:
-        """float64 [R] in [0, 1)."""
-        return draw(rows.per_row(random.seeds), rows.output_pos(sampling), Stream.SAMPLE)
-
-
-def invert_cdf(weights_RV: Tensor, uniforms_R: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds ``uniform * total``, int64 [R].
-
-    weights_RV: float32, at least 0, summing up to at most about 1 a row. Sums are taken in integers
-    (units of 2^-50), which are exact in any order: the result is the same on every device, and is
-    never a token of weight 0.
-    """
-    cumulative = (weights_RV.double() * _FIXED_POINT).long().cumsum(-1)
-    total = cumulative[:, -1:]
-    threshold = (uniforms_R[:, None] * total).long().minimum(total - 1)
-    index = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-    return index.clamp(max=weights_RV.shape[-1] - 1)
+    def _positions(self, sampling: SamplingBatch, rows: RowMap) -> Tensor:
+        """int64 [R], of the output tokens that are decided."""
+        return rows.output_pos(sampling)

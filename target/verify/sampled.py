@@ -12,7 +12,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.layers.sampler import invert_cdf
+from specengine.kernels.sample_rows_ref import invert_cdf
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.probs import RoundProbs

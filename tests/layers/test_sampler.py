@@ -12,10 +12,11 @@ from torch import Tensor
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
-from specengine.core.sampling_batch import RandomParams, SamplingBatch
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.kernels.sample_rows_ref import invert_cdf
 from specengine.layers import logits as pipeline
-from specengine.layers.logits import RowMap
-from specengine.layers.sampler import Sampler, invert_cdf
+from specengine.layers.logits import RowMap, edit_logits, target_weights
+from specengine.layers.sampler import Sampler
 from tests.device import DEVICE
 from tests.layers.sampling_reading import distribution
 
@@ -27,14 +28,6 @@ def make_req(seed: int = 0, output: int = 0, **options: Any) -> Req:
 def sample(logits: Tensor, reqs: list[Req], rows: RowMap | None = None) -> list[int]:
     sampling = SamplingBatch.from_reqs(reqs, logits.shape[1], DEVICE)
     return Sampler()(LogitsOutput(logits.to(DEVICE)), sampling, rows or RowMap()).tolist()
-
-
-class GridSampler(Sampler):
-    """Uniforms at the middles of R equal cells: the counts of tokens are the distribution."""
-
-    def _uniforms(self, random: RandomParams, sampling: SamplingBatch, rows: RowMap) -> Tensor:
-        count = sampling.batch_size
-        return (torch.arange(count, dtype=torch.float64, device=DEVICE) + 0.5) / count
 
 
 @pytest.mark.parametrize(
@@ -51,14 +44,18 @@ class GridSampler(Sampler):
     ids=str,
 )
 def test_distribution_is_the_one_asked_for(options: dict[str, Any]) -> None:
-    """Integrated over the uniform, not sampled."""
+    """Integrated over the uniform, not sampled: it takes the middles of equal cells."""
     logits = 1.5 * torch.randn(1, 9, generator=torch.Generator().manual_seed(3))
     cells = 20_000
-    reqs = [make_req(**options)] * cells
-    sampling = SamplingBatch.from_reqs(reqs, 9, DEVICE)
-    tokens = GridSampler()(LogitsOutput(logits.to(DEVICE).expand(cells, -1)), sampling)
+    req = make_req(**options)
+    sampling = SamplingBatch.from_reqs([req], 9, DEVICE)
+    assert sampling.random is not None
+    edited = edit_logits(logits.to(DEVICE), sampling, RowMap())
+    weights = target_weights(edited, sampling.random, RowMap())
+    uniforms = (torch.arange(cells, dtype=torch.float64, device=DEVICE) + 0.5) / cells
+    tokens = invert_cdf(weights.expand(cells, -1), uniforms)
     got = torch.bincount(tokens, minlength=9).cpu() / cells
-    expected = torch.tensor(distribution(logits[0].tolist(), reqs[0]))
+    expected = torch.tensor(distribution(logits[0].tolist(), req))
     assert float((got - expected).abs().max()) <= 1.01 / cells
     assert not bool(((expected == 0) & (got > 0)).any())
 

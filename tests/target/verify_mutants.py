@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import Stream, draw
-from specengine.core.sampling_batch import RandomParams, SamplingBatch
+from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.layers.logits import RowMap
 from specengine.layers.sampler import Sampler
@@ -21,17 +21,17 @@ from specengine.target.verify.tree import flat_nodes
 class OneUniformARound(Sampler):
     """Every depth draws at the position of the root."""
 
-    def _uniforms(self, random: RandomParams, sampling: SamplingBatch, rows: RowMap) -> Tensor:
-        return super()._uniforms(random, sampling, replace(rows, depth_R=None))
+    def _positions(self, sampling: SamplingBatch, rows: RowMap) -> Tensor:
+        return super()._positions(sampling, replace(rows, depth_R=None))
 
 
 class PositionOffByOne(Sampler):
     """A verified row draws at the position of the row below it."""
 
-    def _uniforms(self, random: RandomParams, sampling: SamplingBatch, rows: RowMap) -> Tensor:
+    def _positions(self, sampling: SamplingBatch, rows: RowMap) -> Tensor:
         if rows.depth_R is not None:
             rows = replace(rows, depth_R=rows.depth_R + 1)
-        return super()._uniforms(random, sampling, rows)
+        return super()._positions(sampling, rows)
 
 
 class PenaltiesOfTheRoot(Sampler):

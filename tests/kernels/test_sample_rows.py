@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from torch import Tensor
+
+from specengine.kernels.keyed_uniform import keyed_uniform
+from specengine.kernels.sample_rows import (
+    MIN_P,
+    SEED,
+    SHIFT,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    ChoiceTable,
+    Places,
+    sample_rows,
+)
+from specengine.kernels.sample_rows_ref import WEIGHT_BITS, exp_below_
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Wish:
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    shift: int = 0
+
+
+def table_of(wishes: list[Wish], vocab: int, device: torch.device) -> ChoiceTable:
+    table = ChoiceTable.of(len(wishes), CPU)
+    for slot, wish in enumerate(wishes):
+        for index, number in (
+            (TEMPERATURE, wish.temperature),
+            (TOP_P, wish.top_p),
+            (MIN_P, wish.min_p),
+        ):
+            table.column(index)[slot] = number
+        table.words[slot, TOP_K] = wish.top_k or vocab
+        table.words[slot, SEED], table.words[slot, SHIFT] = wish.seed, wish.shift
+    return ChoiceTable(table.words.to(device))
+
+
+def one_by_one(places: int, device: torch.device) -> Places:
+    slots = torch.arange(places, device=device)
+    return Places(slots, 3 * slots)
+
+
+def read_plainly(logits: list[float], wish: Wish, uniform: float) -> int:
+    """The docstring, a token at a time."""
+    if wish.temperature == 0.0:
+        return logits.index(max(logits))
+    scaled = torch.tensor([logits]) / torch.tensor(wish.temperature)
+    e = exp_below_(scaled - scaled.max())[0].tolist()
+    weights = [math.floor(x * 2**WEIGHT_BITS) for x in e]
+    floor, order = 0.0, sorted(range(len(e)), key=lambda token: -e[token])
+    best = order[: wish.top_k] if wish.top_k else order
+    if wish.top_k:
+        floor = e[best[-1]]
+    if wish.top_p < 1.0:
+        limit, before = wish.top_p * float(sum(weights[token] for token in best)), 0
+        for token in order:
+            if before < limit:
+                last = e[token]
+            before += weights[token]
+        floor = max(floor, last)
+    floor = max(floor, float(torch.tensor(wish.min_p)))
+    kept = [w if x >= floor else 0 for w, x in zip(weights, e, strict=True)]
+    target, before = min(math.floor(uniform * float(sum(kept))), sum(kept) - 1), 0
+    for token, weight in enumerate(kept):
+        before += weight
+        if before > target:
+            return token
+    return 0
+
+
+WISHES = [
+    Wish(),
+    Wish(0.0),
+    Wish(0.4, seed=-7),
+    Wish(top_k=3, seed=1),
+    Wish(top_p=0.7, seed=2),
+    Wish(min_p=0.2, seed=3),
+    Wish(1.7, 5, 0.6, 0.05, seed=2**62, shift=-2),
+    Wish(1e-10),
+    Wish(1e10, top_k=1000, top_p=0.999),
+    Wish(top_k=1),
+    Wish(top_p=1e-12),
+    Wish(min_p=1.0),
+]
+
+logits_lists = st.lists(
+    st.sampled_from([0.0, 1.0, 1.0, 2.5, -3.0, 7.0, -math.inf, -30.0, 0.1]), min_size=5, max_size=40
+).filter(lambda logits: max(logits) > -math.inf)
+
+
+@settings(max_examples=200, deadline=None)
+@given(logits_lists, st.sampled_from(WISHES), st.integers(0, 10**6))
+def test_the_reference_reads_as_its_docstring(logits: list[float], wish: Wish, start: int) -> None:
+    vocab = len(logits)
+    wish = Wish(**{**vars(wish), "top_k": 0 if wish.top_k >= vocab else wish.top_k})
+    places = Places(torch.tensor([0]), torch.tensor([start]))
+    got = sample_rows(torch.tensor([logits]), table_of([wish], vocab, CPU), places, 0)
+    position = torch.tensor([start + wish.shift])
+    uniform = keyed_uniform(torch.tensor([wish.seed]), position, 0)
+    assert got.tolist() == [read_plainly(logits, wish, float(uniform))]
+
+
+def assert_the_same(logits: Tensor, wishes: list[Wish], nodes: int = 1, stream: int = 0) -> None:
+    table = table_of(wishes, logits.shape[1], logits.device)
+    one = one_by_one(len(wishes), logits.device)
+    places = Places(one.slots_B, one.starts_B, nodes)
+    on_cpu = Places(one.slots_B.cpu(), one.starts_B.cpu(), nodes)
+    expected = sample_rows(logits.cpu(), ChoiceTable(table.words.cpu()), on_cpu, stream)
+    assert sample_rows(logits, table, places, stream, backend="triton").tolist() == (
+        expected.tolist()
+    )
+
+
+@pytest.mark.parametrize("scale", [0.5, 4.0])
+def test_the_kernel_gives_the_same_tokens(scale: float, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = (scale * torch.randn(2 * len(WISHES), 300, generator=generator)).to(device)
+    assert_the_same(logits, WISHES, nodes=2, stream=1)
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(logits_lists, st.lists(st.sampled_from(WISHES), min_size=2, max_size=3))
+def test_the_kernel_breaks_ties_alike(
+    device: torch.device, logits: list[float], wishes: list[Wish]
+) -> None:
+    wishes = [Wish(**{**vars(one), "top_k": min(one.top_k, len(logits))}) for one in wishes]
+    assert_the_same(torch.tensor([logits] * len(wishes), device=device), wishes)
+
+
+def test_rows_of_several_blocks(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(3, 9000, generator=generator).to(device)
+    assert_the_same(logits, [Wish(0.9), Wish(top_p=0.9), Wish(top_k=4000, top_p=0.99)])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("vocab", [49_152, 128_256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_vocabularies(vocab: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    wishes = [Wish(**{**vars(one), "seed": seed}) for seed in range(6) for one in WISHES]
+    for scale in (0.3, 2.0, 8.0):
+        logits = scale * torch.randn(len(wishes), vocab, generator=generator)
+        assert_the_same(logits.to(dtype).float().cuda(), wishes)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_broken_logits_stay_inside_the_vocabulary(device: torch.device, backend: str) -> None:
+    logits = torch.full((4, 50), math.nan, device=device)
+    logits[1] = -math.inf
+    logits[2, 7] = math.inf
+    table = table_of([Wish(), Wish(top_k=3), Wish(top_p=0.5), Wish(0.0)], 50, device)
+    tokens = sample_rows(logits, table, one_by_one(4, device), 0, backend=backend)  # type: ignore[arg-type]
+    assert all(0 <= token < 50 for token in tokens.tolist())
+
+
+def test_writing_over_the_logits(device: torch.device) -> None:
+    logits = torch.randn(2, 60, device=device)
+    table, places = table_of([Wish(), Wish(top_p=0.8)], 60, device), one_by_one(2, device)
+    before = logits.clone()
+    expected = sample_rows(logits, table, places, 0, backend="triton")
+    assert torch.equal(logits, before)
+    tokens = sample_rows(logits, table, places, 0, in_place=True, backend="triton")
+    assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize(
+    ("wish", "shares"),
+    [
+        (Wish(0.5), [16, 4, 4, 1]),
+        (Wish(top_k=2), [4, 2, 2, 0]),  # what is equal to the last one stays
+        (Wish(top_p=0.4), [1, 0, 0, 0]),
+        (Wish(top_p=0.5), [4, 2, 2, 0]),
+        (Wish(min_p=0.4), [4, 2, 2, 0]),
+        (Wish(), [4, 2, 2, 1]),
+    ],
+    ids=str,
+)
+def test_tokens_follow_the_distribution(wish: Wish, shares: list[int]) -> None:
+    """Over seeds and positions, χ²."""
+    seeds, nodes = 500, 8
+    logits = torch.tensor([[4.0, 2.0, 2.0, 1.0]]).log().expand(seeds * nodes, -1)
+    wishes = [Wish(**{**vars(wish), "seed": seed}) for seed in range(seeds)]
+    places = Places(torch.arange(seeds), torch.zeros(seeds, dtype=torch.int64), nodes)
+    tokens = sample_rows(logits, table_of(wishes, 4, CPU), places, 0)
+    counts = torch.bincount(tokens, minlength=4)
+    expected = torch.tensor(shares).double() * seeds * nodes / sum(shares)
+    assert not bool(counts[expected == 0].any())
+    kept = expected > 0
+    p_value = chisquare(counts[kept].numpy(), expected[kept].numpy()).pvalue
+    assert p_value > 1e-3 or int(kept.sum()) == 1
