@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -18,6 +18,7 @@ from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.tree import draft_tree
 from specengine.runner.model_runner import ModelRunner
+from specengine.runner.prepared import PreparedForward
 from specengine.runner.worker import TpModelWorker
 
 
@@ -91,15 +92,14 @@ class DraftWorker(TpModelWorker, ABC):
 
     def plan_level(
         self, batch: ScheduleBatch, levels: list[int], level: int, tree: Tree | None = None
-    ) -> ForwardBatch:
-        """The forward over the tokens of one level, planned ahead of them: positions, slots and
+    ) -> PreparedForward:
+        """The forward over the tokens of one level, prepared ahead of them: positions, slots and
         lengths do not depend on tokens. Level 1 is the root's children. `tree` may be filled in
         between planning and running."""
         past = (level - 1) * self.topk
         runs = [depth > level for depth in levels]
         pairs = zip(batch.prefix_lens, runs, strict=True)
-        runner = self.runner_of(level)
-        step = runner.new_forward_batch(
+        return self.runner_of(level).prepare(
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DECODE if tree is None else ForwardMode.DRAFT_EXTEND,
                 input_ids=torch.zeros(batch.batch_size * self.topk, dtype=torch.int64),
@@ -113,26 +113,29 @@ class DraftWorker(TpModelWorker, ABC):
                 tree=tree,
             )
         )
-        runner.attn_backend.init_forward_metadata(step)
-        return step
 
     def run_level(
-        self, level: int, step: ForwardBatch, tokens_T: Tensor, states_TH: Tensor | None
+        self, level: int, step: PreparedForward, tokens_T: Tensor, states_TH: Tensor | None
     ) -> LogitsOutput:
-        step.input_ids, step.features = tokens_T, states_TH
-        return self.runner_of(level).forward(step, skip_attn_backend_init=True)
+        """The output may be overwritten when the next level runs."""
+        return step.run(tokens_T, states_TH)
 
     def runner_of(self, level: int) -> ModelRunner:
         return self.runners[min(level, len(self.runners) - 1)]
 
     def plan_extend(
-        self, reqs: Sequence[Req], starts: list[int], tokens: list[list[int]], with_logits: bool
-    ) -> ForwardBatch:
+        self,
+        reqs: Sequence[Req],
+        starts: list[int],
+        tokens: list[list[int]],
+        with_logits: bool,
+        layer: int = 0,
+    ) -> PreparedForward:
         """The forward over tokens[i] of each request, none empty, at positions starts[i] and on.
-        with_logits: of the last row of each."""
+        with_logits: of the last row of each. layer: which of the runners."""
         counts = [len(run) for run in tokens]
         last_rows = [end - 1 for end in accumulate(counts)]
-        return self.runner.new_forward_batch(
+        return self.runner_of(layer).prepare(
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if max(counts) > 1 else ForwardMode.DECODE,
                 input_ids=torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64),

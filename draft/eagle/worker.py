@@ -14,8 +14,10 @@ from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.draft.eagle.model import Eagle3Model
+from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.kernels.keep_rows import keep_rows
+from specengine.kernels.tree_build import DraftTree
 from specengine.runner.model_runner import ModelRunner
 
 
@@ -48,6 +50,11 @@ class EagleWorker(DraftWorker):
         k_cache, _ = self.runner.pools.token_to_kv_pool.get_kv_buffer(0)
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
+        self.tree_rows = TreeRows(self)
+        # Of each request, behind what the worker slept through; row batches see nothing before it.
+        self.first_keys = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
+        if spec.adaptive:
+            self.runner.first_keys = self.first_keys
 
     def features(self, output: LogitsOutput | RowsOutput, rows: Tensor | None) -> Tensor:
         """[T, H], what rows of the draft model take of the target's output; None is every row."""
@@ -61,6 +68,8 @@ class EagleWorker(DraftWorker):
         for req, (prefix, count), sampled in zip(batch.reqs, lens, result.tokens, strict=True):
             known = req.token_ids[prefix + 1 : prefix + count + 1]
             tokens.append(known if len(known) == count else [*known, cast(int, sampled)])
+        rows = torch.tensor([row_of(req) for req in batch.reqs])
+        self.first_keys[rows.to(self.first_keys.device, non_blocking=True)] = 0
         self.extend_states(batch, tokens, self.features(output, None))
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
@@ -97,7 +106,21 @@ class EagleWorker(DraftWorker):
                 step.features = states_BH
                 states_BH = self.runner.forward_decode(step)
             tokens.append(self.runner.model.best_tokens(states_BH))
-        return torch.stack(tokens, dim=1)
+        return torch.stack(tokens, dim=1) if tokens else rows.roots_B[:, None][:, :0]
+
+    @property
+    def tree_row_steps(self) -> int | None:
+        return self.num_steps if self.proposes_tree and not self.emits_probs else None
+
+    @property
+    def row_slots(self) -> int:
+        return (self.num_steps - 1) * self.topk
+
+    def num_tree_nodes(self, num_steps: int) -> int:
+        return self.tree_rows.num_nodes(num_steps)
+
+    def draft_tree_rows(self, rows: RowBatch, num_steps: int) -> DraftTree:
+        return self.tree_rows.draft(rows, num_steps)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
@@ -108,13 +131,15 @@ class EagleWorker(DraftWorker):
         states_TH = self.runner.forward_extend(step)
         keep_rows(self.states, rows.rows_B, states_TH, accepted_B)
 
+    def miss_rows(self, rows: RowBatch, accepted_B: Tensor) -> None:
+        self.first_keys[rows.rows_B] = rows.lens_B + accepted_B + 1
+
     def extend_states(
         self, batch: ScheduleBatch, tokens: list[list[int]], features: Tensor
     ) -> None:
         """Run rows from the root's position on, and keep the state of each request's last one."""
         step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
-        step.features = features
-        output = self.runner.forward(step)
+        output = step.run(features_TF=features)
         assert output.hidden is not None
         self.states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -15,6 +15,7 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
 from specengine.draft.worker import row_of
 from specengine.runner.model_runner import ModelRunner
+from specengine.runner.prepared import PreparedForward
 
 
 class MtpWorker(EagleWorker):
@@ -47,7 +48,9 @@ class MtpLayersWorker(MtpWorker):
         self.layer_states = self.states.new_zeros(len(runners), *self.states.shape)
         self.states = self.layer_states[0]
         self._first: dict[Req, int] = {}  # its first row
-        self._path_BD = torch.empty(0)  # tokens drafted in this round
+        # of this round
+        self._path_BD = torch.empty(0)  # tokens drafted so far
+        self._rows_B = torch.empty(0)
 
     @property
     def row_steps(self) -> int | None:
@@ -69,12 +72,11 @@ class MtpLayersWorker(MtpWorker):
             for req, start in zip(batch.reqs, batch.prefix_lens, strict=True)
         ]
         rows = LayerRows(batch.reqs, firsts, batch.prefix_lens, tokens)
-        for runner, states in zip(self.runners, self.layer_states, strict=True):
+        for layer, states in enumerate(self.layer_states):
             if not rows.reqs:
                 return
-            step = self.plan_extend(rows.reqs, rows.starts, rows.tokens, with_logits=False)
-            step.features = features
-            output = runner.forward(step)
+            step = self.plan_extend(rows.reqs, rows.starts, rows.tokens, False, layer)
+            output = step.run(features_TF=features)
             assert output.hidden is not None
             features = rows.inputs_of_next(states[step.req_pool_indices], output.hidden)
             states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
@@ -83,19 +85,21 @@ class MtpLayersWorker(MtpWorker):
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         device = self.runner.device
         self._path_BD = torch.empty(batch.batch_size, 0, dtype=torch.int64, device=device)
+        rows = torch.tensor([row_of(req) for req in batch.reqs])
+        self._rows_B = rows.to(device, non_blocking=True)
         output = super().start(batch)
         assert output.hidden is not None
         return LogitsOutput(output.logits, hidden=output.hidden[:0])
 
     def plan_level(
         self, batch: ScheduleBatch, levels: list[int], level: int, tree: Tree | None = None
-    ) -> ForwardBatch:
+    ) -> PreparedForward:
         """The last `level` rows of layer `level`, up to the one before the root."""
         assert tree is None, "load_mtp refuses trees"
         runs = [depth > level for depth in levels]
         reqs = zip(batch.reqs, runs, strict=True)
         roots = zip(batch.prefix_lens, runs, strict=True)
-        step = self.runner.new_forward_batch(
+        return self.runner_of(level).prepare(
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if level > 1 else ForwardMode.DECODE,
                 input_ids=torch.zeros(batch.batch_size * level, dtype=torch.int64),
@@ -106,21 +110,18 @@ class MtpLayersWorker(MtpWorker):
                 sampling=None,
             )
         )
-        self.runner.attn_backend.init_forward_metadata(step)
-        return step
 
     def run_level(
-        self, level: int, step: ForwardBatch, tokens_T: Tensor, states_TH: Tensor | None
+        self, level: int, step: PreparedForward, tokens_T: Tensor, states_TH: Tensor | None
     ) -> LogitsOutput:
         """tokens_T: one a request. states_TH: of the rows of the layer before in this round; the
         state before them waits."""
         assert states_TH is not None
         self._path_BD = torch.cat([self._path_BD, tokens_T[:, None]], dim=1)
-        waiting_BH = self.layer_states[level - 1][step.req_pool_indices]
+        waiting_BH = self.layer_states[level - 1][self._rows_B]
         drafted = states_TH.view(len(waiting_BH), level - 1, waiting_BH.shape[1])
-        step.features = torch.cat([waiting_BH[:, None], drafted], dim=1).flatten(0, 1)
-        step.input_ids = self._path_BD.flatten()
-        return self.runners[level].forward(step, skip_attn_backend_init=True)
+        features_TH = torch.cat([waiting_BH[:, None], drafted], dim=1).flatten(0, 1)
+        return step.run(self._path_BD.flatten(), features_TH)
 
 
 def make_mtp_worker(

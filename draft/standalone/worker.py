@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 import torch
+from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
@@ -14,6 +15,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.worker import DraftWorker
 from specengine.runner.model_runner import ModelRunner
+from specengine.runner.prepared import PreparedForward
 
 
 class StandaloneWorker(DraftWorker):
@@ -44,6 +46,12 @@ class StandaloneWorker(DraftWorker):
         output = self._catch_up(batch, [prefix + 1 for prefix in batch.prefix_lens], True)
         return LogitsOutput(output.logits)
 
+    def run_level(
+        self, level: int, step: PreparedForward, tokens_T: Tensor, states_TH: Tensor | None
+    ) -> LogitsOutput:
+        """It continues tokens alone."""
+        return LogitsOutput(step.run(tokens_T).logits)
+
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         self._proposal = super().draft(batch)
         return self._proposal
@@ -71,7 +79,7 @@ class StandaloneWorker(DraftWorker):
         spans = zip(batch.reqs, starts, ends, strict=True)
         tokens = [req.token_ids[start:end] for req, start, end in spans]
         self.written.update(zip(batch.reqs, ends, strict=True))
-        return self.runner.forward(self.plan_extend(batch.reqs, starts, tokens, with_logits))
+        return self.plan_extend(batch.reqs, starts, tokens, with_logits).run()
 
 
 def _agreeing(left: list[int], right: list[int]) -> int:

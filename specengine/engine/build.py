@@ -21,6 +21,7 @@ from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_flights
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
+from specengine.engine.ragged_build import add_ragged_graphs
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.spec_options import draft_slots
@@ -93,6 +94,7 @@ def build_engine(
             padding = not config.graph.disable_cuda_graph_padding
             runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
+    engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     with phases.phase("capture rounds"):
         engine.flights = make_flights(config, engine.parts)
     record_trace(engine, loaded)

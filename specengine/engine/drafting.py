@@ -46,7 +46,10 @@ def _check_shape(spec: SpecConfig, draft: LoadedDraft, context_length: int) -> N
 def make_draft_runners(
     draft: LoadedDraft, target: ModelRunner, kv: MHATokenToKVPool
 ) -> tuple[ModelRunner, ...]:
-    """One a model, on the target's page table and attention backend: forwards take turns."""
+    """One a model, on the target's page table, attention backend and memory of graphs: forwards
+    take turns."""
     pools = MemoryPools(target.pools.req_to_token_pool, kv)
-    backend, device = target.attn_backend, target.device
-    return tuple(ModelRunner(model, device, pools, backend) for model in draft.models)
+    backend, device, memory = target.attn_backend, target.device, target.graph_memory
+    return tuple(
+        ModelRunner(model, device, pools, backend, graph_memory=memory) for model in draft.models
+    )

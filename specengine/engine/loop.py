@@ -93,7 +93,7 @@ class Engine:
         self.drafter = parts.drafter
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
         self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
-        self.ragged_counters: dict[str, Counter[str]] = {}  # likewise, of the graphs of other rounds
+        self.ragged_counters: dict[str, Counter[str]] = {}  # likewise
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)

@@ -146,9 +146,9 @@ class DecodeGraphRunner:
         )
 
     def can_run(self, batch: ModelWorkerBatch) -> bool:
-        """Whether a captured graph serves this batch. Where none does, counts the reason; prefills
-        are not its business."""
-        if batch.forward_mode is ForwardMode.EXTEND:
+        """Whether a captured graph serves this batch. Where none does, counts the reason; modes
+        that have graphs of their own are not its business."""
+        if batch.forward_mode in (ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY):
             return False
         if not batch.forward_mode.is_decode():
             reason = f"mode {batch.forward_mode.name}"

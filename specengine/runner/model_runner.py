@@ -20,7 +20,10 @@ from specengine.core.interfaces import (
 )
 from specengine.kernels.row_places import row_places
 from specengine.runner.extend_graphs import ExtendGraphRunner
+from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.graphs import DecodeGraphRunner
+from specengine.runner.prepared import EagerForward, GraphForward, PreparedForward
+from specengine.runner.ragged_graphs import RaggedGraphRunner
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +50,10 @@ class ModelRunner:
         pools: MemoryPools,
         attn_backend: AttentionBackend,
         capture_layers: tuple[int, ...] = (),
+        graph_memory: GraphMemory | None = None,
     ) -> None:
-        """capture_layers: ascending; what a drafter takes its features from."""
+        """capture_layers: ascending; what a drafter takes its features from. graph_memory: of
+        another runner of the engine, to share it."""
         self.model = model
         self.device = device
         self.pools = pools
@@ -84,6 +89,14 @@ class ModelRunner:
     def new_row_batch(
         self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
     ) -> ForwardBatch:
+    def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
+        """A forward whose tokens and tree may still be filled in when it runs."""
+        if self.ragged_graph is not None:
+            form = self.ragged_graph.form_of(batch)
+            if form is not None:
+                return GraphForward(self.ragged_graph, form, batch)
+        return EagerForward(self, self.new_forward_batch(batch))
+
         """A forward over W new tokens of each request, `offset` places after those that stand:
         planned, and made on the device alone. A tree's past nodes are all that lies between."""
         B, W = tokens_BW.shape
@@ -151,6 +164,10 @@ class ModelRunner:
         return self.forward_eager(batch, skip_attn_backend_init)
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
+            if self.ragged_graph is not None:
+                form = self.ragged_graph.form_of(batch)
+                if form is not None:
+                    return self.ragged_graph.replay(form, batch, batch.input_ids)[0]
         self.num_eager += 1
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
             return self._logits(self.forward_idle(batch), batch)

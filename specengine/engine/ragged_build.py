@@ -1,0 +1,39 @@
+"""Graphs of the forwards of rounds that no graph holds as a whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from specengine.core.config import EngineConfig, SpecConfig
+from specengine.core.forward_mode import ForwardMode
+from specengine.engine.registry import max_nodes
+from specengine.runner.model_runner import ModelRunner
+from specengine.runner.ragged_forms import Sizes
+from specengine.runner.ragged_graphs import RaggedGraphRunner
+
+
+def add_ragged_graphs(
+    config: EngineConfig, target: ModelRunner, drafts: Sequence[ModelRunner]
+) -> dict[str, Counter[str]]:
+    """Let verification, and what drafters run, be captured when it is first needed. Gives the
+    counters of either kind; without graphs or without drafts there are none."""
+    graph, spec = config.graph, config.spec
+    if graph.disable_cuda_graph or graph.cuda_graph_bs is None or spec.algorithm is None:
+        return {}
+    padding = not graph.disable_cuda_graph_padding
+    counters: dict[str, Counter[str]] = {"verify": Counter(), "draft": Counter()}
+    sizes = Sizes(graph.cuda_graph_bs, (max_nodes(spec),), padding)
+    modes = frozenset([ForwardMode.TARGET_VERIFY])
+    target.ragged_graph = RaggedGraphRunner(target, "verify", modes, sizes, counters["verify"])
+    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec), padding)
+    modes = frozenset([ForwardMode.DECODE, ForwardMode.DRAFT_EXTEND])
+    for draft in drafts:
+        draft.ragged_graph = RaggedGraphRunner(draft, "draft", modes, sizes, counters["draft"])
+    return counters
+
+
+def _draft_widths(spec: SpecConfig) -> tuple[int, ...]:
+    """A token of a chain, a level of a tree, what was accepted of own drafts, and of others'."""
+    deepest = 1 if spec.num_steps is None else spec.num_steps + 1
+    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec)}))

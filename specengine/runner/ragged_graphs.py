@@ -1,0 +1,200 @@
+"""CUDA graphs of forwards over a few tokens of each request: verification, ragged or under trees,
+and the forwards of drafters. Each is captured when it is first needed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
+from specengine.core.interfaces import LogitsOutput
+from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graphs import capture, without_garbage_collection
+from specengine.runner.ragged_forms import Form, Inputs, Sizes, num_inputs, pack
+
+if TYPE_CHECKING:
+    from specengine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CapturedForward:
+    """A graph and its fixed buffers, which must live as long as it does."""
+
+    graph: torch.cuda.CUDAGraph
+    buffer: Tensor  # what `inputs` views
+    inputs: Inputs
+    batch: ForwardBatch
+    output: LogitsOutput  # rows of the filling included
+
+    def fill(
+        self, batch: ModelWorkerBatch, values: Tensor, tokens: Tensor, features: Tensor | None
+    ) -> None:
+        """values: as `pack` makes them, pinned."""
+        self.buffer.copy_(values, non_blocking=True)
+        if tokens.device == self.buffer.device:
+            self.inputs.token_T[: batch.num_tokens].copy_(tokens)
+        if batch.tree is not None:
+            self._show(batch.tree, batch.num_tokens)
+        if features is not None:
+            assert self.batch.features is not None
+            self.batch.features[: batch.num_tokens].copy_(features)
+
+    def tell_lengths(self, values: Tensor, form: Form) -> None:
+        """To backends that plan on the host."""
+        inputs = Inputs.of(values, form)
+        self.batch.prefix_lens_cpu = inputs.prefix_lens_N.tolist()
+        self.batch.extend_lens_cpu = inputs.extend_lens_N.tolist()
+
+    def _show(self, tree: Tree, num_tokens: int) -> None:
+        """Rows and columns past a request's nodes keep what is there: nobody reads them."""
+        assert self.batch.tree is not None
+        if tree.depths_T.device == self.buffer.device:
+            self.inputs.depth_T[:num_tokens].copy_(tree.depths_T)
+        requests, nodes, seen = tree.mask_BNN.shape
+        place = self.batch.tree.mask_BNN[:requests, :nodes, :seen]
+        place.copy_(tree.mask_BNN, non_blocking=True)
+
+
+class RaggedGraphRunner:
+    """Replays forwards of the modes it was made for."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        kind: str,
+        modes: frozenset[ForwardMode],
+        sizes: Sizes,
+        counters: Counter[str],
+    ) -> None:
+        """kind: as the log and /metrics call these graphs. counters: of all of the kind."""
+        self.runner = runner
+        self.kind = kind
+        self.modes = modes
+        self.sizes = sizes
+        self.counters = counters
+        self.captured: dict[Form, CapturedForward] = {}
+
+    def form_of(self, batch: ModelWorkerBatch) -> Form | None:
+        """That of the graph that serves this batch. Where none does, counts the reason; other modes
+        are not its business."""
+        if batch.forward_mode not in self.modes or batch.num_tokens == 0:
+            return None
+        form = self.sizes.form_of(batch)
+        if isinstance(form, Form):
+            if form in self.captured or not self.runner.graph_memory.is_spent:
+                return form
+            form = "memory for graphs is spent"
+        count_fallback(self.counters, self.kind, form)
+        return None
+
+    @torch.inference_mode()
+    def replay(
+        self,
+        form: Form,
+        batch: ModelWorkerBatch,
+        tokens: Tensor,
+        features: Tensor | None = None,
+    ) -> tuple[LogitsOutput, CapturedForward]:
+        """Run a batch of this form. The output views the graph's buffers: read it before the next
+        replay. tokens: int64 [T], anywhere; features: [T, F], what a drafter's model takes in
+        beside tokens."""
+        captured = self.captured.get(form)
+        if captured is None:
+            captured = self.captured[form] = self._capture(form, features)
+        values = torch.from_numpy(pack(batch, tokens, form))
+        captured.tell_lengths(values, form)
+        captured.fill(batch, self._pinned(values), tokens, features)
+        assert captured.batch.attn_plan is not None
+        self.runner.attn_backend.init_forward_metadata_replay(
+            captured.batch, captured.batch.attn_plan
+        )
+        captured.graph.replay()
+        self.counters["replays"] += 1
+        return _first_rows(captured.output, batch), captured
+
+    def _pinned(self, values: Tensor) -> Tensor:
+        return values.pin_memory() if self.runner.device.type == "cuda" else values
+
+    @torch.inference_mode()
+    def _capture(self, form: Form, features: Tensor | None) -> CapturedForward:
+        """On requests of nobody's alone, so that no KV is overwritten."""
+        start = perf_counter()
+        nobody = ModelWorkerBatch(form.mode, torch.empty(0), [], [], [], [], None)
+        buffer = torch.zeros(num_inputs(form), dtype=torch.int64, device=self.runner.device)
+        buffer.copy_(torch.from_numpy(pack(nobody, nobody.input_ids, form)))
+        inputs = Inputs.of(buffer, form)
+        batch = self._fixed_batch(form, inputs)
+        if features is not None:
+            batch.features = features.new_zeros(form.num_tokens, features.shape[1])
+        self.runner.attn_backend.init_forward_metadata_capture(batch)
+        with without_garbage_collection(), self.runner.graph_memory.measured():
+            graph, output = capture(self._run(form, inputs, batch), self.runner.graph_memory.pool)
+        self.counters["captures"] += 1
+        seconds = perf_counter() - start
+        logger.info("captured a %s graph in %.2f s: %s", self.kind, seconds, form)
+        return CapturedForward(graph, buffer, inputs, batch, output)
+
+    def _run(self, form: Form, inputs: Inputs, batch: ForwardBatch) -> Callable[[], LogitsOutput]:
+        table, model = self.runner.pools.req_to_token_pool.req_to_token, self.runner.model
+
+        def run() -> LogitsOutput:
+            batch.out_cache_loc.copy_(table[inputs.row_T, inputs.place_T])
+            if batch.tree is not None:
+                torch.add(inputs.base_T, inputs.depth_T, out=batch.positions)
+            batch.captured.clear()
+            hidden = self.runner.forward_extend(batch)
+            rows = hidden[inputs.logits_rows_N] if form.logits == "chosen" else hidden
+            logits = hidden[:0] if form.logits == "none" else model.compute_logits(rows)
+            features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+            return LogitsOutput(logits, hidden=hidden, features=features)
+
+        return run
+
+    def _fixed_batch(self, form: Form, inputs: Inputs) -> ForwardBatch:
+        tree, positions = None, inputs.place_T
+        if form.num_past is not None:
+            shape = form.num_requests, form.width, form.num_past + form.width
+            mask = torch.zeros(shape, dtype=torch.bool, device=self.runner.device)
+            mask[:, :, form.num_past :] = torch.eye(form.width, dtype=torch.bool)
+            tree = Tree(inputs.depth_T, mask, form.num_past)
+            positions = torch.zeros_like(inputs.place_T)
+        return ForwardBatch(
+            forward_mode=form.mode,
+            batch_size=form.num_requests,
+            num_tokens=form.num_tokens,
+            input_ids=inputs.token_T,
+            positions=positions,
+            out_cache_loc=torch.zeros_like(inputs.place_T),
+            req_pool_indices=inputs.rows_N,
+            prefix_lens=inputs.prefix_lens_N,
+            extend_lens=inputs.extend_lens_N,
+            seq_lens=inputs.seq_lens_N,
+            qo_indptr=inputs.qo_indptr,
+            prefix_lens_cpu=[0] * form.num_requests,
+            extend_lens_cpu=[form.width] * form.num_requests,
+            logits_rows=None,
+            req_to_token_pool=self.runner.pools.req_to_token_pool,
+            token_to_kv_pool=self.runner.pools.token_to_kv_pool,
+            attn_backend=self.runner.attn_backend,
+            tree=tree,
+            capture_layers=self.runner.capture_layers,
+        )
+
+
+def _first_rows(output: LogitsOutput, batch: ModelWorkerBatch) -> LogitsOutput:
+    count, rows = batch.num_tokens, batch.logits_rows
+    assert output.hidden is not None
+    return LogitsOutput(
+        logits=output.logits[: count if rows is None else len(rows)],
+        hidden=output.hidden[:count],
+        features=None if output.features is None else output.features[:count],
+    )

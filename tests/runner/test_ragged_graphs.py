@@ -1,0 +1,154 @@
+"""Rounds whose forwards are replayed one by one give what eager rounds give.
+
+On a CPU the same code runs, its graphs being functions that are called again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.sampling import SpecControl
+from specengine.draft.worker import DraftWorker
+from specengine.engine.ragged_build import add_ragged_graphs
+from specengine.runner import ragged_graphs
+from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle3
+from tests.draft.mtp_reading import add_mtp
+from tests.e2e.test_identity_mtp import predictable
+from tests.engine.test_graph_round import DeviceLengths
+
+PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 4, "to be or not to be, that is to be"]
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
+LIMITED = replace(GREEDY, speculative=SpecControl(num_steps=1))
+BATCHES = [
+    [
+        replace(GREEDY, temperature=0.8, seed=5, repetition_penalty=1.2),
+        replace(GREEDY, logprobs=2),
+        LIMITED,
+        SamplingParams(max_tokens=16, temperature=0.0, grammar=GrammarSpec.regex("[a-f]{60}")),
+    ],
+    [replace(GREEDY, presence_penalty=0.7, frequency_penalty=0.2)] * 2,
+]
+CHAIN: dict[str, Any] = {"num_steps": 3}
+TREE: dict[str, Any] = {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 7}
+TEXT: dict[str, Any] = {"num_draft_tokens": 6}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "NGRAM": ("NGRAM", TEXT | {"ngram_min_match": 1}),
+    "NGRAM tree": ("NGRAM", TEXT | {"ngram_min_match": 1, "ngram_branches": 3}),
+    "SUFFIX": ("SUFFIX", TEXT),
+    "EAGLE3": ("EAGLE3", CHAIN),
+    "EAGLE3 sampled drafts": ("EAGLE3", CHAIN | {"draft_sampling": True}),
+    "EAGLE3 tree": ("EAGLE3", TREE),
+    "EAGLE3 tree of samples": ("EAGLE3", TREE | {"draft_sampling": True}),
+    "EAGLE3 beside suffixes": (
+        "EAGLE3",
+        CHAIN | {"hybrid_suffix": True, "hybrid_suffix_min_match": 3, "num_draft_tokens": 8},
+    ),
+    "STANDALONE": ("STANDALONE", CHAIN),
+    "MTP": ("MTP", CHAIN),
+}
+
+
+@pytest.fixture(scope="module")
+def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ragged-graphs")
+    return almost_bigram(folder / "target", small_models["llama"], 0.03)
+
+
+@pytest.fixture(scope="module")
+def specs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecConfig]:
+    folder = tmp_path_factory.mktemp("ragged-graphs-drafts")
+    paths = {
+        "EAGLE3": oracle_eagle3(folder / "eagle3", target, 250, focus=20.0),
+        "STANDALONE": almost_bigram(folder / "standalone", target, 1.0),
+    }
+    return {
+        name: SpecConfig(
+            algorithm=algorithm,
+            adaptive=False,
+            draft_model_path=str(paths[algorithm]) if algorithm in paths else None,
+            **shape,
+        )
+        for name, (algorithm, shape) in SHAPES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def with_mtp(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ragged-graphs-mtp")
+    add_mtp(small_models["qwen2"], folder, "mimo", 3)
+    return predictable(folder, "mimo", 3, residue=0.2)
+
+
+@dataclass
+class Function:
+    """Stands for a graph: runs again, and writes to the tensors that it wrote at first."""
+
+    run: Callable[[], LogitsOutput]
+    output: LogitsOutput
+
+    def replay(self) -> None:
+        for place, found in zip(vars(self.output).values(), vars(self.run()).values(), strict=True):
+            if place is not None:
+                place.copy_(found)
+
+
+def capture(run: Callable[[], LogitsOutput], pool: object) -> tuple[Function, LogitsOutput]:
+    output = run()
+    return Function(run, output), output
+
+
+def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
+    return LLM(str(target), spec, **{"dtype": "float32", "max_total_tokens": 2048, **flags})
+
+
+def graphs_on_the_cpu(llm: LLM, sizes: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
+    """Gives the counters."""
+    parts = llm.engine.parts
+    config = parts.config
+    graph = replace(config.graph, disable_cuda_graph=False, cuda_graph_bs=sizes)
+    target = parts.worker.runner
+    drafter = getattr(parts.drafter, "inner", parts.drafter)
+    drafts = drafter.runners if isinstance(drafter, DraftWorker) else ()
+    backend = DeviceLengths(torch.device("cpu"))
+    for runner in (target, *drafts):
+        runner.attn_backend = backend
+    return dict(add_ragged_graphs(replace(config, graph=graph), target, drafts))
+
+
+def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
+    found = [one.token_ids for one in llm.generate(PROMPTS[: len(params)], params)]
+    llm.engine.scheduler.check_invariant()
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+@pytest.mark.parametrize("name", SHAPES)
+def test_rounds_of_functions(
+    name: str,
+    target: Path,
+    with_mtp: Path,
+    specs: dict[str, SpecConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ragged_graphs, "capture", capture)
+    folder = with_mtp if name == "MTP" else target
+    eager, replayed = make(folder, specs[name]), make(folder, specs[name])
+    counters = graphs_on_the_cpu(replayed)
+    for params in BATCHES:
+        assert tokens(replayed, params) == tokens(eager, params)
+    assert counters["verify"]["replays"] > 2
+    assert (counters["draft"]["replays"] > 8) == (specs[name].algorithm in LEARNED)
+    assert counters["verify"]["captures"] <= 12
+    wide = replayed.engine.scheduler.spec_totals
+    assert wide.num_accepted_tokens == eager.engine.scheduler.spec_totals.num_accepted_tokens > 0
+
+
+LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
