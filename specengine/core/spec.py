@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
+    from specengine.kernels.tree_build import DraftTree
 
 
 @dataclass
@@ -116,6 +117,41 @@ class RowDrafter(Protocol):
     ) -> None:
         """`output` has a row a node. tokens_BN int64 [B, num_steps + 1]: the target's token at each
         node; the first accepted_B[b] + 1 of them were emitted."""
+        ...
+
+
+@runtime_checkable
+class TreeRowDrafter(RowDrafter, Protocol):
+    """A RowDrafter that may draft trees instead: then `row_steps` is None, `draft_rows` serves its
+    rounds of no steps alone, and `observe_rows` is given the accepted paths as if they had been
+    drafted as chains."""
+
+    @property
+    def tree_row_steps(self) -> int | None:
+        """How deep its trees are; None where it drafts chains, or needs the host after all."""
+        ...
+
+    @property
+    def row_slots(self) -> int:
+        """Places past those that stand whose KV drafting writes."""
+        ...
+
+    def num_tree_nodes(self, num_steps: int) -> int:
+        """Nodes of a tree so deep, root included."""
+        ...
+
+    def draft_tree_rows(self, rows: RowBatch, num_steps: int) -> DraftTree:
+        """num_steps: at least 1, and no node lies deeper."""
+        ...
+
+
+@runtime_checkable
+class SleepyRowDrafter(RowDrafter, Protocol):
+    """A RowDrafter that need not look at every round. While it sleeps, nothing is drafted; the first
+    round after that is observed before it drafts."""
+
+    def miss_rows(self, rows: RowBatch, accepted_B: Tensor) -> None:
+        """In place of `observe_rows`."""
         ...
 
 

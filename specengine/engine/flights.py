@@ -8,6 +8,7 @@ from time import perf_counter
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import Drafter, VerifyResult
+from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.graph_round import Flight, GraphRound
@@ -43,9 +44,12 @@ class Flights:
         self.depths = depths
         self.overlaps = overlaps
         self.flight: Flight | None = None
+        self.naps = Naps() if depths is not None and graph_round.may_sleep else None
         self._depth = 0  # of the flight
+        self._asleep = False  # nor does its drafter look at it
         self._chosen: int | None = None  # for the next one, where it could not follow
-        self._since = 0.0  # when the device was free for the flight
+        self._landed: float | None = None  # when the last one did, if nothing else has run since
+        self._since = 0.0  # when the time of the flight began
 
     @property
     def in_the_air(self) -> bool:
@@ -53,7 +57,7 @@ class Flights:
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Fly a batch of the kind that graph_round.can_run says yes to."""
-        self._since = perf_counter()
+        self._since = perf_counter() if self._landed is None else self._landed
         self._depth = self._choose(batch.batch_size)
         drafted = [self._depth] * batch.batch_size
         drafts = self.graph_round.drafter
@@ -61,7 +65,11 @@ class Flights:
             proposal = draft_within_limits(self.drafter, batch, self._depth)
             drafts.set(proposal)
             drafted = proposal.num_drafted
-        self.flight = self.graph_round.launch(batch.reqs, drafted)
+        self.flight = self.graph_round.launch(batch.reqs, drafted, self._asleep)
+
+    def interrupt(self) -> None:
+        """Something else runs: the time until the next launch is no round's."""
+        self._landed = None
 
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be."""
@@ -69,17 +77,18 @@ class Flights:
         assert flight is not None
         self.flight = self._follow(flight) if self.overlaps else None
         result = self.graph_round.land(flight)
-        self._since = perf_counter()
+        self._landed = self._since = perf_counter()
         if self.depths is not None:
             counts = result.num_drafted, result.num_accepted
-            self.depths.observe(len(flight.reqs), depth, *counts, self._since - since)
+            self.depths.observe(len(flight.reqs), depth, *counts, self._landed - since)
         return Landing(flight.reqs, result)
 
     def _follow(self, flight: Flight) -> Flight | None:
         reads_text = isinstance(self.graph_round.drafter, HostDrafts)
         if reads_text and self._depth:
             return None
-        reqs = self.scheduler.follow(flight.reqs, 2 * self.graph_round.num_nodes)
+        slots = self.graph_round.num_nodes + self.graph_round.num_slots
+        reqs = self.scheduler.follow(flight.reqs, slots)
         if not reqs:
             return None
         depth = self._choose(len(reqs))
@@ -87,11 +96,15 @@ class Flights:
             self._chosen = depth
             return None
         self._depth = depth
-        return self.graph_round.follow(reqs, [depth] * len(reqs))
+        return self.graph_round.follow(reqs, [depth] * len(reqs), self._asleep)
 
     def _choose(self, batch_size: int) -> int:
+        self._asleep = False
         if self.depths is None:
             return self.graph_round.steps[-1]
+        if self.naps is not None and self.naps.sleeps(self.depths.standing(batch_size)):
+            self._asleep = True
+            return 0
         if self._chosen is not None:
             depth, self._chosen = self._chosen, None
             return depth

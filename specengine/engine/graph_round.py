@@ -15,7 +15,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
-from specengine.core.spec import RowDrafter, VerifyResult
+from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -56,9 +56,11 @@ class GraphRound:
         batch_sizes: list[int],
         padding: bool = True,
         simulated_length: float | None = None,
+        may_sleep: bool = False,
     ) -> None:
         """padding: let a larger graph serve a batch. simulated_length: accepted length to force on
-        every round, for measuring speed."""
+        every round, for measuring speed. may_sleep: there are plain rounds, too, that the drafter
+        does not look at; for a core.spec.SleepyRowDrafter."""
         self.runner = worker.runner
         self.drafter = drafter
         self.steps = sorted(set(steps))
@@ -67,7 +69,9 @@ class GraphRound:
         self.simulated = None
         if simulated_length is not None:
             self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
+        self.may_sleep = may_sleep
         self.captured: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by size and steps
+        self.asleep: dict[int, torch.cuda.CUDAGraph] = {}  # by size
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
@@ -84,6 +88,11 @@ class GraphRound:
         """Of each request in a round: the most tokens that it gains."""
         return self.steps[-1] + 1
 
+    @property
+    def num_slots(self) -> int:
+        """Of each request in a round: the places past those that stand whose KV is written."""
+        return self.num_nodes
+
     def capture(self) -> None:
         start = perf_counter()
         pool = torch.cuda.graph_pool_handle()
@@ -94,10 +103,14 @@ class GraphRound:
                     run = partial(self.run, self.rows[:bs], steps)
                     self.captured[bs, steps], _ = capture(run, pool)
                     self.counters["captures"] += 1
+                if self.may_sleep:
+                    run = partial(self.run_asleep, self.rows[:bs])
+                    self.asleep[bs], _ = capture(run, pool)
+                    self.counters["captures"] += 1
         self.state.turn.zero_()
         logger.info(
             "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
-            len(self.captured),
+            len(self.captured) + len(self.asleep),
             self.steps,
             perf_counter() - start,
             (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
@@ -107,7 +120,7 @@ class GraphRound:
         """How long a captured round takes, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
-        graph = self.captured[batch_size, num_steps]
+        graph = self._graph(batch_size, num_steps, asleep=num_steps == 0)
         times = []
         for _ in range(_TIMED):
             start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -129,6 +142,17 @@ class GraphRound:
         chosen_BN = output.best.view(len(rows_B), num_steps + 1)
         accepted_B = self.accept(rows, chosen_BN, drafts_BK)
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
+
+    @torch.inference_mode()
+    def run_asleep(self, rows_B: Tensor) -> None:
+        """A round of no drafts, which the drafter does not look at."""
+        assert isinstance(self.drafter, SleepyRowDrafter)
+        rows = self.begin(rows_B)
+        batch = self.runner.new_row_batch(rows, rows.roots_B[:, None])
+        batch.capture_layers = ()
+        chosen_BN = self.runner.forward_rows(batch).best.view(-1, 1)
+        accepted_B = self.accept(rows, chosen_BN, chosen_BN[:, :0])
+        self.drafter.miss_rows(rows, accepted_B)
 
     def begin(self, rows_B: Tensor) -> RowBatch:
         """The requests as the round before has left them; it is this round's turn from here on."""
@@ -157,7 +181,7 @@ class GraphRound:
             reason = "grammar"
         elif any(req.sampling.speculative.max_depth is not None for req in batch.reqs):
             reason = "a request limits its drafts"
-        elif not all(self.has_slots(req, self.num_nodes) for req in batch.reqs):
+        elif not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
             reason = "memory nearly full"
         else:
             return True
@@ -168,26 +192,34 @@ class GraphRound:
         """Whether `count` tokens past those that stand have slots, or lie past the context."""
         return req.reserved_len >= min(req.kv_len + count, self.table.shape[1])
 
-    def launch(self, reqs: list[Req], num_drafted: list[int]) -> Flight:
-        """Fly requests whose state the host knows. num_drafted: of each, at most steps[-1]."""
+    def launch(self, reqs: list[Req], num_drafted: list[int], asleep: bool = False) -> Flight:
+        """Fly requests whose state the host knows. num_drafted: of each, at most steps[-1]. asleep:
+        the drafter does not look; then nothing is drafted."""
         state = [[_row(req), req.kv_len, req.last_token] for req in reqs]
         rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows] = lens, roots
-        return self._fly(reqs, num_drafted)
+        return self._fly(reqs, num_drafted, asleep)
 
-    def follow(self, reqs: list[Req], num_drafted: list[int]) -> Flight | None:
+    def follow(
+        self, reqs: list[Req], num_drafted: list[int], asleep: bool = False
+    ) -> Flight | None:
         """Fly requests of the flight before, whatever comes of it."""
         fits = self.padding or len(reqs) in self.batch_sizes
-        return self._fly(reqs, num_drafted) if fits else None
+        return self._fly(reqs, num_drafted, asleep) if fits else None
 
-    def _fly(self, reqs: list[Req], num_drafted: list[int]) -> Flight:
+    def _graph(self, batch_size: int, num_steps: int, asleep: bool) -> torch.cuda.CUDAGraph:
+        if asleep and self.may_sleep:
+            return self.asleep[batch_size]
+        return self.captured[batch_size, num_steps]
+
+    def _fly(self, reqs: list[Req], num_drafted: list[int], asleep: bool) -> Flight:
         bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))]
         steps = self.steps[bisect.bisect_left(self.steps, max(num_drafted))]
         rows = [_row(req) for req in reqs] + [0] * (bs - len(reqs))
         if rows != self._flown:
             self.rows[:bs].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows
-        self.captured[bs, steps].replay()
+        self._graph(bs, steps, asleep).replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]

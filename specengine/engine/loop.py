@@ -224,6 +224,8 @@ class Engine:
         return {kind: GraphStats.of(one) for kind, one in counters.items()}
 
     def _prefill(self, batch: ScheduleBatch) -> None:
+        if self.flights is not None:
+            self.flights.interrupt()
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
         result = self.parts.sample_prefill(output, masked_prefill(batch))
         self.drafter.seed(batch, output, result)

@@ -20,18 +20,20 @@ class ScriptedRound:
     drafter: Any = None
     steps: tuple[int, ...] = (0, 3)
     num_nodes: int = 4
+    may_sleep: bool = False
+    num_slots: int = 4
     diary: list[str] = field(default_factory=list)
     count: int = 0
 
-    def launch(self, reqs: list[str], drafted: list[int]) -> Any:
-        return self._fly("launch", reqs, drafted)
+    def launch(self, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
+        return self._fly("launch", reqs, drafted, asleep)
 
-    def follow(self, reqs: list[str], drafted: list[int]) -> Any:
-        return self._fly("follow", reqs, drafted)
+    def follow(self, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
+        return self._fly("follow", reqs, drafted, asleep)
 
-    def _fly(self, verb: str, reqs: list[str], drafted: list[int]) -> Any:
+    def _fly(self, verb: str, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
         self.count += 1
-        self.diary.append(f"{verb} {self.count}: {max(drafted)}")
+        self.diary.append(f"{verb} {self.count}: {'asleep' if asleep else max(drafted)}")
         return SimpleNamespace(reqs=reqs, num_drafted=drafted, name=self.count)
 
     def land(self, flight: Any) -> VerifyResult:
@@ -44,6 +46,9 @@ class ScriptedRound:
 class ScriptedDepths:
     plan: list[int]
     seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def standing(self, batch_size: int) -> int | None:
+        return self.seen[-1][1] if self.seen else None
 
     def choose(self, batch_size: int) -> Any:
         return SimpleNamespace(num_steps=self.plan.pop(0))
@@ -96,6 +101,18 @@ def test_depths_are_observed_with_the_round_that_had_them() -> None:
     depths = fly(device, [3, 0, 3], [True, True, False], 3)
     assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
     assert depths.seen == [(2, 3), (2, 0), (2, 3)]
+
+
+def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
+    device = ScriptedRound(may_sleep=True)
+    depths = fly(device, [3, 0, 0], [True, True, True, False], 4)
+    assert [line for line in device.diary if "land" not in line] == [
+        "launch 1: 3",
+        "follow 2: 0",
+        "follow 3: 0",
+        "follow 4: asleep",
+    ]
+    assert depths.seen == [(2, 3), (2, 0), (2, 0), (2, 0)]
 
 
 def test_rounds_without_drafts_of_the_host_follow_each_other() -> None:

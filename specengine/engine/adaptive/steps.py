@@ -89,6 +89,11 @@ class AdaptiveSteps:
             self.costs.record(batch_size, num_steps, sum(levels), seconds)
         self._settle(batch_size, num_steps, 1 + sum(accepted) / batch_size, seconds)
 
+    def standing(self, batch_size: int) -> int | None:
+        """The num_steps that stands for such batches; None where nothing is settled yet."""
+        place = self._places.get(bucket(batch_size))
+        return None if place is None or place.standing is None else place.standing.num_steps
+
     @property
     def current(self) -> Decision | None:
         """What stands for the batch size that ran last, with the figures of now."""
