@@ -18,6 +18,7 @@ class AcceptedPaths:
 
     accepted_B: Tensor  # int64, nodes below the root that stand
     nodes_BW: Tensor  # int64, index among the request's nodes
+    rows_T: Tensor  # int64 [B * W], index among all nodes of the batch
     tokens_BW: Tensor  # int64, the target's token at each; accepted[b] + 1 of them are emitted
 
 

@@ -49,4 +49,6 @@ def accept_tree(
     state.roots[rows_B] = bonus_B.where(real, 0)
     outcome = torch.cat([accepted_B[:, None], tokens_BW], dim=1)
     state.outcomes[int(state.turn), : len(rows_B), : outcome.shape[1]] = outcome
-    return AcceptedPaths(accepted_B, nodes_BW, tokens_BW)
+    firsts_B = chosen_BN.shape[1] * torch.arange(len(rows_B), device=rows_B.device)
+    rows_T = (firsts_B[:, None] + nodes_BW).flatten()
+    return AcceptedPaths(accepted_B, nodes_BW, rows_T, tokens_BW)

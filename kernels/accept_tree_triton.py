@@ -32,6 +32,7 @@ def _accept_tree_kernel(
     outcomes_ptr,
     accepted_ptr,
     path_ptr,
+    path_rows_ptr,
     emitted_ptr,
     stride_turn,
     stride_outcomes,
@@ -57,6 +58,7 @@ def _accept_tree_kernel(
         most = (uniform(length, row) < part).to(tl.int64) + whole
     outcomes_ptr += tl.load(turn_ptr) * stride_turn + request * stride_outcomes
     path_ptr += request * (steps + 1)
+    path_rows_ptr += request * (steps + 1)
     emitted_ptr += request * (steps + 1)
 
     root_token = tl.sum(tl.where(nodes == 0, chosen, 0), 0)
@@ -64,6 +66,7 @@ def _accept_tree_kernel(
     node = tl.zeros([], tl.int64)
     accepted = tl.zeros([], tl.int64)
     tl.store(path_ptr, node)
+    tl.store(path_rows_ptr, first)
     tl.store(emitted_ptr, token)
     tl.store(outcomes_ptr + 1, token)
     for level in range(steps):
@@ -79,6 +82,7 @@ def _accept_tree_kernel(
         accepted += goes_on.to(tl.int64)
         shown = tl.where(goes_on, here, root_token)
         tl.store(path_ptr + level + 1, node)
+        tl.store(path_rows_ptr + level + 1, first + node)
         tl.store(emitted_ptr + level + 1, shown)
         tl.store(outcomes_ptr + level + 2, shown)
     tl.store(outcomes_ptr, accepted)
@@ -99,6 +103,7 @@ def accept_tree(
     requests, nodes = tree.tokens_BN.shape
     path = torch.empty(requests, num_steps + 1, dtype=torch.int64, device=chosen_BN.device)
     accepted, emitted = torch.empty_like(rows_B), torch.empty_like(path)
+    path_rows = torch.empty_like(path).view(-1)
     _accept_tree_kernel[(requests,)](
         chosen_BN,
         tree.tokens_BN,
@@ -110,6 +115,7 @@ def accept_tree(
         state.outcomes,
         accepted,
         path,
+        path_rows,
         emitted,
         *state.outcomes.stride()[:2],
         nodes,
@@ -121,4 +127,4 @@ def accept_tree(
         BLOCK=triton.next_power_of_2(nodes),
         num_warps=1,
     )
-    return AcceptedPaths(accepted, path, emitted)
+    return AcceptedPaths(accepted, path, path_rows, emitted)

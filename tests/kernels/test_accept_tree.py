@@ -65,10 +65,10 @@ def test_the_walk_of_the_verifier(seed: int, backend: Backend, device: torch.dev
                 row[parents[node]] = tokens[node]
         chosen.append(row)
     state = state_of([0, 10, 20, CONTEXT - 2], device)
-    rows = torch.tensor([3, 0, 1], device=device)
+    taken = torch.tensor([3, 0, 1], device=device)
     tree = tree_of([p for p, _ in trees], [t for _, t in trees], device)
     chosen_BN = torch.tensor(chosen, device=device)
-    found = accept_tree(state, rows, chosen_BN, tree, STEPS, CONTEXT, backend=backend)
+    found = accept_tree(state, taken, chosen_BN, tree, STEPS, CONTEXT, backend=backend)
     walks = [walk(t, p, c) for (p, t), c in zip(trees, chosen, strict=True)]
     assert paths_of(found) == [one.nodes for one in walks]
     for b, one in enumerate(walks):
@@ -76,6 +76,8 @@ def test_the_walk_of_the_verifier(seed: int, backend: Backend, device: torch.dev
         outcome = state.outcomes[0, b].tolist()
         assert outcome[: len(one.tokens) + 1] == [len(one.tokens) - 1, *one.tokens]
         assert set(found.nodes_BW[b, len(one.nodes) :].tolist()) <= {0}
+        rows = found.rows_T.view(found.nodes_BW.shape)[b]
+        assert (rows - NODES * b).tolist() == found.nodes_BW[b].tolist()
     assert state.lens.tolist() == [0, 10 + len(walks[2].nodes), 20, CONTEXT - 1]
     assert state.roots.tolist() == [0, walks[2].tokens[-1], 0, walks[0].tokens[-1]]
 

@@ -1,0 +1,70 @@
+"""Draft trees grown on the device alone, in kernels that a graph can hold."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch, Tree
+from specengine.draft.choice import rank_scores
+from specengine.kernels.tree_build import DraftTree, tree_build
+from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.runner.model_runner import ModelRunner
+
+
+class TreeWorker(Protocol):
+    """A drafter whose model continues states of its own."""
+
+    runner: ModelRunner
+    states: Tensor  # [num_rows, H], by row of the page table, what a round starts from
+    topk: int
+    max_nodes: int
+    is_static: bool
+    target_ids: Tensor | None
+
+
+class TreeRows:
+    """Grows trees for greedy requests that edit no logits: the draft's best tokens, by probability
+    or, of static trees, by rank (EAGLE-2, Li et al. 2024, arXiv:2406.16858).
+
+    A level's rows go to the slots after those of the levels before it, as in draft/worker.py.
+    """
+
+    def __init__(self, worker: TreeWorker) -> None:
+        self.worker = worker
+        states = worker.states
+        self.counters = torch.zeros(len(states), dtype=torch.int32, device=states.device)
+        ranks_1K = rank_scores(states.new_empty(1, worker.topk))
+        self.rank_scores = ranks_1K[0] if worker.is_static else None
+
+    def num_nodes(self, num_steps: int) -> int:
+        """Of a tree so deep, root included."""
+        topk = self.worker.topk
+        return min(self.worker.max_nodes, 1 + topk + (num_steps - 1) * topk**2)
+
+    def draft(self, rows: RowBatch, num_steps: int) -> DraftTree:
+        worker = self.worker
+        states_TH = worker.states.index_select(0, rows.rows_B)
+        found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
+        beams = self._branch(states_TH, None, found)
+        for _ in range(1, num_steps):
+            states_TH = self._descend(rows, states_TH, beams)
+            beams = self._branch(states_TH, beams, found)
+        return tree_build(rows.roots_B, found, self.num_nodes(num_steps), num_steps)
+
+    def _descend(self, rows: RowBatch, states_TH: Tensor, beams: Beams) -> Tensor:
+        """States of the beams. states_TH: of the nodes above them."""
+        runner, width = self.worker.runner, beams.tokens_BK.shape[1]
+        past = beams.mask_BKN.shape[2] - width
+        tree = Tree(beams.depths_T, beams.mask_BKN, num_past=past)
+        step = runner.new_row_batch(rows, beams.tokens_BK, past, tree)
+        step.features = states_TH.index_select(0, beams.above_T)
+        return runner.forward_extend(step)
+
+    def _branch(self, states_TH: Tensor, beams: Beams | None, found: Found) -> Beams:
+        worker = self.worker
+        logits_TV = worker.runner.model.compute_logits(states_TH)
+        given = worker.topk, self.counters, worker.target_ids, self.rank_scores
+        return tree_step(logits_TV, beams, found, *given)

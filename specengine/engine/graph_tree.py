@@ -1,0 +1,103 @@
+"""The round of a draft tree as one graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch, Tree
+from specengine.core.interfaces import RowsOutput
+from specengine.core.request import Req
+from specengine.core.spec import TreeRowDrafter, VerifyResult
+from specengine.engine.graph_round import Flight, GraphRound
+from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
+from specengine.kernels.kv_move import KVBuffers, kv_move
+from specengine.kernels.tree_build import DraftTree
+from specengine.runner.worker import TpModelWorker
+
+
+class GraphTreeRound(GraphRound):
+    """A GraphRound whose drafts branch: verification sees them through a mask, the KV of the path
+    that stands moves to where a chain would have written it, and the drafter observes that path.
+
+    Nodes lie in the places after what stands, whatever their depth. So all of these places must
+    exist: within so many tokens of the context's end, requests take the other round.
+    """
+
+    drafter: TreeRowDrafter
+
+    def __init__(
+        self,
+        worker: TpModelWorker,
+        drafter: TreeRowDrafter,
+        steps: list[int],
+        batch_sizes: list[int],
+        padding: bool = True,
+        simulated_length: float | None = None,
+        may_sleep: bool = False,
+    ) -> None:
+        super().__init__(worker, drafter, steps, batch_sizes, padding, simulated_length, may_sleep)
+        pool = self.runner.pools.token_to_kv_pool
+        layers = range(self.runner.model.num_layers)
+        self.kv = KVBuffers.of([one for layer in layers for one in pool.get_kv_buffer(layer)])
+
+    @property
+    def num_slots(self) -> int:
+        return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
+
+    @torch.inference_mode()
+    def run(self, rows_B: Tensor, num_steps: int) -> None:
+        if num_steps == 0:
+            super().run(rows_B, num_steps)
+            return
+        rows = self.begin(rows_B)
+        tree = self.drafter.draft_tree_rows(rows, num_steps)
+        output = self.verify_tree(rows, tree)
+        paths = self.accept_tree(rows, output.best, tree, num_steps)
+        self.keep(rows, paths)
+        self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
+
+    def verify_tree(self, rows: RowBatch, tree: DraftTree) -> RowsOutput:
+        """The target's token at each node."""
+        shape = Tree(tree.depths_BN.view(-1), tree.mask_BNN)
+        batch = self.runner.new_row_batch(rows, tree.tokens_BN, tree=shape)
+        return self.runner.forward_rows(batch)
+
+    def accept_tree(
+        self, rows: RowBatch, chosen_T: Tensor, tree: DraftTree, num_steps: int
+    ) -> AcceptedPaths:
+        """Moves the requests on, and tells the host."""
+        chosen_BN = chosen_T.view(tree.tokens_BN.shape)
+        given = rows.rows_B, chosen_BN, tree, num_steps, self.table.shape[1], self.simulated
+        return accept_tree(self.state, *given)
+
+    def keep(self, rows: RowBatch, paths: AcceptedPaths) -> None:
+        """The target's KV of the accepted paths, as if they had been chains."""
+        given = rows.rows_B, rows.lens_B, paths.nodes_BW, paths.accepted_B
+        kv_move(self.kv, self.table, *given)
+
+    def has_slots(self, req: Req, count: int) -> bool:
+        return req.reserved_len >= req.kv_len + count
+
+    def follow(
+        self, reqs: list[Req], num_drafted: list[int], asleep: bool = False
+    ) -> Flight | None:
+        count = self.num_nodes + self.num_slots
+        if not all(self.has_slots(req, count) for req in reqs):
+            return None
+        return super().follow(reqs, num_drafted, asleep)
+
+    def land(self, flight: Flight) -> VerifyResult:
+        drafted = [self.drafter.num_tree_nodes(n) - 1 if n else 0 for n in flight.num_drafted]
+        return replace(super().land(flight), num_drafted=drafted)
+
+
+def _of_paths(output: RowsOutput, paths: AcceptedPaths) -> RowsOutput:
+    """Of all nodes' rows those on the accepted paths."""
+    features = None
+    if output.features is not None:
+        features = output.features.index_select(0, paths.rows_T)
+    hidden = output.hidden.index_select(0, paths.rows_T)
+    return RowsOutput(paths.tokens_BW.flatten(), hidden, features)
