@@ -59,7 +59,7 @@ class ModelConfig(Section):
     )
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
-    attention_backend: str = option("auto", "attention kernels", ("auto", "torch", "triton"))
+    attention_backend: str = option("auto", "attention kernels", ("auto", "torch", "triton", "flashinfer", "fa"))
     chat_template: str | None = option(None, "Jinja file that replaces the model's chat template")
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")

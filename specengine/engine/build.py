@@ -32,6 +32,7 @@ from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.radix_cache import RadixCache
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
+from specengine.runner.attention.limits import check_trees
 from specengine.runner.device_memory import DeviceMemory
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -158,6 +159,8 @@ def _assemble(
     limit = NodeLimit(scheduler.round_limit)
     drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
     verifier = make_verifier(config.spec, drafter)
+    if drafter.proposes_tree:
+        check_trees(worker.runner.attn_backend, worker.runner.attn_layers)
     return Engine(
         EngineParts(
             config=config,

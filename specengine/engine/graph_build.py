@@ -52,6 +52,9 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     sizes, forced = config.graph.cuda_graph_bs, config.spec.simulate_accept_length
     if config.graph.disable_cuda_graph or sizes is None:
         return None
+    if parts.worker.runner.attn_backend.limits.plans_on_host:
+        logger.info(_NO_GRAPHS, "the attention backend plans on the host")
+        return None
     if config.trace.trace is not None:
         logger.info(_NO_GRAPHS, "rounds are traced")
         return None

@@ -142,6 +142,7 @@ class DecodeGraphRunner:
             req_to_token_pool=self.runner.pools.req_to_token_pool,
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
             attn_backend=self.runner.attn_backend,
+            attn_layers=self.runner.attn_layers,
             capture_layers=self.runner.capture_layers,
         )
 
@@ -179,6 +180,7 @@ class DecodeGraphRunner:
         self.staging[: 3 * bs] = torch.tensor(values, dtype=torch.int64)
         self.inputs[: 3 * bs].copy_(self.staging[: 3 * bs], non_blocking=True)
         self.copied.record()
+        captured.batch.prefix_lens_cpu = [*batch.prefix_lens, *[self.fill - 1] * pad]
         assert captured.batch.attn_plan is not None
         self.runner.attn_backend.init_forward_metadata_replay(
             captured.batch, captured.batch.attn_plan

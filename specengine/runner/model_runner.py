@@ -19,6 +19,8 @@ from specengine.core.interfaces import (
     RowsOutput,
 )
 from specengine.kernels.row_places import row_places
+from specengine.layers.attention import attention_layers
+from specengine.runner.attention.limits import check_layers
 from specengine.runner.extend_graphs import ExtendGraphRunner
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.graphs import DecodeGraphRunner
@@ -58,11 +60,15 @@ class ModelRunner:
         self.device = device
         self.pools = pools
         self.attn_backend = attn_backend
+        self.attn_layers = attention_layers(model)
         self.capture_layers = capture_layers
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
         self.extend_graph: ExtendGraphRunner | None = None  # likewise
         self.num_eager = 0  # forwards that no graph served
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        for layer in self.attn_layers[:1]:
+            k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+            check_layers(attn_backend, self.attn_layers, k_cache.dtype)
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
         """Capture graphs of decode steps and, with padding, of short prefills. Does nothing where
@@ -71,7 +77,7 @@ class ModelRunner:
             return
         self.graph = DecodeGraphRunner(self, batch_sizes, padding)
         self.graph.capture()
-        if padding:
+        if padding and not self.attn_backend.limits.plans_on_host:
             self.extend_graph = ExtendGraphRunner(self)
             self.extend_graph.capture()
 
@@ -83,6 +89,7 @@ class ModelRunner:
             self.pools.token_to_kv_pool,
             self.attn_backend,
         )
+        on_device.attn_layers = self.attn_layers
         on_device.capture_layers = self.capture_layers
         return on_device
 
@@ -123,6 +130,7 @@ class ModelRunner:
             req_to_token_pool=self.pools.req_to_token_pool,
             token_to_kv_pool=self.pools.token_to_kv_pool,
             attn_backend=self.attn_backend,
+            attn_layers=self.attn_layers,
             tree=tree,
             capture_layers=self.capture_layers,
         )

@@ -185,6 +185,7 @@ class RaggedGraphRunner:
             req_to_token_pool=self.runner.pools.req_to_token_pool,
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
             attn_backend=self.runner.attn_backend,
+            attn_layers=self.runner.attn_layers,
             tree=tree,
             capture_layers=self.runner.capture_layers,
         )

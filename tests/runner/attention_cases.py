@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, Tree
-from specengine.core.interfaces import AttentionBackend
+from specengine.core.interfaces import AttentionBackend, Rotary
 
 MAX_CONTEXT = 64
 SLOTS = 256
@@ -53,6 +53,7 @@ class Layer:
     scale: float = 0.3
     sliding_window: int | None = None
     layer_id: int = 0
+    rotary: Rotary | None = None
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Case:
     trees: list[list[int]] | None = None  # parents of each request's nodes, the root's is -1
     num_past: int = 0
     scattered: bool = True
+    page_size: int = 1  # slots that lie side by side
     layer: Layer = field(default_factory=Layer)
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -75,10 +77,14 @@ class Case:
         prefix = [p for p, _ in self.lens]
         extend = [e for _, e in self.lens]
         table = torch.full((len(self.lens) + 1, MAX_CONTEXT), -7, dtype=torch.int32)
-        slots = torch.randperm(SLOTS - 1, generator=gen) if self.scattered else torch.arange(SLOTS)
-        free = iter((slots + 1).tolist())
+        pages = SLOTS // self.page_size - 1
+        order = torch.randperm(pages, generator=gen) if self.scattered else torch.arange(pages)
+        free = iter((order + 1).tolist())
         for row, (p, e) in enumerate(self.lens):
-            table[row + 1, : p + e] = torch.tensor([next(free) for _ in range(p + e)])
+            needed = -(-(p + e) // self.page_size)
+            first = torch.tensor([next(free) * self.page_size for _ in range(needed)])
+            slots = (first[:, None] + torch.arange(self.page_size)).view(-1)
+            table[row + 1, : p + e] = slots[: p + e]
         table[table == -7] = 0
         rows = [
             (r + 1, j, p + j, p - self.num_past + d)
@@ -106,6 +112,7 @@ class Case:
             token_to_kv_pool=self.pool(gen),
             attn_backend=backend,
             tree=self.tree(),
+            attn_layers=(self.layer,),
         )
 
     def pool(self, gen: torch.Generator) -> Pool:
@@ -135,6 +142,32 @@ class Case:
                 mask[request, node, ancestors_of(parents, node)] = True
         depths = [d for parents in self.trees for d in depths_of(parents)[self.num_past :]]
         return Tree(torch.tensor(depths), mask[:, self.num_past :].to(self.device), self.num_past)
+
+
+def every_mode() -> list[Case]:
+    """One or two cases of each mode that a backend must serve: prompts with and without a prefix,
+    decode steps, ragged chains, trees, and trees that grow by a level."""
+    mode, trees = ForwardMode, [BUSHY, FORK, ROOT_ALONE]
+    return [
+        Case([(0, 9), (13, 8)]),
+        Case([(0, 5), (20, 3), (7, 11), (30, 1), (2, 0)], mode.MIXED),
+        Case([(17, 1)], mode.DECODE),
+        Case([(3, 1), (0, 1), (50, 1)], mode.DECODE),
+        Case([(40, 4), (3, 1), (20, 5), (11, 2)], mode.TARGET_VERIFY),
+        Case([(11, 7)], mode.TARGET_VERIFY, trees=[BUSHY]),
+        Case([(11, 7), (0, 4), (25, 1)], mode.TARGET_VERIFY, trees=trees),
+        Case([(16, 2), (9, 2)], mode.DRAFT_EXTEND, trees=[BUSHY, BUSHY], num_past=5),
+        Case([(16, 3), (9, 1)], mode.DRAFT_EXTEND),
+    ]
+
+
+def run(case: Case, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+    """What the backend gives, and what it should, in float64 on the CPU."""
+    batch, q = case.batch(backend), case.q()
+    backend.init_forward_metadata(batch)
+    forward = backend.forward_decode if case.mode.is_decode() else backend.forward_extend
+    out = forward(q, case.layer, batch)
+    return out.double().cpu(), dense_attention(case, batch, q)
 
 
 def ancestors_of(parents: list[int], node: int) -> list[int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specengine.core.errors import ConfigError
+from specengine.kernels import flash_attention
 from specengine.kernels.dispatch import has_triton
 
 if TYPE_CHECKING:
@@ -17,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
-    """The backend `name` ("auto", "torch" or "triton") for one runner on `device`. "auto" takes
-    Triton on a CUDA device where it is installed, else torch, and logs why. Raises ConfigError."""
+    """The backend `name` ("auto", "torch", "triton", "flashinfer" or "fa") for the runners of one
+    engine on `device`. "auto" chooses, and logs what and why. Raises ConfigError."""
     if name == "auto":
         name = _choose(device)
     if name == "torch":
@@ -26,14 +28,51 @@ def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
 
         return TorchAttentionBackend()
     if name == "triton":
-        if not has_triton():
-            raise ConfigError(
-                "--attention-backend triton: triton is not installed; install specengine[cuda]"
-            )
+        _require(has_triton(), name, "triton")
         from specengine.runner.attention.triton_backend import TritonAttentionBackend
 
         return TritonAttentionBackend(device)
-    raise ConfigError(f"attention backend {name!r} is unknown; use auto, torch or triton")
+    if name == "flashinfer":
+        return _make_flashinfer(device)
+    if name == "fa":
+        return _make_fa(device)
+    raise ConfigError(
+        f"attention backend {name!r} is unknown; use auto, torch, triton, flashinfer or fa"
+    )
+
+
+def _make_flashinfer(device: torch.device) -> AttentionBackend:
+    _require(find_spec("flashinfer") is not None, "flashinfer", "flashinfer-python")
+    _require_cuda(device, "flashinfer")
+    from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
+
+    return FlashInferAttentionBackend(device)
+
+
+def _make_fa(device: torch.device) -> AttentionBackend:
+    _require(flash_attention.is_installed(), "fa", "sglang-kernel")
+    _require_cuda(device, "fa")
+    from specengine.runner.attention.flash_backend import FlashAttentionBackend
+
+    try:
+        return FlashAttentionBackend(flash_attention.load())
+    except ImportError as error:
+        raise ConfigError(
+            f"--attention-backend fa: FlashAttention 3 cannot be loaded ({error}); install a build "
+            "for this PyTorch, or use --attention-backend triton"
+        ) from error
+
+
+def _require(is_there: bool, name: str, package: str) -> None:
+    if not is_there:
+        raise ConfigError(
+            f"--attention-backend {name}: {package} is not installed; install specengine[cuda]"
+        )
+
+
+def _require_cuda(device: torch.device, name: str) -> None:
+    if device.type != "cuda":
+        raise ConfigError(f"--attention-backend {name} needs a CUDA device; use torch on a CPU")
 
 
 def _choose(device: torch.device) -> str:

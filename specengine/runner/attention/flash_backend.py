@@ -1,0 +1,130 @@
+"""FlashAttention 3, which reads lengths and page table on the device: a slot is a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import AttnPlan, ForwardBatch, Tree
+from specengine.core.interfaces import AttentionLayer, AttentionLimits
+from specengine.kernels.flash_attention import (
+    FlashAttention,
+    FlashKeys,
+    FlashOutput,
+    merge,
+)
+from specengine.runner.attention.base import attach_plan
+
+
+@dataclass
+class FlashPlan:
+    """What each forward makes anew when it comes to its first layer, so that a captured graph
+    makes it too."""
+
+    max_keys: int
+    keys: FlashKeys | None = None  # all of a request's; under a tree those before it
+    # under a tree: of each row its ancestors and itself, and whether nothing lies before the tree
+    nodes: FlashKeys | None = None
+    is_alone_T: Tensor | None = None
+
+
+class FlashAttentionBackend:
+    """Nothing is planned on the host. FlashAttention takes no mask: under a tree, rows attend to
+    what lies before the tree and to their ancestors apart, and the two are merged."""
+
+    name = "fa"
+    limits = AttentionLimits(
+        dtypes=frozenset({torch.float16, torch.bfloat16}),
+        head_dims=frozenset(range(8, 257, 8)),
+        windows_under_trees=False,
+    )
+
+    def __init__(self, flash: FlashAttention) -> None:
+        self.flash = flash
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
+        return attach_plan(self.name, batch, FlashPlan(batch.max_seq_len))
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Nothing to hold."""
+
+    def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
+        """Launches are shaped for the longest request that the page table has room for."""
+        context = batch.req_to_token_pool.req_to_token.shape[1]
+        return attach_plan(self.name, batch, FlashPlan(context))
+
+    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
+        """Nothing to do: the graph reads the batch's fixed buffers."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        return None
+
+    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        return self.forward_extend(q, layer, batch)
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        assert batch.attn_plan is not None, "init_forward_metadata comes first"
+        plan: FlashPlan = batch.attn_plan.metadata
+        if plan.keys is None or layer.layer_id == batch.attn_layers[0].layer_id:
+            _prepare(plan, batch)
+        assert plan.keys is not None
+        cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        if plan.nodes is None:
+            return self.flash(q, *cache, plan.keys, layer.scale, layer.sliding_window).out
+        before = self.flash(q, *cache, plan.keys, layer.scale, None)
+        among = self.flash(q, *cache, plan.nodes, layer.scale, None)
+        assert plan.is_alone_T is not None
+        return merge(_without(plan.is_alone_T, before), among)
+
+
+def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:
+    seq_lens_B = batch.seq_lens
+    if batch.tree is not None:
+        # Requests that fill a graph have no prefix for the past nodes to end.
+        seq_lens_B = (batch.prefix_lens - batch.tree.num_past).clamp(min=0)
+        rows_T = torch.arange(batch.num_tokens, device=seq_lens_B.device)
+        request_T = torch.searchsorted(batch.qo_indptr[1:-1], rows_T, right=True)
+        plan.nodes = _nodes(batch, batch.tree, request_T, seq_lens_B)
+        plan.is_alone_T = seq_lens_B[request_T] == 0
+    plan.keys = FlashKeys(
+        table=batch.req_to_token_pool.req_to_token,
+        rows=batch.req_pool_indices.int(),
+        seq_lens=seq_lens_B.int(),
+        qo_indptr=batch.qo_indptr.int(),
+        max_queries=batch.max_extend_len,
+        max_keys=plan.max_keys,
+        causal=batch.tree is None,
+    )
+
+
+def _nodes(batch: ForwardBatch, tree: Tree, request_T: Tensor, first_B: Tensor) -> FlashKeys:
+    """A request a row. Its table has the slots of the nodes that it sees, side by side."""
+    table, device = batch.req_to_token_pool.req_to_token, first_B.device
+    starts_T = torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device)
+    mask_BNM = tree.mask_BNN.to(device)
+    node_T = (starts_T[:-1] - batch.qo_indptr[request_T]).clamp(max=mask_BNM.shape[1] - 1)
+    seen_TM = mask_BNM[request_T, node_T]
+    order_TM = seen_TM.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    places_TM = (first_B[request_T, None] + order_TM).clamp(max=table.shape[1] - 1)
+    return FlashKeys(
+        table=table[batch.req_pool_indices[request_T, None], places_TM],
+        rows=None,
+        seq_lens=seen_TM.sum(1, dtype=torch.int32),
+        qo_indptr=starts_T,
+        max_queries=1,
+        max_keys=mask_BNM.shape[2],
+        causal=False,
+    )
+
+
+def _without(rows_T: Tensor, part: FlashOutput) -> FlashOutput:
+    """No share of the sum for these rows, which have no key in this part."""
+    out = part.out.masked_fill(rows_T[:, None, None], 0.0)
+    return FlashOutput(out, part.lse.masked_fill(rows_T, float("-inf")))

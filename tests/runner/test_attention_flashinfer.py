@@ -1,0 +1,178 @@
+"""The FlashInfer backend: what the host plans by, on any machine, and its kernels on a GPU."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from specengine.core.batch import ForwardMode
+from specengine.core.errors import ConfigError
+from specengine.runner.attention import make_attention_backend
+from specengine.runner.attention.flashinfer_wrappers import (
+    HostLengths,
+    Wrapper,
+    WrapperPool,
+    slots_of,
+)
+from specengine.runner.attention.limits import check_layers
+from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from tests.runner.attention_cases import BUSHY, Case, Layer, every_mode, run
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+HAS_LIBRARY = torch.cuda.is_available() and find_spec("flashinfer") is not None
+needs_library = pytest.mark.skipif(
+    not HAS_LIBRARY, reason="no CUDA device, or flashinfer-python is not installed"
+)
+LAYERS = [Layer(9, 3, 64, 0.125), Layer(8, 2, 128, 0.09)]
+
+
+def test_lengths_and_slots_of_a_ragged_batch() -> None:
+    case = Case([(13, 8), (0, 5), (7, 0), (30, 1)])
+    batch = case.batch(TorchAttentionBackend())
+    lengths = HostLengths.of(batch)
+    assert lengths.qo_indptr.tolist() == [0, 8, 13, 13, 14]
+    assert lengths.kv_indptr.tolist() == [0, 21, 26, 33, 64]
+    assert lengths.ones.tolist() == [1, 1, 1, 1]
+    table = batch.req_to_token_pool.req_to_token
+    expected = torch.cat([table[i + 1, : p + n] for i, (p, n) in enumerate(case.lens)])
+    torch.testing.assert_close(slots_of(batch, lengths.num_keys), expected)
+
+
+def test_a_capture_deals_its_rows_out_by_the_bounds() -> None:
+    batch = Case([(0, 4), (0, 2)]).batch(TorchAttentionBackend())
+    batch.extend_lens_cpu = [4, 4]
+    assert HostLengths.of(batch).qo_indptr.tolist() == [0, 4, 6]
+
+
+class Plan:
+    pass
+
+
+def test_a_wrapper_is_lent_until_its_plan_is_dropped_and_rests_a_turn() -> None:
+    made: list[Wrapper] = []
+
+    def make() -> Wrapper:
+        made.append(Wrapper(None, copied=None))  # type: ignore[arg-type]
+        return made[-1]
+
+    pool, held = WrapperPool(make), []
+    for _ in range(2):
+        plan, wrapper = Plan(), pool.take()
+        pool.lend(wrapper, plan)
+        held.append(plan)
+    assert len(made) == 2
+    del plan
+    held.clear()
+    gc.collect()
+    used: list[Any] = []
+    for _ in range(4):
+        plan, wrapper = Plan(), pool.take()
+        used.append(wrapper)
+        pool.lend(wrapper, plan)
+        del plan
+    assert used[0] is used[2]
+    assert used[1] is used[3]
+    assert {id(one) for one in used} == {id(one) for one in made}
+
+
+def test_what_it_cannot_serve_is_refused_by_name() -> None:
+    from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
+
+    backend, layer = FlashInferAttentionBackend(CPU), LAYERS[0]
+    check_layers(backend, [layer, replace(layer, layer_id=1)], torch.float16)
+    with pytest.raises(ConfigError, match="flashinfer does not compute in float32"):
+        check_layers(backend, [layer], torch.float32)
+    with pytest.raises(ConfigError, match="heads of 16"):
+        check_layers(backend, [Layer()], torch.float16)
+    with pytest.raises(ConfigError, match="the same heads, scale and window"):
+        check_layers(backend, [layer, replace(layer, sliding_window=8)], torch.float16)
+
+
+def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing, there = (lambda name: None), (lambda name: object())
+    monkeypatch.setattr("specengine.runner.attention.find_spec", missing)
+    with pytest.raises(ConfigError, match=r"flashinfer-python is not.*specengine\[cuda\]"):
+        make_attention_backend("flashinfer", CUDA)
+    monkeypatch.setattr("specengine.runner.attention.find_spec", there)
+    with pytest.raises(ConfigError, match="flashinfer needs a CUDA device"):
+        make_attention_backend("flashinfer", CPU)
+
+
+@pytest.mark.gpu
+@needs_library
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: f"{layer.num_heads}x{layer.head_dim}")
+def test_every_mode_on_a_gpu(layer: Layer, page_size: int) -> None:
+    backend = make_attention_backend("flashinfer", CUDA)
+    for case in every_mode():
+        case = replace(case, layer=layer, dtype=torch.bfloat16, device=CUDA, page_size=page_size)
+        out, expected = run(case, backend)
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_library
+@pytest.mark.parametrize("lens", [[(0, 9), (13, 8)], [(3, 1), (0, 1), (50, 1)]])
+def test_a_sliding_window_on_a_gpu(lens: list[tuple[int, int]]) -> None:
+    case = Case(lens, layer=Layer(9, 3, 64, 0.125, 5), dtype=torch.bfloat16, device=CUDA)
+    if all(count == 1 for _, count in lens):
+        case.mode = ForwardMode.DECODE
+    out, expected = run(case, make_attention_backend("flashinfer", CUDA))
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_library
+def test_several_plans_wait_for_their_forwards() -> None:
+    backend = make_attention_backend("flashinfer", CUDA)
+    cases = [replace(case, layer=LAYERS[0], dtype=torch.bfloat16) for case in every_mode()]
+    cases = [replace(case, device=CUDA) for case in cases]
+    batches = [case.batch(backend) for case in cases]
+    for batch in batches:
+        backend.init_forward_metadata(batch)
+    for case, batch in zip(cases, batches, strict=True):
+        forward = backend.forward_decode if case.mode.is_decode() else backend.forward_extend
+        out = forward(case.q(), case.layer, batch)
+        torch.testing.assert_close(out.double().cpu(), run(case, backend)[1], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.gpu
+@needs_library
+@pytest.mark.parametrize("kind", ["decode", "chain", "tree"])
+def test_a_replayed_graph_follows_what_it_is_planned_for(kind: str) -> None:
+    mode = ForwardMode.DECODE if kind == "decode" else ForwardMode.TARGET_VERIFY
+    count = 1 if kind == "decode" else 7
+    star = [-1, 0, 0, 0, 0, 0, 0]
+    form = Case([(0, count), (0, count)], mode, layer=LAYERS[0], dtype=torch.bfloat16, device=CUDA)
+    short = replace(form, trees=[BUSHY, BUSHY] if kind == "tree" else None)
+    long = replace(form, lens=[(50, count), (19, count)], seed=5)
+    long = replace(long, trees=[star, BUSHY] if kind == "tree" else None)
+    backend = make_attention_backend("flashinfer", CUDA)
+    batch, q = short.batch(backend), short.q()
+    plan = backend.init_forward_metadata_capture(batch)
+    forward = backend.forward_decode if mode.is_decode() else backend.forward_extend
+    forward(q, short.layer, batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = forward(q, short.layer, batch)
+
+    later = long.batch(backend)
+    for name in ("seq_lens", "prefix_lens", "positions", "req_pool_indices"):
+        getattr(batch, name).copy_(getattr(later, name))
+    batch.prefix_lens_cpu = later.prefix_lens_cpu
+    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
+    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
+    for ours, theirs in zip(kv, kv_later, strict=True):
+        ours.copy_(theirs)
+    if batch.tree is not None and later.tree is not None:
+        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)
+    q.copy_(long.q())
+    backend.init_forward_metadata_replay(batch, plan)
+    graph.replay()
+    _, expected = run(long, backend)
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=2e-2, atol=2e-2)
