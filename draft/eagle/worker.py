@@ -106,7 +106,7 @@ class EagleWorker(DraftWorker):
                 step.features = states_BH
                 states_BH = self.runner.forward_decode(step)
             tokens.append(self.runner.model.best_tokens(states_BH))
-        return torch.stack(tokens, dim=1) if tokens else rows.roots_B[:, None][:, :0]
+        return torch.stack(tokens, dim=1)
 
     @property
     def tree_row_steps(self) -> int | None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from specengine.core.config import EngineConfig
-from specengine.core.spec import Drafter, RowDrafter, TextDrafter
+from specengine.core.spec import Drafter, RowDrafter, SleepyRowDrafter, TextDrafter, TreeRowDrafter
 from specengine.engine.adaptive.cost_table import StepCosts, measure
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.loop import EngineParts
 
@@ -68,7 +69,12 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
         return None
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found
-    graph_round = GraphRound(parts.worker, drafter, steps, list(sizes), padding, forced)
+    may_sleep = chooses and isinstance(drafter, SleepyRowDrafter)
+    given = steps, list(sizes), padding, forced, may_sleep
+    if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
+        graph_round: GraphRound = GraphTreeRound(parts.worker, drafter, *given)
+    else:
+        graph_round = GraphRound(parts.worker, drafter, *given)
     graph_round.capture()
     return graph_round
 
@@ -82,8 +88,15 @@ def _row_drafter(
         most = drafter.max_nodes - 1
         steps = [0, *(n for n in (3,) if n < most), most]
         return HostDrafts(batch_size, most, device), steps
-    steps_of_rows = drafter.row_steps if isinstance(drafter, RowDrafter) else None
-    if not isinstance(drafter, RowDrafter) or steps_of_rows is None:
+    deepest = _tree_steps(drafter)
+    if not isinstance(drafter, RowDrafter):
         return None
-    shallower = [n for n in _SHALLOW if n < steps_of_rows] if chooses else []
-    return drafter, [*shallower, steps_of_rows]
+    deepest = drafter.row_steps if deepest is None else deepest
+    if deepest is None:
+        return None
+    shallower = [n for n in _SHALLOW if n < deepest] if chooses else []
+    return drafter, [*shallower, deepest]
+
+
+def _tree_steps(drafter: Drafter | RowDrafter) -> int | None:
+    return drafter.tree_row_steps if isinstance(drafter, TreeRowDrafter) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from specengine.engine.graph_round import Flight, GraphRound
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.kv_move import KVBuffers, kv_move
 from specengine.kernels.tree_build import DraftTree
-from specengine.runner.worker import TpModelWorker
 
 
 class GraphTreeRound(GraphRound):
@@ -28,20 +28,11 @@ class GraphTreeRound(GraphRound):
 
     drafter: TreeRowDrafter
 
-    def __init__(
-        self,
-        worker: TpModelWorker,
-        drafter: TreeRowDrafter,
-        steps: list[int],
-        batch_sizes: list[int],
-        padding: bool = True,
-        simulated_length: float | None = None,
-        may_sleep: bool = False,
-    ) -> None:
-        super().__init__(worker, drafter, steps, batch_sizes, padding, simulated_length, may_sleep)
-        pool = self.runner.pools.token_to_kv_pool
-        layers = range(self.runner.model.num_layers)
-        self.kv = KVBuffers.of([one for layer in layers for one in pool.get_kv_buffer(layer)])
+    @cached_property
+    def kv(self) -> KVBuffers:
+        """The target's."""
+        pool, layers = self.runner.pools.token_to_kv_pool, range(self.runner.model.num_layers)
+        return KVBuffers.of([one for layer in layers for one in pool.get_kv_buffer(layer)])
 
     @property
     def num_slots(self) -> int:
