@@ -25,7 +25,13 @@ NGRAM: dict[str, Any] = {"algorithm": "NGRAM", "ngram_min_match": 1, "num_draft_
 
 
 def make(folders: dict[str, Path], case: Case | None, **more: Any) -> LLM:
-    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
+    """Rounds that the host runs, on any machine: graphs choose among their own depths, which
+    tests/engine/test_flights.py looks at."""
+    flags: dict[str, Any] = {
+        "dtype": "float32",
+        "max_total_tokens": 2048,
+        "disable_cuda_graph": True,
+    }
     if case is None:
         return LLM(str(folders["target"]), **flags)
     algorithm, options = case

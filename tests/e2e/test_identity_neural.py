@@ -232,6 +232,21 @@ def test_sampled_drafts_of_the_target_itself_always_stand(shape: str, target: Pa
     assert totals.num_drafts - totals.accepted_per_pos[-1] <= len(PROMPTS)
 
 
+@pytest.mark.parametrize("verify", ["rejection", "block", "target_only", "sibling"])
+def test_a_seed_fixes_what_sampled_drafts_come_to(
+    verify: str, target: Path, drafts: dict[str, Path]
+) -> None:
+    """Alone and in company, whatever rule weighs the drafts."""
+    shape = SHAPES["tree" if verify == "sibling" else "chain"]
+    spec = spec_of("STANDALONE", drafts["STANDALONE"], draft_sampling=True, verify=verify, **shape)
+    params = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
+    llm = make(target, spec, disable_radix_cache=True)
+    alone = [llm.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
+    together = llm.generate(PROMPTS, params)
+    assert [one.token_ids for one in together] == alone
+    assert sum(one.spec.num_accepted for one in together) > 0
+
+
 @pytest.mark.parametrize("sampled", [False, True], ids=["best", "sampled"])
 @pytest.mark.parametrize(
     ("algorithm", "shape"),

@@ -88,7 +88,7 @@ class _OverrulingVerifier(MatchVerifier):
         for row, count in zip(following, proposal.num_nodes, strict=True):
             row[count - 1 :] = -1
         nodes = flat_nodes(proposal.num_nodes, following.shape[1])
-        self.overruling.drafted = following.view(-1)[nodes]
+        self.overruling.drafted = following.view(-1)[nodes].to(output.logits.device)
         return super().accept(output, batch, proposal)
 
 

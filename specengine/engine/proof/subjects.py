@@ -103,9 +103,11 @@ class Subject:
             spec = SpecConfig(algorithm="NGRAM", num_draft_tokens=self.shape.num_nodes)
         spec = replace(spec, adaptive=self.any_depth)
         engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
-        adaptive = engine.parts.adaptive
+        adaptive, flights = engine.parts.adaptive, engine.flights
         if adaptive is not None:
             adaptive.steps = AnyDepth(adaptive.steps.steps)
+        if flights is not None and flights.depths is not None:
+            flights.depths = AnyDepth(flights.depths.steps)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit
