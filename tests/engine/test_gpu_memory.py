@@ -1,0 +1,83 @@
+"""Memory of an engine on a GPU: what was promised, and no more with time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.engine.loop import Engine
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+EAGLE3 = SpecConfig(algorithm="EAGLE3", adaptive=False, num_steps=3)
+
+
+def run(llm: LLM, count: int, max_tokens: int) -> list[list[int]]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    prompts = [[5 + i, 6, 7, 8 + i] * 4 for i in range(count)]
+    return [one.token_ids for one in llm.generate(prompts, params, progress=False)]
+
+
+def rounds(engine: Engine) -> int:
+    assert engine.graph_round is not None
+    return engine.graph_round.counters["replays"]
+
+
+def test_kv_takes_what_the_formula_says() -> None:
+    """135M: 30 layers, K and V, 3 heads of 64, 2 bytes."""
+    more, taken = 100_000, []
+    for tokens in (more, 2 * more):
+        before = torch.cuda.memory_allocated()
+        llm = LLM("smollm2-shape", load_format="dummy", max_total_tokens=tokens, cuda_graph_bs=(1,))
+        taken.append(torch.cuda.memory_allocated() - before)
+        del llm
+        torch.cuda.empty_cache()
+    assert (taken[1] - taken[0]) / more == pytest.approx(30 * 2 * 3 * 64 * 2, rel=0.03)
+
+
+def test_nothing_grows_over_5000_rounds() -> None:
+    llm = LLM("tiny", EAGLE3, max_total_tokens=4096, cuda_graph_bs=(1, 4))
+    free = llm.engine.scheduler.num_free_slots
+    run(llm, 4, 400)
+    torch.cuda.synchronize()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    begun = rounds(llm.engine)
+    while rounds(llm.engine) - begun < 5000:
+        run(llm, 4, 400)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= allocated + (1 << 20)
+    assert torch.cuda.memory_reserved() == reserved
+    assert llm.engine.scheduler.num_free_slots == free
+    llm.engine.scheduler.check_invariant()
+
+
+@pytest.mark.parametrize("slots", [150, 230, 400])
+def test_a_pool_that_is_nearly_empty(slots: int) -> None:
+    """Requests wait, are retracted and come back; what they say stays the same."""
+    flags = {"dtype": "float32", "cuda_graph_bs": (1, 2, 4, 8)}
+    expected = run(LLM("tiny", None, max_total_tokens=4096, **flags), 6, 90)
+    tight = LLM("tiny", EAGLE3, max_total_tokens=slots, **flags)
+    assert run(tight, 6, 90) == expected
+    tight.engine.scheduler.check_invariant()
+
+
+def test_a_drafter_that_sleeps_changes_nothing(tmp_path: Path) -> None:
+    """Drafts that never pay: it naps, wakes, and is tried again."""
+    table = tmp_path / "costs.json"
+    table.write_text('{"seconds": {"1": {"0": 0.001, "3": 0.1}, "4": {"0": 0.001, "3": 0.1}}}')
+    spec = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=True, cost_table=str(table))
+    flags = {"dtype": "float32", "max_total_tokens": 4096, "cuda_graph_bs": (1, 4)}
+    expected = run(LLM("tiny", None, **flags), 3, 400)
+    sleepy = LLM("tiny", spec, **flags)
+    assert run(sleepy, 3, 400) == expected
+    assert sleepy.engine.flights is not None
+    assert sleepy.engine.flights.naps is not None
+    decision = sleepy.engine.stats().depth
+    assert decision is not None
+    assert decision.num_steps == 0
