@@ -31,6 +31,11 @@ class PlanMismatchError(SpecEngineError):
     """A forward was asked to run on an AttnPlan that was made for another batch."""
 
 
+class GraphInputError(SpecEngineError):
+    """An input of a CUDA graph is not where it was when the graph was captured. Always a bug in the
+    engine."""
+
+
 class InvariantError(SpecEngineError):
     """KV bookkeeping does not add up. Always a bug in the engine."""
 

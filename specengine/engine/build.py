@@ -90,6 +90,8 @@ def build_engine(
     pools = MemoryPools(memory.rows, memory.kv)
     runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers)
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
+    for one in (runner, *draft_runners):
+        one.guards_graphs = config.graph.debug_cuda_graph
     if not config.graph.disable_cuda_graph and config.graph.cuda_graph_bs is not None:
         with phases.phase("capture graphs"):
             padding = not config.graph.disable_cuda_graph_padding

@@ -16,6 +16,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class CapturedExtend:
     batch: ForwardBatch
     graph: torch.cuda.CUDAGraph
     output: LogitsOutput  # rows of padding included
+    guard: GraphGuard | None
 
 
 class ExtendGraphRunner:
@@ -119,7 +121,8 @@ class ExtendGraphRunner:
         inputs = Inputs.of(self.buffer, size)
         batch = self._fixed_batch(inputs, size)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
-        return CapturedExtend(batch, *capture(lambda: self._run(batch, inputs), pool))
+        graph, output = capture(lambda: self._run(batch, inputs), pool)
+        return CapturedExtend(batch, graph, output, self.runner.guard_of(batch))
 
     def _run(self, batch: ForwardBatch, inputs: Inputs) -> LogitsOutput:
         rows = inputs.rows[inputs.requests_T]
@@ -179,6 +182,8 @@ class ExtendGraphRunner:
         self.buffer[: len(values)].copy_(self.staging[: len(values)], non_blocking=True)
         self.copied.record()
         captured = self.captured[size]
+        if captured.guard is not None:
+            captured.guard.check()
         captured.graph.replay()
         self.counters["replays"] += 1
         output, count = captured.output, batch.num_tokens

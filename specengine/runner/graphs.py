@@ -17,6 +17,7 @@ import torch
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_guard import GraphGuard
 
 if TYPE_CHECKING:
     from specengine.runner.model_runner import ModelRunner
@@ -32,6 +33,7 @@ class CapturedDecode:
     graph: torch.cuda.CUDAGraph
     batch: ForwardBatch
     output: LogitsOutput  # rows of padding included
+    guard: GraphGuard | None
 
 
 @contextmanager
@@ -107,7 +109,7 @@ class DecodeGraphRunner:
         batch = self._fixed_batch(bs)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
         graph, output = capture(lambda: self._run(batch), pool)
-        return CapturedDecode(graph, batch, output)
+        return CapturedDecode(graph, batch, output, self.runner.guard_of(batch))
 
     def _run(self, batch: ForwardBatch) -> LogitsOutput:
         table = batch.req_to_token_pool.req_to_token
@@ -190,6 +192,8 @@ class DecodeGraphRunner:
     def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one step. The output views the graph's buffers: read it before the next replay."""
         captured = self.replay_prepare(batch)
+        if captured.guard is not None:
+            captured.guard.check()
         captured.graph.replay()
         self.counters["replays"] += 1
         return _first_rows(captured.output, batch.batch_size)

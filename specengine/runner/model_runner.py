@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from specengine.kernels.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.extend_graphs import ExtendGraphRunner
+from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.graphs import DecodeGraphRunner
 from specengine.runner.prepared import EagerForward, GraphForward, PreparedForward
@@ -93,9 +95,11 @@ class ModelRunner:
         on_device.capture_layers = self.capture_layers
         return on_device
 
-    def new_row_batch(
-        self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
-    ) -> ForwardBatch:
+    def guard_of(self, batch: ForwardBatch) -> GraphGuard | None:
+        """Of a graph's fixed batch, where graphs are guarded."""
+        find = partial(inputs_of, batch, self.model)
+        return GraphGuard(find) if self.guards_graphs else None
+
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
         """A forward whose tokens and tree may still be filled in when it runs."""
         if self.ragged_graph is not None:
@@ -108,6 +112,9 @@ class ModelRunner:
         planned, and made on the device alone. A tree's past nodes are all that lies between."""
         B, W = tokens_BW.shape
         table = self.pools.req_to_token_pool.req_to_token
+    def new_row_batch(
+        self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
+    ) -> ForwardBatch:
         assert tree is None or tree.num_past == offset, "depths count from what stands"
         depths_T = None if tree is None else tree.depths_T
         places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
@@ -168,10 +175,6 @@ class ModelRunner:
                 return self.graph.replay(batch)
             if self.extend_graph is not None and self.extend_graph.can_run(batch):
                 return self.extend_graph.replay(batch)
-            batch = self.new_forward_batch(batch)
-        return self.forward_eager(batch, skip_attn_backend_init)
-
-    def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
             if self.ragged_graph is not None:
                 form = self.ragged_graph.form_of(batch)
                 if form is not None:
@@ -181,6 +184,10 @@ class ModelRunner:
             return self._logits(self.forward_idle(batch), batch)
         if not skip_attn_backend_init:
             self.attn_backend.init_forward_metadata(batch)
+            batch = self.new_forward_batch(batch)
+        return self.forward_eager(batch, skip_attn_backend_init)
+
+    def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         self.check_plan(batch)
         if batch.forward_mode.is_split_prefill():
             hidden = self.forward_split_prefill(batch, self.model.num_layers)

@@ -16,6 +16,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
 from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.ragged_forms import Form, Inputs, Sizes, num_inputs, pack
 
@@ -34,6 +35,7 @@ class CapturedForward:
     inputs: Inputs
     batch: ForwardBatch
     output: LogitsOutput  # rows of the filling included
+    guard: GraphGuard | None
 
     def fill(
         self, batch: ModelWorkerBatch, values: Tensor, tokens: Tensor, features: Tensor | None
@@ -117,6 +119,8 @@ class RaggedGraphRunner:
         self.runner.attn_backend.init_forward_metadata_replay(
             captured.batch, captured.batch.attn_plan
         )
+        if captured.guard is not None:
+            captured.guard.check()
         captured.graph.replay()
         self.counters["replays"] += 1
         return _first_rows(captured.output, batch), captured
@@ -141,7 +145,8 @@ class RaggedGraphRunner:
         self.counters["captures"] += 1
         seconds = perf_counter() - start
         logger.info("captured a %s graph in %.2f s: %s", self.kind, seconds, form)
-        return CapturedForward(graph, buffer, inputs, batch, output)
+        guard = self.runner.guard_of(batch)
+        return CapturedForward(graph, buffer, inputs, batch, output, guard)
 
     def _run(self, form: Form, inputs: Inputs, batch: ForwardBatch) -> Callable[[], LogitsOutput]:
         table, model = self.runner.pools.req_to_token_pool.req_to_token, self.runner.model

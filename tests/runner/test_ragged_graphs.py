@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine.core.errors import GraphInputError
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling import SpecControl
 from specengine.draft.worker import DraftWorker
@@ -152,3 +153,59 @@ def test_rounds_of_functions(
 
 
 LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
+
+
+def test_a_buffer_that_moved_is_noticed(
+    target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged_graphs, "capture", capture)
+    llm = make(target, specs["EAGLE3"], device="cpu")
+    runner = llm.engine.parts.worker.runner
+    runner.guards_graphs = True
+    graphs_on_the_cpu(llm)
+    tokens(llm, BATCHES[1])
+    assert runner.ragged_graph is not None
+    table = runner.pools.req_to_token_pool
+    table.req_to_token = table.req_to_token.clone()
+    with pytest.raises(GraphInputError, match="captured with req_to_token at"):
+        tokens(llm, BATCHES[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnTheGpu:
+    @pytest.mark.parametrize("name", SHAPES)
+    def test_graphs_change_nothing(
+        self, name: str, target: Path, with_mtp: Path, specs: dict[str, SpecConfig]
+    ) -> None:
+        folder = with_mtp if name == "MTP" else target
+        eager = make(folder, specs[name], disable_cuda_graph=True)
+        replayed = make(folder, specs[name], cuda_graph_bs=(1, 2, 8))
+        replayed.engine.flights = None  # no round as a whole
+        for params in [[GREEDY] * 4, *BATCHES, [GREEDY]]:
+            assert tokens(replayed, params) == tokens(eager, params)
+        stats = replayed.engine.stats()
+        assert stats.graphs["verify"].replays > 10
+        assert not stats.graphs["verify"].fallbacks
+        found, expected = replayed.engine.scheduler, eager.engine.scheduler
+        assert found.spec_totals.accepted_per_pos == expected.spec_totals.accepted_per_pos
+
+    def test_padding_off(self, target: Path, specs: dict[str, SpecConfig]) -> None:
+        flags = {"cuda_graph_bs": (2,), "disable_cuda_graph_padding": True}
+        eager = make(target, specs["EAGLE3"], disable_cuda_graph=True)
+        replayed = make(target, specs["EAGLE3"], **flags)
+        for params in (BATCHES[1], BATCHES[0]):
+            assert tokens(replayed, params) == tokens(eager, params)
+        stats = replayed.engine.stats()
+        assert stats.graphs["verify"].fallbacks["batch size not captured, padding off"] > 0
+        assert stats.graphs["verify"].replays > 0
+
+    def test_a_buffer_that_moved_is_noticed(
+        self, target: Path, specs: dict[str, SpecConfig]
+    ) -> None:
+        llm = make(target, specs["EAGLE3"], cuda_graph_bs=(2,), debug_cuda_graph=True)
+        tokens(llm, BATCHES[1])
+        head = llm.engine.parts.worker.runner.model.lm_head  # type: ignore[attr-defined]
+        head.weight = torch.nn.Parameter(head.weight.clone(), requires_grad=False)
+        with pytest.raises(GraphInputError, match="captured with lm_head"):
+            tokens(llm, BATCHES[1])
