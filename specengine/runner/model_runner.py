@@ -66,6 +66,10 @@ class ModelRunner:
         self.capture_layers = capture_layers
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
         self.extend_graph: ExtendGraphRunner | None = None  # likewise
+        self.ragged_graph: RaggedGraphRunner | None = None  # set by whoever wants it
+        self.graph_memory = graph_memory or GraphMemory()
+        self.guards_graphs = False  # checks their inputs before each replay
+        self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that may sleep
         self.num_eager = 0  # forwards that no graph served
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for layer in self.attn_layers[:1]:
@@ -108,13 +112,13 @@ class ModelRunner:
                 return GraphForward(self.ragged_graph, form, batch)
         return EagerForward(self, self.new_forward_batch(batch))
 
+    def new_row_batch(
+        self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
+    ) -> ForwardBatch:
         """A forward over W new tokens of each request, `offset` places after those that stand:
         planned, and made on the device alone. A tree's past nodes are all that lies between."""
         B, W = tokens_BW.shape
         table = self.pools.req_to_token_pool.req_to_token
-    def new_row_batch(
-        self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
-    ) -> ForwardBatch:
         assert tree is None or tree.num_past == offset, "depths count from what stands"
         depths_T = None if tree is None else tree.depths_T
         places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
@@ -139,6 +143,7 @@ class ModelRunner:
             attn_backend=self.attn_backend,
             attn_layers=self.attn_layers,
             tree=tree,
+            first_keys=self.first_keys,
             capture_layers=self.capture_layers,
         )
         self.attn_backend.init_forward_metadata_capture(batch)
@@ -179,15 +184,15 @@ class ModelRunner:
                 form = self.ragged_graph.form_of(batch)
                 if form is not None:
                     return self.ragged_graph.replay(form, batch, batch.input_ids)[0]
+            batch = self.new_forward_batch(batch)
+        return self.forward_eager(batch, skip_attn_backend_init)
+
+    def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         self.num_eager += 1
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
             return self._logits(self.forward_idle(batch), batch)
         if not skip_attn_backend_init:
             self.attn_backend.init_forward_metadata(batch)
-            batch = self.new_forward_batch(batch)
-        return self.forward_eager(batch, skip_attn_backend_init)
-
-    def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         self.check_plan(batch)
         if batch.forward_mode.is_split_prefill():
             hidden = self.forward_split_prefill(batch, self.model.num_layers)
