@@ -33,20 +33,22 @@ class Inputs:
     """What a prefill takes from the host, views of one buffer that crosses in one copy.
 
     Tokens past the real ones belong to request MAX_REQUESTS, which has row 0 of the page table and
-    so writes to slot 0; requests past the real ones have no tokens.
+    so writes to slot 0, and sees itself alone: what attention left out would be whatever lay there,
+    and a NaN in slot 0 survives. Requests past the real ones have no tokens.
     """
 
     tokens_T: Tensor
     requests_T: Tensor
     places_T: Tensor
     rows: Tensor  # [MAX_REQUESTS + 1]
-    seq_lens: Tensor  # [MAX_REQUESTS]
-    qo_indptr: Tensor  # [MAX_REQUESTS + 1]
+    seq_lens: Tensor  # [MAX_REQUESTS + 1]
+    qo_indptr: Tensor  # [MAX_REQUESTS + 2]
     logits_rows: Tensor  # [MAX_REQUESTS]
 
     @classmethod
     def of(cls, buffer: Tensor, tokens: int) -> Inputs:
-        sizes = [tokens] * 3 + [MAX_REQUESTS + 1, MAX_REQUESTS, MAX_REQUESTS + 1, MAX_REQUESTS]
+        requests = MAX_REQUESTS + 1
+        sizes = [tokens] * 3 + [requests, requests, requests + 1, MAX_REQUESTS]
         return cls(*torch.split(buffer[: sum(sizes)], sizes))
 
     @staticmethod
@@ -67,14 +69,16 @@ class Inputs:
             *requests,
             *[MAX_REQUESTS] * pad,
             *places,
-            *[0] * pad,
+            *range(pad),
             *batch.req_pool_indices,
             *[0] * (absent + 1),
             *seq_lens,
             *[0] * absent,
+            pad,
             0,
             *ends,
             *[ends[-1]] * absent,
+            tokens,
             *rows,
             *[0] * (MAX_REQUESTS - len(rows)),
         ]
@@ -98,7 +102,7 @@ class ExtendGraphRunner:
         self.sizes = [size for size in SIZES if size <= self.table.shape[1]]
         self.captured: dict[int, CapturedExtend] = {}
         self.counters: Counter[str] = Counter()
-        length = 3 * SIZES[-1] + 4 * MAX_REQUESTS + 2
+        length = 3 * SIZES[-1] + 4 * MAX_REQUESTS + 4
         self.buffer = torch.zeros(length, dtype=torch.int64, device=runner.device)
         self.staging = torch.zeros(length, dtype=torch.int64).pin_memory()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -134,21 +138,21 @@ class ExtendGraphRunner:
         return LogitsOutput(logits, None, hidden, features)
 
     def _fixed_batch(self, inputs: Inputs, size: int) -> ForwardBatch:
-        lens = torch.zeros_like(inputs.seq_lens)
+        lens, requests = torch.zeros_like(inputs.seq_lens), len(inputs.rows)
         return ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
-            batch_size=MAX_REQUESTS,
+            batch_size=requests,
             num_tokens=size,
             input_ids=inputs.tokens_T,
             positions=inputs.places_T,
             out_cache_loc=torch.zeros_like(inputs.places_T),
-            req_pool_indices=inputs.rows[:MAX_REQUESTS],
+            req_pool_indices=inputs.rows,
             prefix_lens=lens,
             extend_lens=lens,
             seq_lens=inputs.seq_lens,
             qo_indptr=inputs.qo_indptr,
-            prefix_lens_cpu=[0] * MAX_REQUESTS,
-            extend_lens_cpu=[size] * MAX_REQUESTS,  # the most that one of them may have
+            prefix_lens_cpu=[0] * requests,
+            extend_lens_cpu=[size] * requests,  # the most that one of them may have
             logits_rows=inputs.logits_rows,
             req_to_token_pool=self.runner.pools.req_to_token_pool,
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
