@@ -18,9 +18,9 @@ TEMPERATURE, TOP_K, TOP_P, MIN_P, SEED, SHIFT = range(NUM_COLUMNS)
 class ChoiceTable:
     """How requests want their tokens chosen, a row a request, one word a parameter.
 
-    words: int64 [S, NUM_COLUMNS]. TEMPERATURE (0 is greedy), TOP_P (1 where off) and MIN_P (0 where
-    off) are the bits of a float64. TOP_K: the vocabulary's size where off. SHIFT: added to a row's
-    position, so that positions may be counted as is convenient.
+    words: int64 [S, NUM_COLUMNS]. TEMPERATURE (0 is greedy, and nothing else is read then), TOP_P
+    (1 where off) and MIN_P (0 where off) are the bits of a float64. TOP_K: the vocabulary's size
+    where off. SHIFT: added to a row's position, so that positions may be counted as is convenient.
     """
 
     words: Tensor
@@ -39,11 +39,12 @@ class ChoiceTable:
 class Places:
     """Whose rows they are, and what they decide: as many rows, in a row, for each of B places. Row
     r belongs to slot slots_B[r // nodes], and decides the token at position
-    starts_B[r // nodes] + r % nodes + SHIFT of that slot."""
+    starts_B[r // nodes] + depth + SHIFT of that slot, where depth is depths_R[r], or r % nodes."""
 
     slots_B: Tensor  # int64
     starts_B: Tensor  # int64
     nodes: int = 1
+    depths_R: Tensor | None = None  # int64, contiguous
 
 
 def sample_rows(

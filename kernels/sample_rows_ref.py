@@ -44,7 +44,8 @@ def exp_below_(x_RV: Tensor) -> Tensor:
     """exp of float32 numbers that are 0 or less, in place; what lies below LOWEST, or is NaN, is
     taken for LOWEST. Made of single operations, each rounded as IEEE 754 says, so that any device
     gives the same bits."""
-    for part in x_RV.split(1 if x_RV.device.type == "cpu" else len(x_RV)):  # stays in the cache
+    parts = list(x_RV) if x_RV.device.type == "cpu" else [x_RV]  # a row stays in the cache
+    for part in parts:
         part.copy_(part.where(part > LOWEST, LOWEST))
         powers = (part * LOG2_E).add_(0.5).floor_()
         part.sub_(powers * LN2_HIGH).sub_(powers * LN2_LOW)
@@ -122,12 +123,19 @@ def sample_rows(logits_RV: Tensor, table: ChoiceTable, places: Places, stream: i
     from specengine.kernels.sample_rows import MIN_P, SEED, SHIFT, TEMPERATURE, TOP_K, TOP_P
 
     slots_R = places.slots_B.repeat_interleave(places.nodes)
-    node_R = torch.arange(len(slots_R), device=slots_R.device) % places.nodes
+    depths_R = places.depths_R
+    if depths_R is None:
+        depths_R = torch.arange(len(slots_R), device=slots_R.device) % places.nodes
     rows = {index: table.column(index)[slots_R] for index in range(table.words.shape[1])}
     greedy = rows[TEMPERATURE] == 0.0
-    temperature = rows[TEMPERATURE].float().masked_fill(greedy, 1.0)
-    filters = _filters(temperature, rows[TOP_K], rows[TOP_P], rows[MIN_P], logits_RV.shape[1])
-    position_R = places.starts_B.repeat_interleave(places.nodes) + node_R + rows[SHIFT]
+    filters = _filters(
+        temperature=rows[TEMPERATURE].float().masked_fill(greedy, 1.0),
+        top_k=rows[TOP_K].masked_fill(greedy, logits_RV.shape[1]),
+        top_p=rows[TOP_P].masked_fill(greedy, 1.0),
+        min_p=rows[MIN_P].float().masked_fill(greedy, 0.0),
+        vocab=logits_RV.shape[1],
+    )
+    position_R = places.starts_B.repeat_interleave(places.nodes) + depths_R + rows[SHIFT]
     uniforms_R = keyed_uniform(rows[SEED], position_R, stream)
     tokens_R = invert_cdf(kept_weights(logits_RV, filters), uniforms_R)
     return torch.where(greedy, logits_RV.argmax(-1), tokens_R)
@@ -141,7 +149,7 @@ def _filters(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        min_p=min_p.float(),
+        min_p=min_p,
         max_top_k=int(top_k.where(bounded, 0).max()),
         any_top_p=bool((top_p < 1.0).any()),
         any_open_top_p=bool(((top_p < 1.0) & ~bounded).any()),

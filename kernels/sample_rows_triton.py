@@ -168,8 +168,9 @@ def _uniform(seed, position, offset):
 
 @triton.jit(do_not_specialize=["nodes"])
 def _sample_rows_kernel(
-    logits_ptr, e_ptr, words_ptr, slots_ptr, starts_ptr, out_ptr, vocab, nodes,
-    stride_logits, stride_e, stride_slot, stride_word, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, e_ptr, words_ptr, slots_ptr, starts_ptr, depths_ptr, out_ptr, vocab, nodes,
+    stride_logits, stride_e, stride_slot, stride_word,
+    HAS_DEPTHS: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride_logits
@@ -182,8 +183,8 @@ def _sample_rows_kernel(
         top_p = tl.load(words_ptr + 2 * stride_word).to(tl.float64, bitcast=True)
         min_p = tl.load(words_ptr + 3 * stride_word).to(tl.float64, bitcast=True).to(tl.float32)
         seed = tl.load(words_ptr + 4 * stride_word)
-        position = tl.load(starts_ptr + row // nodes) + row % nodes
-        position += tl.load(words_ptr + 5 * stride_word)
+        position = tl.load(starts_ptr + row // nodes) + tl.load(words_ptr + 5 * stride_word)
+        position += tl.load(depths_ptr + row) if HAS_DEPTHS else row % nodes
         total = _write_e(logits_ptr, e_ptr, vocab, best, temperature, BLOCK)
         tl.debug_barrier()  # other threads of the program read what each wrote
         floor = _floor(e_ptr, vocab, total, top_k, top_p, min_p, BLOCK)
@@ -209,12 +210,14 @@ def sample_rows(
         table.words,
         places.slots_B,
         places.starts_B,
+        out if places.depths_R is None else places.depths_R,
         out,
         vocab,
         places.nodes,
         logits_RV.stride(0),
         e_RV.stride(0),
         *table.words.stride(),
+        HAS_DEPTHS=places.depths_R is not None,
         OFFSET=GOLDEN * (stream + 1) % 2**64,
         BLOCK=block,
         num_warps=max(1, min(16, block // 256)),

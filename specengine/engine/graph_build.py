@@ -75,6 +75,7 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
         graph_round: GraphRound = GraphTreeRound(parts.worker, drafter, *given)
     else:
         graph_round = GraphRound(parts.worker, drafter, *given)
+    graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
     graph_round.capture()
     return graph_round
 

@@ -12,10 +12,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
+from specengine.engine.row_choices import RowChoices
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -24,6 +25,16 @@ from specengine.runner.worker import TpModelWorker
 logger = logging.getLogger(__name__)
 
 _TIMED = 4  # replays of a graph whose time is taken
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a graph was captured for."""
+
+    batch_size: int
+    num_steps: int
+    samples: bool = False  # a request may sample; or all are greedy
+    asleep: bool = False  # the drafter does not look
 
 
 @dataclass(frozen=True)
@@ -44,9 +55,13 @@ class GraphRound:
     was decided follows in an asynchronous copy. So the host may launch the next round of the same
     requests before it knows what came of this one, as long as each has slots for both.
 
-    For greedy requests whose tokens nobody edits, and chains. There is a graph for each batch size
-    and each number of steps; none at all is plain decoding.
+    For requests whose logits nobody edits, and chains. There is a graph for each batch size and
+    each number of steps; none at all is plain decoding. Where a request samples, the target's token
+    at every node is the one that plain decoding samples there, as in MatchVerifier; graphs of that
+    kind are captured when first needed.
     """
+
+    samples = True  # whether requests that sample fly
 
     def __init__(
         self,
@@ -70,11 +85,11 @@ class GraphRound:
         if simulated_length is not None:
             self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
         self.may_sleep = may_sleep
-        self.captured: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by size and steps
-        self.asleep: dict[int, torch.cuda.CUDAGraph] = {}  # by size
+        self.captured: dict[Form, torch.cuda.CUDAGraph] = {}
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
+        self.choices = RowChoices(num_rows, self.runner.model.vocab_size, device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
         self._turn = 0  # state.turn, as the device will have it after the last launch
@@ -94,33 +109,46 @@ class GraphRound:
         return self.num_nodes
 
     def capture(self) -> None:
-        start = perf_counter()
-        pool = torch.cuda.graph_pool_handle()
-        free_before, _ = torch.cuda.mem_get_info()
+        """Every form of greedy rounds, from large to small."""
+        start, (free_before, _) = perf_counter(), torch.cuda.mem_get_info()
         with without_garbage_collection():
             for bs in reversed(self.batch_sizes):
                 for steps in self.steps:
-                    run = partial(self.run, self.rows[:bs], steps)
-                    self.captured[bs, steps], _ = capture(run, pool)
-                    self.counters["captures"] += 1
+                    self._capture(Form(bs, steps))
                 if self.may_sleep:
-                    run = partial(self.run_asleep, self.rows[:bs])
-                    self.asleep[bs], _ = capture(run, pool)
-                    self.counters["captures"] += 1
-        self.state.turn.zero_()
+                    self._capture(Form(bs, 0, asleep=True))
         logger.info(
             "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
-            len(self.captured) + len(self.asleep),
+            len(self.captured),
             self.steps,
             perf_counter() - start,
             (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
         )
 
+    def _capture(self, form: Form) -> None:
+        """Runs rounds of no request: nothing may be in the air."""
+        rows_B = self.rows[: form.batch_size].zero_()
+        self._flown = []
+        if form.asleep:
+            run = partial(self.run_asleep, rows_B, form.samples)
+        else:
+            run = partial(self.run, rows_B, form.num_steps, form.samples)
+        self.captured[form], _ = capture(run, self.runner.graph_memory.pool)
+        self.counters["captures"] += 1
+
+    def _graph(self, form: Form) -> torch.cuda.CUDAGraph:
+        if form not in self.captured:
+            start = perf_counter()
+            with without_garbage_collection(), self.runner.graph_memory.measured():
+                self._capture(form)
+            logger.info("captured a round graph of %s in %.2f s", form, perf_counter() - start)
+        return self.captured[form]
+
     def seconds_of(self, batch_size: int, num_steps: int) -> float:
         """How long a captured round takes, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
-        graph = self._graph(batch_size, num_steps, asleep=num_steps == 0)
+        graph = self._graph(Form(batch_size, num_steps, asleep=self.may_sleep and num_steps == 0))
         times = []
         for _ in range(_TIMED):
             start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -134,23 +162,23 @@ class GraphRound:
         return float(min(times))
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int) -> None:
+    def run(self, rows_B: Tensor, num_steps: int, samples: bool = False) -> None:
         """One round of the requests in these rows of the page table."""
         rows = self.begin(rows_B)
         drafts_BK = self.drafter.draft_rows(rows, num_steps)
-        output = self.verify(rows, drafts_BK)
+        output = self.verify(rows, drafts_BK, samples)
         chosen_BN = output.best.view(len(rows_B), num_steps + 1)
         accepted_B = self.accept(rows, chosen_BN, drafts_BK)
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     @torch.inference_mode()
-    def run_asleep(self, rows_B: Tensor) -> None:
+    def run_asleep(self, rows_B: Tensor, samples: bool = False) -> None:
         """A round of no drafts, which the drafter does not look at."""
         assert isinstance(self.drafter, SleepyRowDrafter)
         rows = self.begin(rows_B)
         batch = self.runner.new_row_batch(rows, rows.roots_B[:, None])
         batch.capture_layers = ()
-        chosen_BN = self.runner.forward_rows(batch).best.view(-1, 1)
+        chosen_BN = self.forward(batch, rows, samples).best.view(-1, 1)
         accepted_B = self.accept(rows, chosen_BN, chosen_BN[:, :0])
         self.drafter.miss_rows(rows, accepted_B)
 
@@ -158,10 +186,22 @@ class GraphRound:
         """The requests as the round before has left them; it is this round's turn from here on."""
         return RowBatch(rows_B, *begin_round(self.state, rows_B))
 
-    def verify(self, rows: RowBatch, drafts_BK: Tensor) -> RowsOutput:
+    def verify(self, rows: RowBatch, drafts_BK: Tensor, samples: bool) -> RowsOutput:
         """The target's token after each root and each draft."""
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
-        return self.runner.forward_rows(self.runner.new_row_batch(rows, tokens_BN))
+        return self.forward(self.runner.new_row_batch(rows, tokens_BN), rows, samples)
+
+    def forward(
+        self, batch: ForwardBatch, rows: RowBatch, samples: bool, depths_T: Tensor | None = None
+    ) -> RowsOutput:
+        """The target's tokens, with samples as its requests want them chosen. depths_T: int64, of
+        the nodes; None where they are chains."""
+        if not samples:
+            return self.runner.forward_rows(batch)
+        hidden = self.runner.forward_extend(batch)
+        tokens_T = self.choices.tokens(self.runner.model.compute_logits(hidden), rows, depths_T)
+        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+        return RowsOutput(tokens_T, hidden, features)
 
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
         """Moves the requests on, and tells the host -> accepted drafts, int64 [B]."""
@@ -175,8 +215,10 @@ class GraphRound:
             reason = "batch larger than any captured"
         elif not self.padding and batch.batch_size not in self.batch_sizes:
             reason = "batch size not captured, padding off"
-        elif not batch.sampling.is_plain or batch.sampling.max_logprobs is not None:
-            reason = "sampling, edited logits or logprobs"
+        elif batch.sampling.edits is not None or batch.sampling.max_logprobs is not None:
+            reason = "edited logits or logprobs"
+        elif not batch.sampling.all_greedy and not self.samples:
+            reason = "sampling, with a verifier that weighs drafts"
         elif any(req.grammar is not None for req in batch.reqs):
             reason = "grammar"
         elif any(req.sampling.speculative.max_depth is not None for req in batch.reqs):
@@ -198,33 +240,39 @@ class GraphRound:
         state = [[_row(req), req.kv_len, req.last_token] for req in reqs]
         rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows] = lens, roots
-        return self._fly(reqs, num_drafted, asleep)
+        form = self._form(reqs, num_drafted, asleep)
+        if form.samples:
+            self.choices.write(reqs)
+        return self._fly(reqs, num_drafted, form)
 
     def follow(
         self, reqs: list[Req], num_drafted: list[int], asleep: bool = False
     ) -> Flight | None:
         """Fly requests of the flight before, whatever comes of it."""
-        fits = self.padding or len(reqs) in self.batch_sizes
-        return self._fly(reqs, num_drafted, asleep) if fits else None
+        form = self._form(reqs, num_drafted, asleep)
+        fits = self.padding or form.batch_size == len(reqs)
+        return self._fly(reqs, num_drafted, form) if fits and form in self.captured else None
 
-    def _graph(self, batch_size: int, num_steps: int, asleep: bool) -> torch.cuda.CUDAGraph:
-        if asleep and self.may_sleep:
-            return self.asleep[batch_size]
-        return self.captured[batch_size, num_steps]
+    def _form(self, reqs: list[Req], num_drafted: list[int], asleep: bool) -> Form:
+        return Form(
+            batch_size=self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))],
+            num_steps=self.steps[bisect.bisect_left(self.steps, max(num_drafted))],
+            samples=not all(req.sampling.is_greedy for req in reqs),
+            asleep=asleep and self.may_sleep,
+        )
 
-    def _fly(self, reqs: list[Req], num_drafted: list[int], asleep: bool) -> Flight:
-        bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))]
-        steps = self.steps[bisect.bisect_left(self.steps, max(num_drafted))]
-        rows = [_row(req) for req in reqs] + [0] * (bs - len(reqs))
+    def _fly(self, reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
+        graph = self._graph(form)
+        rows = [_row(req) for req in reqs] + [0] * (form.batch_size - len(reqs))
         if rows != self._flown:
-            self.rows[:bs].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
+            self.rows[: form.batch_size].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows
-        self._graph(bs, steps, asleep).replay()
+        graph.replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         landed.record()
-        outcome = self.state.outcomes[self._turn, : len(reqs), : steps + 2]
+        outcome = self.state.outcomes[self._turn, : len(reqs), : form.num_steps + 2]
         return Flight(reqs, num_drafted, outcome, landed)
 
     def land(self, flight: Flight) -> VerifyResult:

@@ -39,22 +39,22 @@ class GraphTreeRound(GraphRound):
         return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int) -> None:
+    def run(self, rows_B: Tensor, num_steps: int, samples: bool = False) -> None:
         if num_steps == 0:
-            super().run(rows_B, num_steps)
+            super().run(rows_B, num_steps, samples)
             return
         rows = self.begin(rows_B)
         tree = self.drafter.draft_tree_rows(rows, num_steps)
-        output = self.verify_tree(rows, tree)
+        output = self.verify_tree(rows, tree, samples)
         paths = self.accept_tree(rows, output.best, tree, num_steps)
         self.keep(rows, paths)
         self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
-    def verify_tree(self, rows: RowBatch, tree: DraftTree) -> RowsOutput:
+    def verify_tree(self, rows: RowBatch, tree: DraftTree, samples: bool) -> RowsOutput:
         """The target's token at each node."""
         shape = Tree(tree.depths_BN.view(-1), tree.mask_BNN)
         batch = self.runner.new_row_batch(rows, tree.tokens_BN, tree=shape)
-        return self.runner.forward_rows(batch)
+        return self.forward(batch, rows, samples, shape.depths_T)
 
     def accept_tree(
         self, rows: RowBatch, chosen_T: Tensor, tree: DraftTree, num_steps: int

@@ -81,22 +81,38 @@ def on_the_cpu(llm: LLM) -> GraphRound:
     return GraphRound(worker, drafter, [drafter.row_steps], [4])
 
 
+SAMPLED = [  # every parameter of those that fly, and a greedy one among them
+    replace(GREEDY, temperature=0.8, top_p=0.95, seed=1),
+    GREEDY,
+    replace(GREEDY, temperature=1.3, top_k=20, min_p=0.02, seed=2),
+    replace(GREEDY, temperature=0.6, top_k=7, top_p=0.7, seed=-3),
+    replace(GREEDY, temperature=1.0, seed=4),
+    replace(GREEDY, temperature=2.0, min_p=0.1, seed=2**62),
+    replace(GREEDY, temperature=1.0, top_k=1, seed=6),
+]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+@pytest.mark.parametrize("params", [[GREEDY] * 3, SAMPLED[:3]], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
 def test_rounds_without_the_host(
-    name: str, target: Path, drafts: dict[str, SpecConfig | None]
+    name: str, params: list[SamplingParams], target: Path, drafts: dict[str, SpecConfig | None]
 ) -> None:
     spec = drafts[name]
-    expected = make(target, None, device="cpu").generate(PROMPTS, GREEDY)
+    expected = make(target, None, device="cpu").generate(PROMPTS, params)
     by_hand = make(target, spec, device="cpu")
     engine = by_hand.engine
-    lengths = [one.spec.histogram for one in make(target, spec).generate(PROMPTS, GREEDY)]
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(str(i), by_hand.tokenizer.encode(prompt), GREEDY)
+    lengths = [one.spec.histogram for one in make(target, spec).generate(PROMPTS, params)]
+    for i, (prompt, wish) in enumerate(zip(PROMPTS, params, strict=True)):
+        engine.add_request(str(i), by_hand.tokenizer.encode(prompt), wish)
     engine.step()  # the prefill
     batch = engine.scheduler.schedule()
     assert batch is not None
     flying = on_the_cpu(by_hand)
+    samples = params != [GREEDY] * 3
+    assert flying.can_run(batch)
+    if samples:
+        flying.choices.write(batch.reqs)
     state = flying.state
     rows = torch.tensor([*(req.req_pool_idx or 0 for req in batch.reqs), 0])
     for req in batch.reqs:
@@ -106,7 +122,7 @@ def test_rounds_without_the_host(
     found = [list(req.output_ids) for req in batch.reqs]
     accepted: list[list[int]] = [[] for _ in batch.reqs]
     while min(map(len, found)) < NEW_TOKENS:
-        flying.run(rows, flying.steps[-1])
+        flying.run(rows, flying.steps[-1], samples)
         outcome = state.outcomes[int(state.turn), : len(found)]
         for i, row in enumerate(outcome.tolist()):
             accepted[i].append(row[0])
@@ -165,15 +181,51 @@ class TestOnTheGpu:
         assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         flying.engine.scheduler.check_invariant()
 
-    def test_sampled_and_greedy_take_turns(
+    @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "NGRAM"])
+    def test_sampled_requests_fly(
+        self, name: str, overlap: bool, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        """Seed by seed as without graphs, in batches of every kind, that change their kind."""
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts[name], disable_overlap_schedule=not overlap)
+        prompts = [PROMPTS[i % 3] + str(i) for i in range(len(SAMPLED))]
+        params = [replace(one, max_tokens=8 + 9 * i) for i, one in enumerate(SAMPLED)]
+        for count in (1, len(params), 3):
+            expected = [one.token_ids for one in eager.generate(prompts[:count], params[:count])]
+            found = flying.generate(prompts[:count], params[:count])
+            assert [one.token_ids for one in found] == expected
+            flying.engine.scheduler.check_invariant()
+        stats = flying.engine.stats().graphs["round"]
+        assert stats.replays > 10
+        assert not stats.fallbacks
+
+    def test_rows_change_their_owner(
         self, target: Path, drafts: dict[str, SpecConfig | None]
     ) -> None:
-        sampled = SamplingParams(max_tokens=10, temperature=1.0, seed=3, ignore_eos=True)
-        params = [GREEDY, sampled, GREEDY]
+        params = [
+            SamplingParams(
+                max_tokens=3 + 5 * i, temperature=(0.0, 0.7, 1.0)[i % 3], seed=i, ignore_eos=True
+            )
+            for i in range(12)
+        ]
+        prompts = [PROMPTS[i % 3] + str(i) for i in range(12)]
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts["EAGLE3"], max_running_requests=4)
+        expected = [one.token_ids for one in eager.generate(prompts, params)]
+        assert [one.token_ids for one in flying.generate(prompts, params)] == expected
+
+    def test_edited_logits_take_the_other_round(
+        self, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        edited = SamplingParams(max_tokens=10, frequency_penalty=1.0, seed=3, ignore_eos=True)
+        params = [GREEDY, edited, SAMPLED[0]]
         eager = make(target, None, disable_cuda_graph=True)
         flying = make(target, drafts["EAGLE3"])
         expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
         assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
+        stats = flying.engine.stats().graphs["round"]
+        assert stats.fallbacks.keys() == {"edited logits or logprobs"}
 
     def test_the_end_of_the_context(
         self, target: Path, drafts: dict[str, SpecConfig | None]

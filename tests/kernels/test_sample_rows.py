@@ -134,6 +134,19 @@ def test_the_kernel_gives_the_same_tokens(scale: float, device: torch.device) ->
     assert_the_same(logits, WISHES, nodes=2, stream=1)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_rows_of_a_tree_draw_at_their_depth(device: torch.device, backend: str) -> None:
+    logits = torch.randn(1, 200, device=device).expand(4, -1)
+    table = table_of([Wish(seed=5)], 200, device)
+    slot, start = torch.tensor([0], device=device), torch.tensor([9], device=device)
+    chain = sample_rows(logits, table, Places(slot, start, 4), 0, backend=backend)  # type: ignore[arg-type]
+    depths = torch.tensor([0, 1, 1, 2], device=device)
+    tree = Places(slot, start, 4, depths)
+    found = sample_rows(logits, table, tree, 0, backend=backend)  # type: ignore[arg-type]
+    assert found.tolist() == chain[depths].tolist()
+    assert len(set(chain.tolist())) > 1
+
+
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
