@@ -158,9 +158,10 @@ def log_speed(finished: list[RequestOutput], seconds: float) -> None:
         add_stats(spec, output.spec)
     made = sum(len(output.token_ids) for output in finished)
     logger.info(
-        "%d tokens in %.2f s: %.1f tok/s; accepted length %.2f (bonus token included)",
+        "%d tokens in %.2f s: %.1f tok/s; accepted length %.2f (bonus token included)%s",
         made,
         seconds,
         made / seconds,
         spec.mean_acceptance_length,
+        "; LOSSY: not what the model alone says" if spec.is_lossy else "",
     )

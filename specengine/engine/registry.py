@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.simulated import SimulatedVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ def check_algorithm(name: str) -> str:
 
 
 def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
-    """Raises ConfigError where the verifier asked for cannot judge what the drafter proposes."""
+    """Raises ConfigError where the verifier asked for cannot judge what the drafter proposes; says
+    so where it is lossy."""
     if spec.simulate_accept_length is not None:
+        logger.warning("--speculative-simulate-accept-length is lossy: text means nothing")
         return SimulatedVerifier(spec.simulate_accept_length)
     verifier = VERIFIERS[verifier_name(spec, drafter)](spec)
     flag = f"--speculative-verify {spec.verify}"
@@ -128,6 +133,8 @@ def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
             f"{flag} verifies chains, and the drafter proposes trees; use sibling or auto, or "
             "draft one branch"
         )
+    if verifier.is_lossy:
+        logger.warning("%s is lossy: outputs are not what the model alone says", flag)
     return verifier
 
 

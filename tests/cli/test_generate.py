@@ -80,6 +80,18 @@ def test_choices_logprobs_and_speculation(model: str, capsys: pytest.CaptureFixt
     assert plain["choices"][0]["metrics"]["speculative_decoding"]["mean_acceptance_length"] == 1.0
 
 
+def test_lossy_rules_say_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-min-match", "1"]
+    for rule, lossy in (("relaxed", True), ("match", False)):
+        argv = ["--prompt", "abcabcabcabc", "--raw", *flags, "--speculative-verify", rule]
+        assert main(["generate", model, *argv, *GREEDY]) == 0
+        log = capsys.readouterr().err
+        assert ("--speculative-verify relaxed is lossy" in log) is lossy
+        assert ("LOSSY" in log) is lossy
+        found = generate(capsys, model, *argv)
+        assert found["choices"][0]["metrics"]["speculative_decoding"]["lossy"] is lossy
+
+
 def test_no_prompt(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["generate", model]) == 2
