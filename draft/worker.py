@@ -16,6 +16,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
+from specengine.draft.loop_graphs import DraftLoops
 from specengine.draft.tree import draft_tree
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
@@ -51,6 +52,7 @@ class DraftWorker(TpModelWorker, ABC):
         self.proposes_tree = spec.eagle_topk > 1
         self.emits_probs = spec.draft_sampling
         self.is_static = spec.static_tree
+        self.loops: DraftLoops | None = None  # set by whoever wants graphs
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = node_limit
 
@@ -75,6 +77,9 @@ class DraftWorker(TpModelWorker, ABC):
         if not any(levels):
             roots = batch_roots(batch, self.runner.device)
             return chain_proposal(roots, [1] * batch.batch_size, [])
+        proposal = None if self.loops is None else self.loops.draft(batch, levels)
+        if proposal is not None:
+            return proposal
         choice = DraftChoice(
             batch.sampling, self.target_ids, draws=self.emits_probs, by_rank=self.is_static
         )

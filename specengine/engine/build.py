@@ -21,7 +21,7 @@ from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_flights
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
-from specengine.engine.ragged_build import add_ragged_graphs
+from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.spec_options import draft_slots
@@ -98,6 +98,7 @@ def build_engine(
             runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
+    engine.ragged_counters |= add_draft_loops(config, engine.drafter)
     with phases.phase("capture rounds"):
         engine.flights = make_flights(config, engine.parts)
     record_trace(engine, loaded)

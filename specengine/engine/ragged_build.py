@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.spec import Drafter, RowDrafter
+from specengine.draft.loop_graphs import DraftLoops, draws_chains, draws_trees
+from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.ragged_forms import Sizes
@@ -31,6 +34,22 @@ def add_ragged_graphs(
     for draft in drafts:
         draft.ragged_graph = RaggedGraphRunner(draft, "draft", modes, sizes, counters["draft"])
     return counters
+
+
+def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter[str]]:
+    """Let a drafter that needs nothing from the host draft in one graph. Gives the counters. Where
+    rounds are traced, drafts must say how sure they are, which graphs do not."""
+    sizes = config.graph.cuda_graph_bs
+    inner = getattr(drafter, "inner", drafter)
+    if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
+        return {}
+    if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):
+        return {}
+    assert isinstance(inner, RowDrafter)
+    padding = not config.graph.disable_cuda_graph_padding
+    counters: Counter[str] = Counter()
+    inner.loops = DraftLoops(inner, inner.runner, sizes, padding, counters)
+    return {"draft loop": counters}
 
 
 def _draft_widths(spec: SpecConfig) -> tuple[int, ...]:
