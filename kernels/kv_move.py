@@ -22,19 +22,21 @@ class KVBuffers:
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> KVBuffers:
         addresses = torch.tensor([one.data_ptr() for one in tensors], dtype=torch.int64)
-        return cls(tensors, addresses.to(tensors[0].device))
+        return cls(tensors, addresses.to(tensors[0].device) if tensors else addresses)
 
 
-def kv_move(
-    buffers: KVBuffers,
-    req_to_token: Tensor,
-    rows_B: Tensor,
-    lens_B: Tensor,
-    nodes_BW: Tensor,
-    accepted_B: Tensor,
-    *,
-    backend: Backend = "auto",
-) -> None:
+@dataclass(frozen=True)
+class KVPaths:
+    """Which nodes of each request's tree stand."""
+
+    req_to_token: Tensor  # int32 [num_rows, C]
+    rows_B: Tensor  # int64, of req_to_token; row 0 pads
+    lens_B: Tensor  # int64, tokens before the tree
+    nodes_BW: Tensor  # int64, rising along a path, the root first
+    accepted_B: Tensor  # int64, below the root; less than W
+
+
+def kv_move(buffers: KVBuffers, paths: KVPaths, *, backend: Backend = "auto") -> None:
     """Node i of a request has its KV in the slot of place lens[b] + i::
 
         for b in range(B):
@@ -43,15 +45,12 @@ def kv_move(
                 for buffer in buffers:
                     buffer[slots[k]] = buffer[slots[nodes[b, k]]]    # all read before any write
 
-    req_to_token: int32 [num_rows, C]; rows_B, lens_B, accepted_B: int64 [B]; nodes_BW: int64,
-    rising along a path, the root first, which stays where it is; W at least each accepted[b] + 1.
-    Nothing is moved to or from places past the end of the table, nor in row 0, which pads. Slots of
-    a token take a multiple of 4 bytes. Any device; one Triton kernel on CUDA.
+    Nothing is moved to or from places past the end of the table, nor in row 0. Slots of a token
+    take a multiple of 4 bytes. Any device; one Triton kernel on CUDA.
     """
-    given = buffers, req_to_token, rows_B, lens_B, nodes_BW, accepted_B
-    if use_triton(backend, nodes_BW):
+    if use_triton(backend, paths.nodes_BW):
         from specengine.kernels import kv_move_triton
 
-        kv_move_triton.kv_move(*given)
+        kv_move_triton.kv_move(buffers, paths)
         return
-    kv_move_ref.kv_move(*given)
+    kv_move_ref.kv_move(buffers, paths)

@@ -5,28 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
-    from specengine.kernels.kv_move import KVBuffers
+    from specengine.kernels.kv_move import KVBuffers, KVPaths
 
 
-def kv_move(
-    buffers: KVBuffers,
-    req_to_token: Tensor,
-    rows_B: Tensor,
-    lens_B: Tensor,
-    nodes_BW: Tensor,
-    accepted_B: Tensor,
-) -> None:
+def kv_move(buffers: KVBuffers, paths: KVPaths) -> None:
+    req_to_token, nodes_BW, lens_B1 = paths.req_to_token, paths.nodes_BW, paths.lens_B[:, None]
+    rows_B1 = paths.rows_B[:, None]
     order_W = torch.arange(nodes_BW.shape[1], device=nodes_BW.device)
-    source_BW = lens_B[:, None] + nodes_BW
-    moves = (order_W <= accepted_B[:, None]) & (rows_B != 0)[:, None]
+    source_BW = lens_B1 + nodes_BW
+    moves = (order_W <= paths.accepted_B[:, None]) & (rows_B1 != 0)
     moves &= (source_BW < req_to_token.shape[1]) & (nodes_BW != order_W)
     # What does not move goes from slot 0 to slot 0, which nobody owns.
     source_BW = source_BW.where(moves, 0)
-    target_BW = (lens_B[:, None] + order_W).where(moves, 0)
-    source = req_to_token[rows_B[:, None], source_BW].long().where(moves, 0).flatten()
-    target = req_to_token[rows_B[:, None], target_BW].long().where(moves, 0).flatten()
+    target_BW = (lens_B1 + order_W).where(moves, 0)
+    source = req_to_token[rows_B1, source_BW].long().where(moves, 0).flatten()
+    target = req_to_token[rows_B1, target_BW].long().where(moves, 0).flatten()
     for buffer in buffers.tensors:
         buffer[target] = buffer[source]

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 if TYPE_CHECKING:
-    from specengine.kernels.kv_move import KVBuffers
+    from specengine.kernels.kv_move import KVBuffers, KVPaths
 
 _MAX_WORDS = 512  # of a slot, in one program
 
@@ -51,28 +50,21 @@ def _kv_move_kernel(
     tl.store(buffer + target[:, None] * words + cols[None, :], x, mask=mask)
 
 
-def kv_move(
-    buffers: KVBuffers,
-    req_to_token: Tensor,
-    rows_B: Tensor,
-    lens_B: Tensor,
-    nodes_BW: Tensor,
-    accepted_B: Tensor,
-) -> None:
-    requests, width = nodes_BW.shape
+def kv_move(buffers: KVBuffers, paths: KVPaths) -> None:
+    requests, width = paths.nodes_BW.shape
     first = buffers.tensors[0]
     words = first[0].numel() * first.itemsize // 4
     block = min(triton.next_power_of_2(words), _MAX_WORDS)
     grid = requests, len(buffers.addresses), triton.cdiv(words, block)
     _kv_move_kernel[grid](
         buffers.addresses,
-        req_to_token,
-        rows_B,
-        lens_B,
-        nodes_BW,
-        accepted_B,
-        req_to_token.stride(0),
-        req_to_token.shape[1],
+        paths.req_to_token,
+        paths.rows_B,
+        paths.lens_B,
+        paths.nodes_BW,
+        paths.accepted_B,
+        paths.req_to_token.stride(0),
+        paths.req_to_token.shape[1],
         width,
         words,
         BLOCK_W=triton.next_power_of_2(width),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import AttnPlan, ForwardBatch
+    from specengine.kernels.kv_move import KVPaths
 
 
 class ReqToTokenTable(Protocol):
@@ -26,9 +27,9 @@ class KVPool(Protocol):
         """K and V of a layer, each [S, num_kv_heads, head_dim]. Slot 0 belongs to nobody."""
         ...
 
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        """Copy the KV of slots `src` to slots `dst` in every layer (int64 [M] each). The sets may
-        overlap: all reads happen before any write."""
+    def keep_paths(self, paths: KVPaths) -> None:
+        """Move the KV of the accepted path of each tree, in every layer, to where a chain would
+        have written it: kernels.kv_move."""
         ...
 
 

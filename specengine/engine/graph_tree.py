@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from specengine.core.request import Req
 from specengine.core.spec import TreeRowDrafter, VerifyResult
 from specengine.engine.graph_round import Flight, GraphRound
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
-from specengine.kernels.kv_move import KVBuffers, kv_move
+from specengine.kernels.kv_move import KVPaths
 from specengine.kernels.tree_build import DraftTree
 
 
@@ -27,12 +26,6 @@ class GraphTreeRound(GraphRound):
     """
 
     drafter: TreeRowDrafter
-
-    @cached_property
-    def kv(self) -> KVBuffers:
-        """The target's."""
-        pool, layers = self.runner.pools.token_to_kv_pool, range(self.runner.model.num_layers)
-        return KVBuffers.of([one for layer in layers for one in pool.get_kv_buffer(layer)])
 
     @property
     def num_slots(self) -> int:
@@ -67,7 +60,7 @@ class GraphTreeRound(GraphRound):
     def keep(self, rows: RowBatch, paths: AcceptedPaths) -> None:
         """The target's KV of the accepted paths, as if they had been chains."""
         given = rows.rows_B, rows.lens_B, paths.nodes_BW, paths.accepted_B
-        kv_move(self.kv, self.table, *given)
+        self.runner.pools.token_to_kv_pool.keep_paths(KVPaths(self.table, *given))
 
     def has_slots(self, req: Req, count: int) -> bool:
         return req.reserved_len >= req.kv_len + count

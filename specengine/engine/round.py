@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import cast
+
 import torch
 
 from specengine.core.batch import ScheduleBatch
@@ -9,6 +12,7 @@ from specengine.core.interfaces import KVPool, ReqToTokenTable
 from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.grammar.drafts import constrain
+from specengine.kernels.kv_move import KVPaths
 from specengine.runner.worker import TpModelWorker
 
 
@@ -47,15 +51,14 @@ def compact_kv(
 
     Node i of a request lies at position prefix + i; the path's k-th node belongs at prefix + k.
     """
-    moves = [
-        (req.req_pool_idx, prefix + node, prefix + place)
-        for req, prefix, path in zip(batch.reqs, batch.prefix_lens, kv_keep, strict=True)
-        for place, node in enumerate(path)
-        if node != place
-    ]
-    if not moves:
+    if all(path[-1] == len(path) - 1 for path in kv_keep):
         return
-    device = table.req_to_token.device
-    rows, src, dst = torch.tensor(moves, dtype=torch.int64).to(device, non_blocking=True).unbind(1)
-    slots = table.req_to_token
-    kv.move(slots[rows, src].to(torch.int64), slots[rows, dst].to(torch.int64))
+    width = max(map(len, kv_keep))
+    padded = [path + [0] * (width - len(path)) for path in kv_keep]
+    rows = [cast(int, req.req_pool_idx) for req in batch.reqs]
+    values = [*rows, *batch.prefix_lens, *(len(path) - 1 for path in kv_keep), *chain(*padded)]
+    packed = torch.tensor(values).to(table.req_to_token.device, non_blocking=True)
+    size = batch.batch_size
+    rows_B, lens_B, accepted_B, nodes = torch.split(packed, [size] * 3 + [size * width])
+    nodes_BW = nodes.view(size, width)
+    kv.keep_paths(KVPaths(table.req_to_token, rows_B, lens_B, nodes_BW, accepted_B))

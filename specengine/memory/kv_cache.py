@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specengine.kernels.kv_move import KVBuffers, KVPaths, kv_move
+
 
 @dataclass(frozen=True)
 class KVShape:
@@ -40,16 +42,16 @@ class MHATokenToKVPool:
         layers = range(shape.num_layers)
         self._k = [_zeros(size, shape.dtype, device) for _ in layers]
         self._v = [_zeros(size, shape.dtype, device) for _ in layers]
+        self._buffers = KVBuffers.of([*self._k, *self._v])
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each [S, num_kv_heads, head_dim]."""
         return self._k[layer_id], self._v[layer_id]
 
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        """Copy the KV of slots `src` to slots `dst` in every layer (int64 [M] each). The sets may
-        overlap: all reads happen before any write."""
-        for buffer in (*self._k, *self._v):
-            buffer[dst] = buffer[src]
+    def keep_paths(self, paths: KVPaths) -> None:
+        """Move the KV of the accepted path of each tree, in every layer, to where a chain would
+        have written it."""
+        kv_move(self._buffers, paths)
 
 
 def _zeros(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from specengine.kernels.accept_chain import RoundState, Simulated
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.kv_move import KVBuffers, kv_move
+from specengine.kernels.kv_move import KVBuffers, KVPaths, kv_move
 from specengine.kernels.tree_build import DraftTree
 from specengine.target.verify.simulated import first_children
 from specengine.target.verify.walk import walk
@@ -129,15 +129,8 @@ def test_kv_follows_the_path(dtype: torch.dtype, backend: Backend, device: torch
             for one, whole in zip(expected, buffers, strict=True):
                 for k in range(count + 1):
                     one[slots[k]] = whole[slots[path[k]]]
-    kv_move(
-        KVBuffers.of(buffers),
-        table,
-        torch.tensor(rows, device=device),
-        torch.tensor(lens, device=device),
-        torch.tensor(paths, device=device),
-        torch.tensor(accepted, device=device),
-        backend=backend,
-    )
+    given = (torch.tensor(one, device=device) for one in (rows, lens, paths, accepted))
+    kv_move(KVBuffers.of(buffers), KVPaths(table, *given), backend=backend)
     for one, whole in zip(buffers, expected, strict=True):
         assert torch.equal(one, whole)
 
@@ -148,14 +141,7 @@ def test_nothing_moves_past_the_table(backend: Backend, device: torch.device) ->
     expected = [one.clone() for one in buffers]
     for one in expected:
         one[10] = one[11]  # places 4 and 5 of row 1
-    kv_move(
-        KVBuffers.of(buffers),
-        table,
-        torch.tensor([1], device=device),
-        torch.tensor([3], device=device),
-        torch.tensor([[0, 2, 4]], device=device),
-        torch.tensor([2], device=device),
-        backend=backend,
-    )
+    given = (torch.tensor(one, device=device) for one in ([1], [3], [[0, 2, 4]], [2]))
+    kv_move(KVBuffers.of(buffers), KVPaths(table, *given), backend=backend)
     for one, whole in zip(buffers, expected, strict=True):
         assert torch.equal(one, whole)

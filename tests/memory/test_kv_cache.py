@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specengine.kernels.kv_move import KVPaths
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 
 DEVICES = [
@@ -38,10 +39,10 @@ def test_move_reads_before_it_writes(device: str) -> None:
     for layer in range(2):
         for side, buffer in enumerate(pool.get_kv_buffer(layer)):
             buffer[:, 0, 0] = torch.arange(6) + 10 * layer + 100 * side
-    src = torch.tensor([2, 3, 1], device=device)
-    dst = torch.tensor([1, 2, 4], device=device)
-    pool.move(src, dst)
+    table = torch.tensor([[0] * 6, [0, 4, 1, 2, 5, 3]], dtype=torch.int32, device=device)
+    given = (torch.tensor(one, device=device) for one in ([1], [1], [[0, 2, 4]], [2]))
+    pool.keep_paths(KVPaths(table, *given))
     for layer in range(2):
         for side, buffer in enumerate(pool.get_kv_buffer(layer)):
             base = 10 * layer + 100 * side
-            assert (buffer[:, 0, 0] - base).tolist() == [0, 2, 3, 3, 1, 5]
+            assert (buffer[:, 0, 0] - base).tolist() == [0, 2, 3, 3, 4, 5]

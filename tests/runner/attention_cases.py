@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, Tree
 from specengine.core.interfaces import AttentionBackend, Rotary
+from specengine.kernels.kv_move import KVPaths
 
 MAX_CONTEXT = 64
 SLOTS = 256
@@ -41,7 +42,7 @@ class Pool:
         assert layer_id == 0
         return self.k, self.v
 
-    def move(self, src: Tensor, dst: Tensor) -> None:
+    def keep_paths(self, paths: KVPaths) -> None:
         raise NotImplementedError
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.kernels.kv_move import KVPaths
 from specengine.layers.rotary import config_head_dim
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 
@@ -34,7 +35,7 @@ class _Pool:
         k, v = self.buffers[layer_id]
         return k, v
 
-    def move(self, src: Tensor, dst: Tensor) -> None:
+    def keep_paths(self, paths: KVPaths) -> None:
         raise AssertionError("models do not move KV")
 
 
