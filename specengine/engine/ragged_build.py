@@ -37,13 +37,15 @@ def add_ragged_graphs(
 
 
 def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter[str]]:
-    """Let a drafter that needs nothing from the host draft in one graph. Gives the counters. Where
-    rounds are traced, drafts must say how sure they are, which graphs do not."""
+    """Let a drafter that needs nothing from the host, nor does its attention, draft in one graph.
+    Gives the counters. Traced drafts must say how sure they are, which those of graphs do not."""
     sizes = config.graph.cuda_graph_bs
     inner = getattr(drafter, "inner", drafter)
     if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
         return {}
-    if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):
+    if not isinstance(inner, DraftWorker) or inner.runner.attn_backend.limits.plans_on_host:
+        return {}
+    if not (draws_chains(inner) or draws_trees(inner)):
         return {}
     assert isinstance(inner, RowDrafter)
     padding = not config.graph.disable_cuda_graph_padding

@@ -112,14 +112,18 @@ class ExtendGraphRunner:
         return self.runner.pools.req_to_token_pool.req_to_token
 
     def capture(self) -> None:
-        start = perf_counter()
-        pool = torch.cuda.graph_pool_handle()
-        with without_garbage_collection():
+        start, memory = perf_counter(), self.runner.graph_memory
+        used_before = memory.used
+        with without_garbage_collection(), memory.measured():
             for size in reversed(self.sizes):
-                self.captured[size] = self._capture_one(size, pool)
+                self.captured[size] = self._capture_one(size, memory.pool)
                 self.counters["captures"] += 1
-        seconds = perf_counter() - start
-        logger.info("captured prefill graphs of %s tokens in %.1f s", self.sizes, seconds)
+        logger.info(
+            "captured prefill graphs of %s tokens in %.1f s, %.2f GiB",
+            self.sizes,
+            perf_counter() - start,
+            (memory.used - used_before) / (1 << 30),
+        )
 
     def _capture_one(self, size: int, pool: Any) -> CapturedExtend:
         inputs = Inputs.of(self.buffer, size)

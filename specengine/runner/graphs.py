@@ -87,22 +87,20 @@ class DecodeGraphRunner:
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def capture(self) -> None:
-        start = perf_counter()
-        free_before, _ = torch.cuda.mem_get_info()
+        start, memory = perf_counter(), self.runner.graph_memory
+        used_before = memory.used
         backend = self.runner.attn_backend
         backend.init_cuda_graph_state(self.batch_sizes[-1], self.batch_sizes[-1])
-        pool = torch.cuda.graph_pool_handle()
-        with without_garbage_collection():
+        with without_garbage_collection(), memory.measured():
             for bs in reversed(self.batch_sizes):
-                self.captured[bs] = self._capture_one(bs, pool)
+                self.captured[bs] = self._capture_one(bs, memory.pool)
                 self.counters["captures"] += 1
-        free_after, _ = torch.cuda.mem_get_info()
         logger.info(
             "captured %d decode graphs (batch sizes %s) in %.1f s, %.2f GiB",
             len(self.batch_sizes),
             self.batch_sizes,
             perf_counter() - start,
-            (free_before - free_after) / (1 << 30),
+            (memory.used - used_before) / (1 << 30),
         )
 
     def _capture_one(self, bs: int, pool: Any) -> CapturedDecode:

@@ -184,8 +184,8 @@ class RaggedGraphRunner:
             extend_lens=inputs.extend_lens_N,
             seq_lens=inputs.seq_lens_N,
             qo_indptr=inputs.qo_indptr,
-            prefix_lens_cpu=[0] * form.num_requests,
-            extend_lens_cpu=[form.width] * form.num_requests,
+            prefix_lens_cpu=inputs.prefix_lens_N.tolist(),
+            extend_lens_cpu=inputs.extend_lens_N.tolist(),  # the most of a request is among them
             logits_rows=None,
             req_to_token_pool=self.runner.pools.req_to_token_pool,
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
