@@ -76,10 +76,8 @@ class DraftLoops:
         if reason is not None:
             count_fallback(self.counters, "draft loop", reason)
             return None
-        size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
-        loop = self.captured.get((size, steps))
-        if loop is None:
-            loop = self.captured[size, steps] = self._capture(size, steps)
+        size = self._size(batch)
+        loop = self.captured.get((size, steps)) or self._capture(size, steps)
         loop.inputs_3B.copy_(self._inputs(batch.reqs, levels, size), non_blocking=True)
         loop.graph.replay()
         self.counters["replays"] += 1
@@ -92,9 +90,14 @@ class DraftLoops:
             return "batch size not captured, padding off"
         if batch.sampling.edits is not None:
             return "edited logits"
+        if self.runner.graph_memory.is_spent and (self._size(batch), steps) not in self.captured:
+            return "memory for graphs is spent"
         if not all(req.reserved_len >= req.kv_len + self._slots(steps) for req in batch.reqs):
             return "memory nearly full"
         return None
+
+    def _size(self, batch: ScheduleBatch) -> int:
+        return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
 
     def _slots(self, steps: int) -> int:
         """That drafts and their verification take up."""
@@ -129,7 +132,8 @@ class DraftLoops:
         self.counters["captures"] += 1
         seconds = perf_counter() - start
         logger.info("captured a draft loop of %d x %d in %.2f s", size, steps, seconds)
-        return CapturedLoop(graph, inputs_3B, drafted)
+        self.captured[size, steps] = CapturedLoop(graph, inputs_3B, drafted)
+        return self.captured[size, steps]
 
     def _run(self, rows: RowBatch, steps: int) -> DraftRows:
         if isinstance(self.drafter, TreeRowDrafter) and self.draws_trees:

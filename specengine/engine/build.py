@@ -21,7 +21,7 @@ from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_flights
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
-from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
+from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.spec_options import draft_slots
@@ -34,6 +34,7 @@ from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.device_memory import DeviceMemory
+from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
@@ -88,7 +89,8 @@ def build_engine(
         backend = make_attention_backend(config.model.attention_backend, loaded.device)
         memory = _allocate(config, loaded, draft, backend)
     pools = MemoryPools(memory.rows, memory.kv)
-    runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers)
+    graphs = GraphMemory(memory.graph_budget)
+    runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers, graphs)
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
     for one in (runner, *draft_runners):
         one.guards_graphs = config.graph.debug_cuda_graph
@@ -102,6 +104,7 @@ def build_engine(
     with phases.phase("capture rounds"):
         engine.flights = make_flights(config, engine.parts)
     record_trace(engine, loaded)
+    graphs.log()
     logger.info("ready after %.1f s", phases.total)
     return engine
 
@@ -114,6 +117,7 @@ class Memory:
     kv: MHATokenToKVPool
     draft_kv: MHATokenToKVPool  # the same slots
     num_slots: int
+    graph_budget: int
 
 
 def _allocate(
@@ -128,6 +132,7 @@ def _allocate(
         kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
         draft_kv=MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device),
         num_slots=num_slots,
+        graph_budget=plan.graph_budget,
     )
 
 
@@ -201,6 +206,7 @@ def _plan_memory(
     context, rows = _require(config.model.context_length), _require(schedule.max_running_requests)
     limit = config.memory.max_total_tokens or rows * context
     current = peak = memory.current()
+    graphs = 0
     if memory.is_cuda:
         chunk = _require(schedule.chunked_prefill_size)
         tokens = chunk if chunk > 0 else context
@@ -215,6 +221,7 @@ def _plan_memory(
                 peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=features)
             )
         peak += max(needed)
+        graphs = graph_bytes(config, loaded.model, max(needed) // tokens)
     plan = MemoryPlan(
         total=memory.total(),
         fraction=_require(config.memory.mem_fraction_static),
@@ -224,6 +231,7 @@ def _plan_memory(
         bytes_per_token=shape.bytes_per_token + draft.kv_shape.bytes_per_token,
         limit_tokens=limit,
         page_size=config.memory.page_size,
+        graphs=graphs,
     )
     page_size = config.memory.page_size
     plan.check(min(context, limit // page_size * page_size))

@@ -111,7 +111,7 @@ class GraphRound:
     def capture(self) -> None:
         """Every form of greedy rounds, from large to small."""
         start, (free_before, _) = perf_counter(), torch.cuda.mem_get_info()
-        with without_garbage_collection():
+        with without_garbage_collection(), self.runner.graph_memory.measured():
             for bs in reversed(self.batch_sizes):
                 for steps in self.steps:
                     self._capture(Form(bs, steps))

@@ -7,13 +7,30 @@ from collections.abc import Sequence
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.interfaces import DecoderModel
 from specengine.core.spec import Drafter, RowDrafter
 from specengine.draft.loop_graphs import DraftLoops, draws_chains, draws_trees
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
+from specengine.runner.graph_memory import GraphDemand
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.ragged_forms import Sizes
 from specengine.runner.ragged_graphs import RaggedGraphRunner
+
+
+def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int) -> int:
+    """What the engine's graphs are expected to take. bytes_per_token: of a forward."""
+    graph, spec = config.graph, config.spec
+    if graph.disable_cuda_graph or graph.cuda_graph_bs is None:
+        return 0
+    return GraphDemand(
+        batch_sizes=graph.cuda_graph_bs,
+        nodes=max_nodes(spec),
+        depths=5 if spec.adaptive else 1,
+        num_layers=target.num_layers,
+        vocab_size=target.vocab_size,
+        bytes_per_token=bytes_per_token,
+    ).num_bytes
 
 
 def add_ragged_graphs(

@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from specengine.runner.ragged_forms import MAX_TOKENS
+
+logger = logging.getLogger(__name__)
+
+# Of the launches of one graph, a layer: measured on an H200 (docs/notes/gpu_round.md).
+_LAUNCHES = 64 << 10
+
+
+@dataclass(frozen=True)
+class GraphDemand:
+    """What the graphs of an engine are captured for."""
+
+    batch_sizes: tuple[int, ...]
+    nodes: int  # tokens that a round runs of each request at most
+    depths: int  # kinds of rounds, one graph each a batch size
+    num_layers: int
+    vocab_size: int
+    bytes_per_token: int  # that a forward needs for a moment, without logits
+
+    @property
+    def num_bytes(self) -> int:
+        """An estimate: logits that plain decoding and verification leave in float32, each size its
+        own; what the largest forward needs, which the others share; and the launches."""
+        rows = min(self.batch_sizes[-1] * self.nodes, MAX_TOKENS)
+        kept = sum(self.batch_sizes) + (2 * rows if self.nodes > 1 else 0)
+        moment = rows * (self.bytes_per_token + 6 * self.vocab_size)
+        graphs = len(self.batch_sizes) * (2 + self.depths)
+        return kept * 4 * self.vocab_size + moment + graphs * self.num_layers * _LAUNCHES
 
 
 class GraphMemory:
@@ -41,3 +72,8 @@ class GraphMemory:
         yield
         torch.cuda.empty_cache()
         self.used += free - torch.cuda.mem_get_info()[0]
+
+    def log(self) -> None:
+        if self.used and self.budget is not None:
+            used, budget = self.used / (1 << 30), self.budget / (1 << 30)
+            logger.info("graphs take %.2f GiB, and may take %.2f GiB", used, budget)

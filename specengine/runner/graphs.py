@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,10 +49,16 @@ def without_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for every stream that they ever saw."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
     runs twice before, which compiles kernels and creates library handles outside the capture."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _capture_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         for _ in range(2):
@@ -60,7 +67,7 @@ def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     graph = torch.cuda.CUDAGraph()
     with (
         torch.inference_mode(),
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
     ):
         output = run()
     return graph, output

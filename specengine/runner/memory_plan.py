@@ -1,4 +1,5 @@
-"""Sizes the KV memory: total x fraction - used - peak + current, weights included in `used`."""
+"""Sizes the KV memory: total x fraction - used - peak + current - graphs, weights included in
+`used`."""
 
 from __future__ import annotations
 
@@ -24,10 +25,17 @@ class MemoryPlan:
     bytes_per_token: int  # target and draft together
     limit_tokens: int  # the most that could ever be used: rows x context, or --max-total-tokens
     page_size: int
+    graphs: int = 0  # that CUDA graphs are expected to take
 
     @property
     def kv_budget(self) -> int:
-        return int(self.total * self.fraction) - self.used - self.peak + self.current
+        held = self.used + self.peak - self.current + self.graphs
+        return int(self.total * self.fraction) - held
+
+    @property
+    def graph_budget(self) -> int:
+        """What graphs may take: what is kept for them, and half of what the fraction leaves."""
+        return self.graphs + int(self.total * (1 - self.fraction)) // 2
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +67,8 @@ class MemoryPlan:
     def describe(self) -> str:
         return (
             f"{self.total / GIB:.1f} GiB x {self.fraction:g} - {self.used / GIB:.2f} used - "
-            f"{self.peak / GIB:.2f} peak + {self.current / GIB:.2f} current"
+            f"{self.peak / GIB:.2f} peak + {self.current / GIB:.2f} current - "
+            f"{self.graphs / GIB:.2f} graphs"
         )
 
     def log(self) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from specengine.core.errors import OutOfMemoryError
 from specengine.runner.device_memory import DeviceMemory
+from specengine.runner.graph_memory import GraphDemand
 from specengine.runner.memory_plan import GIB, MemoryPlan
 
 PLAN = MemoryPlan(
@@ -25,6 +26,22 @@ def test_the_formula() -> None:
     """16 x 0.5 - 2 used - 3 peak + 2 current = 5 GiB."""
     assert PLAN.kv_budget == 5 * GIB
     assert PLAN.num_tokens == 5 * 1024
+
+
+def test_graphs_take_their_part_before_the_kv_does() -> None:
+    plan = replace(PLAN, graphs=GIB)
+    assert plan.kv_budget == PLAN.kv_budget - GIB
+    assert "1.00 graphs" in plan.describe()
+    assert plan.graph_budget == GIB + 4 * GIB
+
+
+def test_what_graphs_are_expected_to_take() -> None:
+    """Logits that stay, a forward at its largest, and the launches of 2 x 3 graphs."""
+    demand = GraphDemand((1, 8), 4, 1, num_layers=2, vocab_size=1000, bytes_per_token=500)
+    launches = 6 * 2 * 65536
+    assert demand.num_bytes == (9 + 2 * 32) * 4000 + 32 * 6500 + launches
+    plain = replace(demand, nodes=1)
+    assert plain.num_bytes == 9 * 4000 + 8 * 6500 + launches
 
 
 def test_whole_pages_and_the_limit() -> None:
