@@ -125,7 +125,14 @@ class RoundKeeper:
 def serve(args: argparse.Namespace) -> tuple[dict[str, list[Round]], dict[str, list[list[int]]]]:
     """Rounds that drafted, and whole texts, by prompt set."""
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=args.draft, num_steps=args.num_steps)
-    flags = {"model": args.model, "dtype": "float32", "device": "cpu", "max_total_tokens": 32768}
+    flags = {
+        "model": args.model,
+        "dtype": "float32",
+        "device": "cpu",
+        "max_total_tokens": 32768,
+        # Of a prefix that requests share, the last row may have seen another next token.
+        "disable_radix_cache": True,
+    }
     config = config_from_flags(flags, spec)
     loaded = load(config, Phases())
     engine = build_engine(config, loaded)

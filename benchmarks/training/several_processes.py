@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         one, two, twin, stopped = (Path(scratch) / name for name in ("one", "two", "twin", "half"))
         seconds = {"one": train(args, one, 1), "several": train(args, two, args.processes)}
-        train(args, twin, args.processes)
         shutil.copytree(two, stopped)
         (stopped / "checkpoints" / f"step-{args.steps:08d}.pt").unlink()
         shutil.rmtree(stopped / "export")
-        train(args, stopped, args.processes, resume=True)
+        with ThreadPoolExecutor() as side_by_side:  # they are not timed
+            others = [
+                side_by_side.submit(train, args, twin, args.processes),
+                side_by_side.submit(train, args, stopped, args.processes, resume=True),
+            ]
+            for other in others:
+                other.result()
         rows = [
             compare(f"one process, {args.processes} processes", one, two),
             compare(f"{args.processes} processes, twice", two, twin),
