@@ -164,6 +164,18 @@ def test_rows_of_several_blocks(device: torch.device) -> None:
     assert_the_same(logits, [Wish(0.9), Wish(top_p=0.9), Wish(top_k=4000, top_p=0.99)])
 
 
+def test_more_in_the_interval_than_a_block_holds(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specengine.kernels import sample_rows_triton
+
+    monkeypatch.setattr(sample_rows_triton, "_MAX_BLOCK", 32)
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(8))
+    logits[1:3] = logits[1:3].round()  # more equals than a block holds
+    wishes = [Wish(top_p=0.8), Wish(top_p=0.5), Wish(top_k=40, top_p=0.9), Wish(top_k=90)]
+    assert_the_same(logits.to(device), wishes)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("vocab", [49_152, 128_256])
@@ -171,7 +183,7 @@ def test_rows_of_several_blocks(device: torch.device) -> None:
 def test_large_vocabularies(vocab: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocab)
     wishes = [Wish(**{**vars(one), "seed": seed}) for seed in range(6) for one in WISHES]
-    for scale in (0.3, 2.0, 8.0):
+    for scale in (0.0, 0.3, 2.0, 8.0):
         logits = scale * torch.randn(len(wishes), vocab, generator=generator)
         assert_the_same(logits.to(dtype).float().cuda(), wishes)
 
