@@ -21,13 +21,12 @@ _CELLS = 8192  # of a tile in which candidates are compared
 def _ranks(scores_ptr, candidates, BLOCK: tl.constexpr, BLOCK_OTHERS: tl.constexpr):
     """How many candidates go before each."""
     mine = tl.arange(0, BLOCK)
-    scores = tl.load(scores_ptr + mine, mask=mine < candidates, other=0.0)
-    keys = ordered_key(scores, mine)
+    keys = ordered_key(tl.load(scores_ptr + mine, mask=mine < candidates, other=0.0), mine)
     ranks = tl.zeros([BLOCK], tl.int32)
     for start in range(0, candidates, BLOCK_OTHERS):
         others = start + tl.arange(0, BLOCK_OTHERS)
-        scores = tl.load(scores_ptr + others, mask=others < candidates, other=0.0)
-        other_keys = tl.where(others < candidates, ordered_key(scores, others), -1)
+        other_scores = tl.load(scores_ptr + others, mask=others < candidates, other=0.0)
+        other_keys = tl.where(others < candidates, ordered_key(other_scores, others), -1)
         ranks += tl.sum((other_keys[None, :] > keys[:, None]).to(tl.int32), 1)
     return ranks
 
