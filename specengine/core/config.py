@@ -105,6 +105,9 @@ class ScheduleConfig(Section):
     disable_overlap_schedule: bool = option(
         False, "wait for each round on a GPU before the next is launched"
     )
+    enable_plan_stream: bool = option(
+        False, "plan verifications beside their drafts, for attention that is planned on the host"
+    )
     max_queued_requests: int = option(4096, "waiting requests before new ones are refused (503)")
 
     def _check_ranges(self) -> None:
@@ -151,7 +154,7 @@ class SpecConfig(Section):
     )
     num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")
     adaptive: bool = option(
-        False, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
+        True, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
     )
     cost_table: str | None = option(
         None, "JSON file of round costs for adaptive; default: learned from the rounds"

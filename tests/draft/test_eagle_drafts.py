@@ -101,7 +101,11 @@ def check(rounds: list[Round], reading: EagleReading) -> int:
 
 def make(target: Path, algorithm: str, draft: Path, topk: int, **flags: Any) -> LLM:
     spec = SpecConfig(
-        algorithm=algorithm, draft_model_path=str(draft), num_steps=STEPS, eagle_topk=topk
+        algorithm=algorithm,
+        draft_model_path=str(draft),
+        num_steps=STEPS,
+        adaptive=False,
+        eagle_topk=topk,
     )
     # A replayed graph calls nothing that could be watched.
     always = {"dtype": "float32", "max_total_tokens": 2048, "disable_cuda_graph": True}

@@ -14,7 +14,7 @@ PROMPTS = [[1, 2, 3, 4, 1, 2, 3, 4], [7, 8, 9]]
 def llm() -> LLM:
     return LLM(
         "tiny",
-        SpecConfig(algorithm="EAGLE3", num_steps=3),
+        SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=False),
         dtype="float32",
         max_total_tokens=4096,
     )

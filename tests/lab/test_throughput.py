@@ -160,7 +160,7 @@ def test_a_random_draft_beside_plain_decoding(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     seen: list[int] = []
-    spec = SpecConfig(simulate_accept_length=3.0)
+    spec = SpecConfig(simulate_accept_length=3.0, adaptive=False)
     asked = plan(small_models["llama"], spec=spec, random_draft=64, compare_plain=True, copy=1e9)
 
     def keep(report: Report) -> None:

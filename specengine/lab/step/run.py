@@ -38,6 +38,7 @@ class StepBench:
     def run(self) -> Report:
         with ExitStack() as stack:
             config = prepare(self.plan, stack)
+            config = replace(config, spec=replace(config.spec, adaptive=False))  # rounds alike
             loaded = load(config, Phases())
             check_length(self.plan.workload, loaded)
             engine = build_engine(config, loaded)
