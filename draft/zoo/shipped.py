@@ -34,7 +34,7 @@ _DRAFTERS = (
     ),
     ShippedDrafter("tiny-eagle3", "EAGLE3", "tiny", "0.9M", "EAGLE-3 drafter"),
     ShippedDrafter("tiny-mtp", "MTP", "tiny", "0.7M", "multi-token-prediction layer"),
-    ShippedDrafter("tiny-standalone", "STANDALONE", "tiny", "0.7M", "smaller model"),
+    ShippedDrafter("tiny-standalone", "STANDALONE", "tiny", "0.9M", "smaller model"),
 )
 
 SHIPPED_DRAFTERS = {drafter.name: drafter for drafter in _DRAFTERS}
