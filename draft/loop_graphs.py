@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,11 +16,24 @@ from torch import Tensor
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, RowDrafter, TreeRowDrafter
+from specengine.draft.row_edits import RowEdits
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class LoopDrafter(RowDrafter, Protocol):
+    """A RowDrafter whose chains may follow edited logits."""
+
+    runner: ModelRunner
+    target_ids: Tensor | None
+
+    def draft_rows(
+        self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +49,16 @@ class CapturedLoop:
     graph: torch.cuda.CUDAGraph
     inputs_3B: Tensor  # rows of the page table, lengths, roots; row 0 pads
     drafted: DraftRows
+    edits: RowEdits | None
+
+
+@dataclass(frozen=True)
+class LoopForm:
+    """What one graph drafts."""
+
+    batch_size: int
+    num_steps: int
+    edited: bool
 
 
 def draws_trees(drafter: object) -> bool:
@@ -52,52 +76,53 @@ class DraftLoops:
 
     def __init__(
         self,
-        drafter: RowDrafter,
-        runner: ModelRunner,
+        drafter: LoopDrafter,
         batch_sizes: tuple[int, ...],
         padding: bool,
         counters: Counter[str],
     ) -> None:
         """batch_sizes: ascending. padding: let a larger graph serve a batch."""
         self.drafter = drafter
-        self.runner = runner
+        self.runner = drafter.runner
         self.batch_sizes = batch_sizes
         self.padding = padding
         self.counters = counters
         self.draws_trees = draws_trees(drafter)
-        self.captured: dict[tuple[int, int], CapturedLoop] = {}  # by batch size and steps
+        self.captured: dict[LoopForm, CapturedLoop] = {}
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> DraftProposal | None:
         """levels: how deep each request may draft, the largest at least 1. Of trees, all have as
         many nodes, whatever a request may still emit. None where no graph serves the batch; counts
         the reason."""
-        steps = max(levels)
-        reason = self._objection(batch, steps)
-        if reason is not None:
-            count_fallback(self.counters, "draft loop", reason)
+        form = self._form(batch, max(levels))
+        if isinstance(form, str):
+            count_fallback(self.counters, "draft loop", form)
             return None
-        size = self._size(batch)
-        loop = self.captured.get((size, steps)) or self._capture(size, steps)
-        loop.inputs_3B.copy_(self._inputs(batch.reqs, levels, size), non_blocking=True)
+        loop = self.captured.get(form) or self._capture(form)
+        inputs_3B = self._inputs(batch.reqs, levels, form.batch_size)
+        loop.inputs_3B.copy_(inputs_3B, non_blocking=True)
+        if loop.edits is not None:
+            loop.edits.fill(batch.sampling, self.drafter.target_ids)
         loop.graph.replay()
         self.counters["replays"] += 1
         return self._proposal(loop.drafted, levels)
 
-    def _objection(self, batch: ScheduleBatch, steps: int) -> str | None:
+    def _form(self, batch: ScheduleBatch, steps: int) -> LoopForm | str:
+        """Of the graph that serves a batch, or why none does."""
         if batch.batch_size > self.batch_sizes[-1]:
             return "batch larger than any captured"
         if not self.padding and batch.batch_size not in self.batch_sizes:
             return "batch size not captured, padding off"
-        if batch.sampling.edits is not None:
-            return "edited logits"
-        if self.runner.graph_memory.is_spent and (self._size(batch), steps) not in self.captured:
-            return "memory for graphs is spent"
+        edited = batch.sampling.edits is not None
+        if edited and self.draws_trees:
+            return "trees of edited logits"
         if not all(req.reserved_len >= req.kv_len + self._slots(steps) for req in batch.reqs):
             return "memory nearly full"
-        return None
-
-    def _size(self, batch: ScheduleBatch) -> int:
-        return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
+        size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
+        form = LoopForm(size, steps, edited)
+        if self.runner.graph_memory.is_spent and form not in self.captured:
+            return "memory for graphs is spent"
+        return form
 
     def _slots(self, steps: int) -> int:
         """That drafts and their verification take up."""
@@ -122,24 +147,27 @@ class DraftLoops:
         return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=not self.draws_trees)
 
     @torch.inference_mode()
-    def _capture(self, size: int, steps: int) -> CapturedLoop:
-        start = perf_counter()
-        inputs_3B = torch.zeros(3, size, dtype=torch.int64, device=self.runner.device)
-        run = partial(self._run, RowBatch(*inputs_3B), steps)
+    def _capture(self, form: LoopForm) -> CapturedLoop:
+        start, device = perf_counter(), self.runner.device
+        inputs_3B = torch.zeros(3, form.batch_size, dtype=torch.int64, device=device)
+        edits = None
+        if form.edited:
+            vocab = self.runner.model.vocab_size
+            edits = RowEdits.neutral(form.batch_size, vocab, device)
+        run = partial(self._run, RowBatch(*inputs_3B), form.num_steps, edits)
         memory = self.runner.graph_memory
         with without_garbage_collection(), memory.measured():
             graph, drafted = capture(run, memory.pool)
         self.counters["captures"] += 1
-        seconds = perf_counter() - start
-        logger.info("captured a draft loop of %d x %d in %.2f s", size, steps, seconds)
-        self.captured[size, steps] = CapturedLoop(graph, inputs_3B, drafted)
-        return self.captured[size, steps]
+        logger.info("captured a draft loop in %.2f s: %s", perf_counter() - start, form)
+        self.captured[form] = CapturedLoop(graph, inputs_3B, drafted, edits)
+        return self.captured[form]
 
-    def _run(self, rows: RowBatch, steps: int) -> DraftRows:
+    def _run(self, rows: RowBatch, steps: int, edits: RowEdits | None) -> DraftRows:
         if isinstance(self.drafter, TreeRowDrafter) and self.draws_trees:
             tree = self.drafter.draft_tree_rows(rows, steps)
             return DraftRows(tree.tokens_BN, tree.parents_BN)
-        drafts_BK = self.drafter.draft_rows(rows, steps)
+        drafts_BK = self.drafter.draft_rows(rows, steps, edits)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
         above_N = torch.arange(-1, steps, device=tokens_BN.device)
         return DraftRows(tokens_BN, above_N.expand_as(tokens_BN).contiguous())

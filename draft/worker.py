@@ -17,6 +17,7 @@ from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.loop_graphs import DraftLoops
+from specengine.draft.row_edits import RowEdits
 from specengine.draft.tree import draft_tree
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
@@ -85,6 +86,14 @@ class DraftWorker(TpModelWorker, ABC):
         )
         grow = draft_tree if self.proposes_tree else draft_chain
         return grow(self, batch, levels, choice)
+
+    def best_tokens(self, states_TH: Tensor, edits: RowEdits | None) -> Tensor:
+        """int64 [T], the target's ids of the most probable tokens, a row a request."""
+        model = self.runner.model
+        if edits is None:
+            return model.best_tokens(states_TH)
+        best_T = edits.apply(model.compute_logits(states_TH)).argmax(-1)
+        return best_T if self.target_ids is None else self.target_ids[best_T]
 
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""

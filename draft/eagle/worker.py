@@ -14,6 +14,7 @@ from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.draft.eagle.model import Eagle3Model
+from specengine.draft.row_edits import RowEdits
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.kernels.keep_rows import keep_rows
@@ -95,7 +96,7 @@ class EagleWorker(DraftWorker):
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
         states_BH = self.states.index_select(0, rows.rows_B)
@@ -105,7 +106,7 @@ class EagleWorker(DraftWorker):
                 step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level - 1)
                 step.features = states_BH
                 states_BH = self.runner.forward_decode(step)
-            tokens.append(self.runner.model.best_tokens(states_BH))
+            tokens.append(self.best_tokens(states_BH, edits))
         return torch.stack(tokens, dim=1)
 
     @property

@@ -8,12 +8,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ScheduleBatch
+from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.interfaces import LogitsOutput
+from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
-from specengine.draft.worker import DraftWorker
+from specengine.draft.row_edits import RowEdits
+from specengine.draft.worker import DraftWorker, row_of
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 
@@ -24,6 +25,9 @@ class StandaloneWorker(DraftWorker):
     catching up from the last token whose KV is right to the root: after a chain that was accepted
     whole these are two, its last token was never run.
 
+    Rounds on the device always run two, the token before the root (`previous`) and the root. So
+    whatever a round was, all before those two have their KV when it ends.
+
     A request that leaves may leave its last round's tokens without KV of the draft in the cache.
     Drafts that read them later are worse for it; the output is not, whatever a draft says.
     """
@@ -31,20 +35,35 @@ class StandaloneWorker(DraftWorker):
     first_place = 1
 
     def __init__(
-        self, runners: Sequence[ModelRunner], spec: SpecConfig, node_limit: Callable[[Req], int]
+        self,
+        runners: Sequence[ModelRunner],
+        spec: SpecConfig,
+        node_limit: Callable[[Req], int],
+        num_rows: int,
     ) -> None:
+        """num_rows: of the page table, row 0 included."""
         super().__init__(runners, spec, node_limit)
-        self.written: dict[Req, int] = {}  # tokens whose KV is right
+        device = self.runner.device
+        self.previous = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.written: dict[Req, int] = {}  # tokens whose KV is right, as the host knows it
+        self._known: dict[Req, int] = {}  # kv_len that this was known of
         self._proposal: DraftProposal | None = None  # of this round
 
     @torch.inference_mode()
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         lens = zip(batch.prefix_lens, batch.extend_lens, strict=True)
-        self._catch_up(batch, [prefix + extend for prefix, extend in lens], with_logits=False)
+        ends = [prefix + extend for prefix, extend in lens]
+        self._catch_up(
+            batch.reqs, [self._start(req) for req in batch.reqs], ends, with_logits=False
+        )
+        pairs = list(zip(batch.reqs, ends, strict=True))
+        self._remember(batch.reqs, [req.token_ids[end - 1] for req, end in pairs])
+        self._known.update(pairs)
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
-        output = self._catch_up(batch, [prefix + 1 for prefix in batch.prefix_lens], True)
-        return LogitsOutput(output.logits)
+        starts = [self._start(req) for req in batch.reqs]
+        ends = [prefix + 1 for prefix in batch.prefix_lens]
+        return LogitsOutput(self._catch_up(batch.reqs, starts, ends, with_logits=True).logits)
 
     def run_level(
         self, level: int, step: PreparedForward, tokens_T: Tensor, states_TH: Tensor | None
@@ -56,30 +75,97 @@ class StandaloneWorker(DraftWorker):
         self._proposal = super().draft(batch)
         return self._proposal
 
+    @torch.inference_mode()
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Emitted tokens that it drafted and ran itself, in a chain, have their KV in place. Others
         may have drafted what was verified. The last token is run again whoever drafted it: the next
         round starts from its logits."""
         proposal, self._proposal = self._proposal, None
-        if proposal is None or proposal.is_empty or not proposal.is_chain:
-            return
-        drafts = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
-        for req, (nodes, count), emitted in zip(batch.reqs, drafts, result.tokens, strict=True):
-            self.written[req] += _agreeing(nodes[1 : count - 1], emitted[:-1])
+        agreed = _agreed(proposal, result.tokens)
+        for req, emitted, count in zip(batch.reqs, result.tokens, agreed, strict=True):
+            self.written[req] = self._start(req) if count is None else req.kv_len + 1 + count
+            self._known[req] = req.kv_len + len(emitted)
+        if self.row_steps is not None:
+            self._hand_over(batch.reqs, result.tokens)
 
     def release(self, req: Req) -> None:
         self.written.pop(req, None)
+        self._known.pop(req, None)
 
-    def _catch_up(self, batch: ScheduleBatch, ends: list[int], with_logits: bool) -> LogitsOutput:
+    @property
+    def row_steps(self) -> int | None:
+        if self.proposes_tree or self.emits_probs:
+            return None
+        return min(self.num_steps, self.max_nodes - 1)
+
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None) -> Tensor:
+        before = RowBatch(rows.rows_B, (rows.lens_B - 1).clamp(min=0), rows.roots_B)
+        last_B2 = torch.stack([self.previous[rows.rows_B], rows.roots_B], dim=1)
+        step = self.runner.new_row_batch(before, last_B2)
+        states_BH = self.runner.forward_extend(step)[1::2]
+        tokens: list[Tensor] = []
+        for level in range(num_steps):
+            if level > 0:
+                step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level)
+                states_BH = self.runner.forward_decode(step)
+            tokens.append(self.best_tokens(states_BH, edits))
+        return torch.stack(tokens, dim=1) if tokens else last_B2[:, :0]
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        run_BN = torch.cat([rows.roots_B[:, None], tokens_BN], dim=1)
+        self.previous[rows.rows_B] = run_BN.gather(1, accepted_B[:, None])[:, 0]
+
+    def _start(self, req: Req) -> int:
+        """The first token to run. Rounds on the device tell the host nothing, but leave two."""
+        known = self._known.get(req)
+        if known is not None and known != req.kv_len:
+            return req.kv_len - 1
+        return self.written.get(req, req.kv_len)
+
+    def _catch_up(
+        self, reqs: Sequence[Req], starts: list[int], ends: list[int], with_logits: bool
+    ) -> LogitsOutput:
         """Run the tokens of each request from the first without KV up to its end."""
-        starts = [
-            self.written.get(req, prefix)
-            for req, prefix in zip(batch.reqs, batch.prefix_lens, strict=True)
-        ]
-        spans = zip(batch.reqs, starts, ends, strict=True)
+        spans = zip(reqs, starts, ends, strict=True)
         tokens = [req.token_ids[start:end] for req, start, end in spans]
-        self.written.update(zip(batch.reqs, ends, strict=True))
-        return self.plan_extend(batch.reqs, starts, tokens, with_logits).run()
+        self.written.update(zip(reqs, ends, strict=True))
+        return self.plan_extend(reqs, starts, tokens, with_logits).run()
+
+    def _hand_over(self, reqs: Sequence[Req], emitted: list[list[int]]) -> None:
+        """Leave what a round on the device starts from."""
+        texts = [req.token_ids + run for req, run in zip(reqs, emitted, strict=True)]
+        self._remember(reqs, [text[-2] for text in texts])
+        behind = [
+            (req, self.written[req], text[self.written[req] : -2])
+            for req, text in zip(reqs, texts, strict=True)
+            if self.written[req] < len(text) - 2
+        ]
+        if behind:
+            late, starts, tokens = (list(column) for column in zip(*behind, strict=True))
+            self.plan_extend(late, starts, tokens, with_logits=False).run()
+            self.written.update((req, start + len(run)) for req, start, run in behind)
+
+    def _remember(self, reqs: Sequence[Req], tokens: list[int]) -> None:
+        """The token before the root of each."""
+        values = torch.tensor([[row_of(req) for req in reqs], tokens])
+        rows_B, tokens_B = values.to(self.previous.device, non_blocking=True)
+        self.previous[rows_B] = tokens_B
+
+
+def _agreed(proposal: DraftProposal | None, emitted: list[list[int]]) -> list[int | None]:
+    """Of each request how many emitted tokens the drafter has run as drafts of its own; None where
+    it drafted nothing."""
+    if proposal is None or proposal.is_empty:
+        return [None] * len(emitted)
+    if not proposal.is_chain:
+        return [0] * len(emitted)
+    drafts = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
+    return [
+        None if count == 1 else _agreeing(nodes[1 : count - 1], run[:-1])
+        for (nodes, count), run in zip(drafts, emitted, strict=True)
+    ]
 
 
 def _agreeing(left: list[int], right: list[int]) -> int:

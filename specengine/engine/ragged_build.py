@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import DecoderModel
-from specengine.core.spec import Drafter, RowDrafter
-from specengine.draft.loop_graphs import DraftLoops, draws_chains, draws_trees
+from specengine.core.spec import Drafter
+from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, draws_chains, draws_trees
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
 from specengine.runner.graph_memory import GraphDemand
@@ -60,14 +60,14 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
     inner = getattr(drafter, "inner", drafter)
     if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
         return {}
-    if not isinstance(inner, DraftWorker) or inner.runner.attn_backend.limits.plans_on_host:
+    if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):
         return {}
-    if not (draws_chains(inner) or draws_trees(inner)):
+    if inner.runner.attn_backend.limits.plans_on_host:
         return {}
-    assert isinstance(inner, RowDrafter)
+    assert isinstance(inner, LoopDrafter)
     padding = not config.graph.disable_cuda_graph_padding
     counters: Counter[str] = Counter()
-    inner.loops = DraftLoops(inner, inner.runner, sizes, padding, counters)
+    inner.loops = DraftLoops(inner, sizes, padding, counters)
     return {"draft loop": counters}
 
 

@@ -49,7 +49,7 @@ DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
     "NGRAM": lambda context: NgramDrafter(context.spec, context.node_limit),
     "SUFFIX": lambda context: SuffixDrafter(context.spec, context.node_limit),
     "STANDALONE": lambda context: StandaloneWorker(
-        context.runners, context.spec, context.node_limit
+        context.runners, context.spec, context.node_limit, context.num_rows
     ),
     "EAGLE": lambda context: EagleWorker(
         context.runners, context.spec, context.node_limit, context.num_rows

@@ -16,7 +16,9 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
 from specengine.core.spec import RowDrafter
+from specengine.engine import row_choices
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.row_choices import Choosing
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
@@ -53,6 +55,7 @@ def drafts(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     paths = {
         "EAGLE": oracle_eagle(folder / "eagle", target, noise=0.3),
         "EAGLE3": oracle_eagle3(folder / "eagle3", target, 250, focus=20.0),
+        "STANDALONE": almost_bigram(folder / "standalone", target, 1.0),
     }
     specs: dict[str, SpecConfig | None] = {
         "plain": None,
@@ -91,10 +94,20 @@ SAMPLED = [  # every parameter of those that fly, and a greedy one among them
     replace(GREEDY, temperature=1.0, top_k=1, seed=6),
 ]
 
+EDITED = [
+    replace(GREEDY, frequency_penalty=0.8, presence_penalty=-0.2, logit_bias={5: 2.0, 9: -3.0}),
+    replace(
+        GREEDY, temperature=0.9, repetition_penalty=1.4, seed=5, min_tokens=9, stop_token_ids=(7,)
+    ),
+    replace(GREEDY, temperature=0.7, top_p=0.9, seed=6),
+]
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
-@pytest.mark.parametrize("params", [[GREEDY] * 3, SAMPLED[:3]], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
+@pytest.mark.parametrize(
+    "params", [[GREEDY] * 3, SAMPLED[:3], EDITED], ids=["greedy", "sampled", "edited"]
+)
+@pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "STANDALONE"])
 def test_rounds_without_the_host(
     name: str, params: list[SamplingParams], target: Path, drafts: dict[str, SpecConfig | None]
 ) -> None:
@@ -109,12 +122,10 @@ def test_rounds_without_the_host(
     batch = engine.scheduler.schedule()
     assert batch is not None
     flying = on_the_cpu(by_hand)
-    samples = params != [GREEDY] * 3
     assert flying.can_run(batch)
-    if samples:
-        flying.choices.write(batch.reqs)
-    state = flying.state
+    state, choosing = flying.state, Choosing.of(batch.reqs)
     rows = torch.tensor([*(req.req_pool_idx or 0 for req in batch.reqs), 0])
+    flying.choices.write(batch.reqs, rows[:-1], choosing)
     for req in batch.reqs:
         assert req.req_pool_idx is not None
         state.lens[req.req_pool_idx], state.roots[req.req_pool_idx] = req.kv_len, req.last_token
@@ -122,7 +133,7 @@ def test_rounds_without_the_host(
     found = [list(req.output_ids) for req in batch.reqs]
     accepted: list[list[int]] = [[] for _ in batch.reqs]
     while min(map(len, found)) < NEW_TOKENS:
-        flying.run(rows, flying.steps[-1], samples)
+        flying.run(rows, flying.steps[-1], choosing)
         outcome = state.outcomes[int(state.turn), : len(found)]
         for i, row in enumerate(outcome.tolist()):
             accepted[i].append(row[0])
@@ -139,7 +150,7 @@ def test_rounds_without_the_host(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:
     @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
-    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "NGRAM", "SUFFIX"])
+    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM", "SUFFIX"])
     def test_graphs_change_nothing(
         self, name: str, overlap: bool, target: Path, drafts: dict[str, SpecConfig | None]
     ) -> None:
@@ -215,17 +226,39 @@ class TestOnTheGpu:
         expected = [one.token_ids for one in eager.generate(prompts, params)]
         assert [one.token_ids for one in flying.generate(prompts, params)] == expected
 
-    def test_edited_logits_take_the_other_round(
-        self, target: Path, drafts: dict[str, SpecConfig | None]
+    @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+    @pytest.mark.parametrize("name", ["plain", "EAGLE3", "NGRAM"])
+    def test_requests_that_edit_logits_fly(
+        self, name: str, overlap: bool, target: Path, drafts: dict[str, SpecConfig | None]
     ) -> None:
-        edited = SamplingParams(max_tokens=10, frequency_penalty=1.0, seed=3, ignore_eos=True)
-        params = [GREEDY, edited, SAMPLED[0]]
+        """Tokens are counted on the device, until other rounds run in between and back again."""
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts[name], disable_overlap_schedule=not overlap)
+        with_logprobs = replace(GREEDY, max_tokens=6, logprobs=1)
+        mixed = [*EDITED, with_logprobs, *SAMPLED[:2], *(replace(one, n=2) for one in EDITED)]
+        for params in (EDITED, mixed):
+            prompts = [PROMPTS[i % 3] + str(i) for i in range(len(params))]
+            expected = [one.token_ids for one in eager.generate(prompts, params)]
+            assert [one.token_ids for one in flying.generate(prompts, params)] == expected
+        stats = flying.engine.stats().graphs["round"]
+        assert stats.replays > 10
+        assert stats.fallbacks.keys() == {"logprobs"}
+
+    def test_more_edits_than_tables(
+        self,
+        target: Path,
+        drafts: dict[str, SpecConfig | None],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(row_choices, "MOST_EDITING", 1)
         eager = make(target, None, disable_cuda_graph=True)
         flying = make(target, drafts["EAGLE3"])
+        params = [EDITED[0], replace(EDITED[1], max_tokens=9), SAMPLED[0]]
         expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
         assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
         stats = flying.engine.stats().graphs["round"]
-        assert stats.fallbacks.keys() == {"edited logits or logprobs"}
+        assert stats.replays > 0
+        assert len(stats.fallbacks) == 1
 
     def test_the_end_of_the_context(
         self, target: Path, drafts: dict[str, SpecConfig | None]
