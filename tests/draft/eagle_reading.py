@@ -25,7 +25,10 @@ class EagleReading:
         self.raw = json.loads((draft / "config.json").read_text())
         self.config = self.raw.get("transformer_layer_config", self.raw)
         named = load_file(draft / "model.safetensors")
-        self.tensors = {name.replace("midlayer", "layers.0"): one for name, one in named.items()}
+        self.tensors = {
+            name.replace("midlayer", "layers.0"): one.float() if one.is_floating_point() else one
+            for name, one in named.items()
+        }
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(target)
         self.target = loaded.float().eval()
         self.is_eagle3 = "layers.0.hidden_norm.weight" in self.tensors
