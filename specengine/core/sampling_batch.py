@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specengine.core.choice_words import choice_words, top_k_of
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
@@ -27,9 +28,6 @@ from specengine.kernels.sample_rows import (
     TOP_P,
     ChoiceTable,
 )
-
-# Beyond these, float32 logits make the distribution one-hot or uniform already.
-_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-10, 1e10
 
 
 @dataclass
@@ -185,34 +183,9 @@ class Columns:
         }
 
 
-def choice_words(reqs: list[Req], vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Rows of a ChoiceTable, [B, NUM_COLUMNS]. Its positions count output tokens; a table that has
-    them counted otherwise sets SHIFT."""
-    words = np.zeros((len(reqs), NUM_COLUMNS), dtype=np.int64)
-    params = [req.sampling for req in reqs]
-    floats = words.view(np.float64)
-    floats[:, TEMPERATURE] = [_temperature(p) for p in params]
-    floats[:, TOP_P] = [1.0 if p.is_greedy else p.top_p for p in params]
-    floats[:, MIN_P] = [0.0 if p.is_greedy else p.min_p for p in params]
-    words[:, TOP_K] = [_top_k(p, vocab_size) for p in params]
-    words[:, SEED] = [(req.seed + 2**63) % 2**64 - 2**63 for req in reqs]
-    return words
-
-
-def _temperature(params: SamplingParams) -> float:
-    if params.is_greedy:
-        return 0.0
-    return min(max(params.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
-
-
-def _top_k(params: SamplingParams, vocab_size: int) -> int:
-    cuts = params.top_k > 0 and not params.is_greedy
-    return min(params.top_k, vocab_size) if cuts else vocab_size
-
-
 def _random_params(words: Tensor, params: list[SamplingParams], vocab_size: int) -> RandomParams:
     sampled = [p for p in params if not p.is_greedy]
-    top_ks = [_top_k(p, vocab_size) for p in sampled]
+    top_ks = [top_k_of(p, vocab_size) for p in sampled]
     table = ChoiceTable(words.view(-1, NUM_COLUMNS))
     greedy = table.column(TEMPERATURE) == 0.0
     return RandomParams(
@@ -240,7 +213,7 @@ class _EditPlan:
     reqs: list[Req]
     biased: list[int]
     penalised: list[int]
-    held: list[int]  # still short of min_tokens; masks of grammars see to that themselves
+    held: list[int]  # still short of min_tokens
 
     @classmethod
     def of(cls, reqs: list[Req]) -> _EditPlan:
@@ -249,7 +222,7 @@ class _EditPlan:
             reqs=reqs,
             biased=[i for i, r in indexed if r.sampling.logit_bias],
             penalised=[i for i, r in indexed if r.sampling.has_penalties],
-            held=[i for i, r in indexed if _is_held(r)],
+            held=[i for i, r in indexed if is_held(r)],
         )
 
     @property
@@ -273,7 +246,7 @@ class _EditPlan:
             columns.ragged("bias", [slots[i] for i in self.biased], [list(b) for b in biases])
             columns.floats("bias_values", list(chain.from_iterable(b.values() for b in biases)))
         if self.held:
-            ends = [_ending_tokens(self.reqs[i], vocab_size) for i in self.held]
+            ends = [ending_tokens(self.reqs[i], vocab_size) for i in self.held]
             columns.ints("min_tokens", [min(r.sampling.min_tokens, 2**62) for r in self.reqs])
             columns.ragged("forbidden", [slots[i] for i in self.held], ends)
         if self.penalised:
@@ -302,7 +275,8 @@ class _EditPlan:
         return LogitEdits(sent["slots"], bias, penalties, min_tokens)
 
 
-def _is_held(req: Req) -> bool:
+def is_held(req: Req) -> bool:
+    """Whether its next token may not end it yet; masks of grammars see to that themselves."""
     return req.grammar is None and len(req.output_ids) < req.sampling.min_tokens
 
 
@@ -324,6 +298,7 @@ def _count(counts: Tensor, rows: Tensor, tokens: Tensor) -> None:
     counts.index_put_((rows, tokens), ones, accumulate=True)
 
 
-def _ending_tokens(req: Req, vocab_size: int) -> list[int]:
+def ending_tokens(req: Req, vocab_size: int) -> list[int]:
+    """Each once."""
     eos = () if req.sampling.ignore_eos else req.eos_ids
     return sorted(token for token in {*eos, *req.sampling.stop_token_ids} if token < vocab_size)

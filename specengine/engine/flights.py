@@ -65,7 +65,10 @@ class Flights:
             proposal = draft_within_limits(self.drafter, batch, self._depth)
             drafts.set(proposal)
             drafted = proposal.num_drafted
+        captures = self.graph_round.counters["captures"]
         self.flight = self.graph_round.launch(batch.reqs, drafted, self._asleep)
+        if self.graph_round.counters["captures"] != captures:
+            self._since = perf_counter()  # capturing is no round's time
 
     def interrupt(self) -> None:
         """Something else runs: the time until the next launch is no round's."""

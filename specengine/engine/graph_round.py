@@ -16,7 +16,7 @@ from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
-from specengine.engine.row_choices import RowChoices
+from specengine.engine.row_choices import Choosing, RowChoices
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -33,7 +33,7 @@ class Form:
 
     batch_size: int
     num_steps: int
-    samples: bool = False  # a request may sample; or all are greedy
+    choosing: Choosing = Choosing.BEST
     asleep: bool = False  # the drafter does not look
 
 
@@ -55,10 +55,9 @@ class GraphRound:
     was decided follows in an asynchronous copy. So the host may launch the next round of the same
     requests before it knows what came of this one, as long as each has slots for both.
 
-    For requests whose logits nobody edits, and chains. There is a graph for each batch size and
-    each number of steps; none at all is plain decoding. Where a request samples, the target's token
-    at every node is the one that plain decoding samples there, as in MatchVerifier; graphs of that
-    kind are captured when first needed.
+    For chains. There is a graph for each batch size and each number of steps; none at all is plain
+    decoding. The target's token at every node is the one that plain decoding chooses there, as in
+    MatchVerifier; graphs that sample or edit logits are captured when first needed.
     """
 
     samples = True  # whether requests that sample fly
@@ -130,9 +129,9 @@ class GraphRound:
         rows_B = self.rows[: form.batch_size].zero_()
         self._flown = []
         if form.asleep:
-            run = partial(self.run_asleep, rows_B, form.samples)
+            run = partial(self.run_asleep, rows_B, form.choosing)
         else:
-            run = partial(self.run, rows_B, form.num_steps, form.samples)
+            run = partial(self.run, rows_B, form.num_steps, form.choosing)
         self.captured[form], _ = capture(run, self.runner.graph_memory.pool)
         self.counters["captures"] += 1
 
@@ -162,46 +161,53 @@ class GraphRound:
         return float(min(times))
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int, samples: bool = False) -> None:
+    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = Choosing.BEST) -> None:
         """One round of the requests in these rows of the page table."""
         rows = self.begin(rows_B)
         drafts_BK = self.drafter.draft_rows(rows, num_steps)
-        output = self.verify(rows, drafts_BK, samples)
+        output = self.verify(rows, drafts_BK, choosing)
         chosen_BN = output.best.view(len(rows_B), num_steps + 1)
         accepted_B = self.accept(rows, chosen_BN, drafts_BK)
+        self.count(rows, chosen_BN, accepted_B, choosing)
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     @torch.inference_mode()
-    def run_asleep(self, rows_B: Tensor, samples: bool = False) -> None:
+    def run_asleep(self, rows_B: Tensor, choosing: Choosing = Choosing.BEST) -> None:
         """A round of no drafts, which the drafter does not look at."""
         assert isinstance(self.drafter, SleepyRowDrafter)
         rows = self.begin(rows_B)
         batch = self.runner.new_row_batch(rows, rows.roots_B[:, None])
         batch.capture_layers = ()
-        chosen_BN = self.forward(batch, rows, samples).best.view(-1, 1)
+        chosen_BN = self.forward(batch, rows, choosing).best.view(-1, 1)
         accepted_B = self.accept(rows, chosen_BN, chosen_BN[:, :0])
+        self.count(rows, chosen_BN, accepted_B, choosing)
         self.drafter.miss_rows(rows, accepted_B)
 
     def begin(self, rows_B: Tensor) -> RowBatch:
         """The requests as the round before has left them; it is this round's turn from here on."""
         return RowBatch(rows_B, *begin_round(self.state, rows_B))
 
-    def verify(self, rows: RowBatch, drafts_BK: Tensor, samples: bool) -> RowsOutput:
+    def verify(self, rows: RowBatch, drafts_BK: Tensor, choosing: Choosing) -> RowsOutput:
         """The target's token after each root and each draft."""
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
-        return self.forward(self.runner.new_row_batch(rows, tokens_BN), rows, samples)
+        return self.forward(self.runner.new_row_batch(rows, tokens_BN), rows, choosing)
 
-    def forward(
-        self, batch: ForwardBatch, rows: RowBatch, samples: bool, depths_T: Tensor | None = None
-    ) -> RowsOutput:
-        """The target's tokens, with samples as its requests want them chosen. depths_T: int64, of
-        the nodes; None where they are chains."""
-        if not samples:
+    def forward(self, batch: ForwardBatch, rows: RowBatch, choosing: Choosing) -> RowsOutput:
+        """The target's tokens, as its requests want them chosen."""
+        if choosing is Choosing.BEST:
             return self.runner.forward_rows(batch)
         hidden = self.runner.forward_extend(batch)
-        tokens_T = self.choices.tokens(self.runner.model.compute_logits(hidden), rows, depths_T)
+        logits_TV = self.runner.model.compute_logits(hidden)
+        tokens_T = self.choices.tokens(logits_TV, rows, batch, choosing)
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         return RowsOutput(tokens_T, hidden, features)
+
+    def count(
+        self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor, choosing: Choosing
+    ) -> None:
+        """The tokens that came of it, for penalties."""
+        if choosing is Choosing.EDITED:
+            self.choices.edits.count(rows, tokens_BN, accepted_B)
 
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
         """Moves the requests on, and tells the host -> accepted drafts, int64 [B]."""
@@ -215,8 +221,10 @@ class GraphRound:
             reason = "batch larger than any captured"
         elif not self.padding and batch.batch_size not in self.batch_sizes:
             reason = "batch size not captured, padding off"
-        elif batch.sampling.edits is not None or batch.sampling.max_logprobs is not None:
-            reason = "edited logits or logprobs"
+        elif batch.sampling.max_logprobs is not None:
+            reason = "logprobs"
+        elif not self.choices.fits(batch.reqs):
+            reason = "more requests edit their logits than there are tables for"
         elif not batch.sampling.all_greedy and not self.samples:
             reason = "sampling, with a verifier that weighs drafts"
         elif any(req.grammar is not None for req in batch.reqs):
@@ -241,8 +249,7 @@ class GraphRound:
         rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows] = lens, roots
         form = self._form(reqs, num_drafted, asleep)
-        if form.samples:
-            self.choices.write(reqs)
+        self.choices.write(reqs, rows, form.choosing)
         return self._fly(reqs, num_drafted, form)
 
     def follow(
@@ -257,7 +264,7 @@ class GraphRound:
         return Form(
             batch_size=self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))],
             num_steps=self.steps[bisect.bisect_left(self.steps, max(num_drafted))],
-            samples=not all(req.sampling.is_greedy for req in reqs),
+            choosing=Choosing.of(reqs),
             asleep=asleep and self.may_sleep,
         )
 
@@ -279,8 +286,10 @@ class GraphRound:
         """Wait for a round, and read what it decided."""
         flight.landed.synchronize()
         rows = flight.outcome.tolist()
+        tokens = [row[1 : row[0] + 2] for row in rows]
+        self.choices.edits.note(flight.reqs, tokens)
         return VerifyResult(
-            tokens=[row[1 : row[0] + 2] for row in rows],
+            tokens=tokens,
             num_accepted=[row[0] for row in rows],
             # The padding of a short draft is a draft too, where it happens to be right.
             num_drafted=[max(n, row[0]) for n, row in zip(flight.num_drafted, rows, strict=True)],

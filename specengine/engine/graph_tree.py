@@ -12,6 +12,7 @@ from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import TreeRowDrafter, VerifyResult
 from specengine.engine.graph_round import Flight, GraphRound
+from specengine.engine.row_choices import Choosing
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.kv_move import KVPaths
 from specengine.kernels.tree_build import DraftTree
@@ -32,22 +33,23 @@ class GraphTreeRound(GraphRound):
         return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int, samples: bool = False) -> None:
+    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = Choosing.BEST) -> None:
         if num_steps == 0:
-            super().run(rows_B, num_steps, samples)
+            super().run(rows_B, num_steps, choosing)
             return
         rows = self.begin(rows_B)
         tree = self.drafter.draft_tree_rows(rows, num_steps)
-        output = self.verify_tree(rows, tree, samples)
+        output = self.verify_tree(rows, tree, choosing)
         paths = self.accept_tree(rows, output.best, tree, num_steps)
         self.keep(rows, paths)
+        self.count(rows, paths.tokens_BW, paths.accepted_B, choosing)
         self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
-    def verify_tree(self, rows: RowBatch, tree: DraftTree, samples: bool) -> RowsOutput:
+    def verify_tree(self, rows: RowBatch, tree: DraftTree, choosing: Choosing) -> RowsOutput:
         """The target's token at each node."""
         shape = Tree(tree.depths_BN.view(-1), tree.mask_BNN)
         batch = self.runner.new_row_batch(rows, tree.tokens_BN, tree=shape)
-        return self.forward(batch, rows, samples, shape.depths_T)
+        return self.forward(batch, rows, choosing)
 
     def accept_tree(
         self, rows: RowBatch, chosen_T: Tensor, tree: DraftTree, num_steps: int

@@ -2,29 +2,58 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
+from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.choice_words import choice_words
 from specengine.core.random_streams import Stream
 from specengine.core.request import Req
-from specengine.core.sampling_batch import choice_words
+from specengine.engine.row_edits import MOST_EDITING, RowEdits, edits_logits
 from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_rows
+
+
+class Choosing(Enum):
+    """What a round must be able to do for its requests."""
+
+    BEST = "best"  # all of them are greedy, and nobody edits logits
+    SAMPLED = "sampled"
+    EDITED = "edited"  # and sampled
+
+    @classmethod
+    def of(cls, reqs: list[Req]) -> Choosing:
+        if any(edits_logits(req) for req in reqs):
+            return cls.EDITED
+        return cls.BEST if all(req.sampling.is_greedy for req in reqs) else cls.SAMPLED
 
 
 class RowChoices:
     """Temperature, top-k, top-p, min-p and seed by row of the page table, written when a request
-    comes to a row. The position in the output follows from the length that the round goes by."""
+    comes to a row; and edits of logits. The position in the output follows from the length that the
+    round goes by."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self.table = ChoiceTable.of(num_rows, device)
+        self.edits = RowEdits(num_rows, vocab_size, device)
         self.vocab_size = vocab_size
         self._owners: list[Req | None] = [None] * num_rows
 
-    def write(self, reqs: list[Req]) -> None:
-        """Before the launch of a round of these requests."""
-        new = [(_row(req), req) for req in reqs if self._owners[_row(req)] is not req]
+    def fits(self, reqs: list[Req]) -> bool:
+        """Whether there are tables for all edits."""
+        return sum(map(edits_logits, reqs)) <= MOST_EDITING
+
+    def write(self, reqs: list[Req], rows_B: Tensor, choosing: Choosing) -> None:
+        """Before the launch of a round of these requests. rows_B: of the page table, on the
+        device."""
+        if choosing is not Choosing.BEST:
+            self._write_words([(_row(r), r) for r in reqs if self._owners[_row(r)] is not r])
+        if choosing is Choosing.EDITED:
+            self.edits.write(reqs, rows_B)
+
+    def _write_words(self, new: list[tuple[int, Req]]) -> None:
         if not new:
             return
         words = choice_words([req for _, req in new], self.vocab_size)
@@ -38,12 +67,15 @@ class RowChoices:
         for row, req in new:
             self._owners[row] = req
 
-    def tokens(self, logits_RV: Tensor, rows: RowBatch, depths_R: Tensor | None = None) -> Tensor:
-        """int64 [R], as plain decoding would sample them; the logits are written over.
-
-        depths_R: int64, of the node of each row below its root; None where they are chains.
-        """
+    def tokens(
+        self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch, choosing: Choosing
+    ) -> Tensor:
+        """int64 [R], as plain decoding would choose them; the logits of the verification `batch`
+        are written over."""
+        if choosing is Choosing.EDITED:
+            self.edits.apply(logits_RV, rows, batch)
         nodes = len(logits_RV) // len(rows.rows_B)
+        depths_R = None if batch.tree is None else batch.tree.depths_T
         places = Places(rows.rows_B, rows.lens_B, nodes, depths_R)
         return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ class ScriptedRound:
     num_slots: int = 4
     diary: list[str] = field(default_factory=list)
     count: int = 0
+    counters: Counter[str] = field(default_factory=Counter)
 
     def launch(self, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
         return self._fly("launch", reqs, drafted, asleep)

@@ -141,6 +141,7 @@ def test_rounds_without_the_host(
     assert [one[:NEW_TOKENS] for one in found] == [one.token_ids for one in expected]
     if spec is not None:
         assert sum(map(sum, accepted)) > 5, "drafts were accepted"
+    if spec is not None and choosing is not Choosing.EDITED:  # the other round edits drafts, too
         for counts, histogram in zip(accepted, lengths, strict=True):
             rounds = sum(histogram) - 1  # the last one may be cut short
             assert all(counts[:rounds].count(k) <= n for k, n in enumerate(histogram))
@@ -235,7 +236,7 @@ class TestOnTheGpu:
         eager = make(target, None, disable_cuda_graph=True)
         flying = make(target, drafts[name], disable_overlap_schedule=not overlap)
         with_logprobs = replace(GREEDY, max_tokens=6, logprobs=1)
-        mixed = [*EDITED, with_logprobs, *SAMPLED[:2], *(replace(one, n=2) for one in EDITED)]
+        mixed = [*EDITED, with_logprobs, *SAMPLED[:2], *EDITED]
         for params in (EDITED, mixed):
             prompts = [PROMPTS[i % 3] + str(i) for i in range(len(params))]
             expected = [one.token_ids for one in eager.generate(prompts, params)]

@@ -1,0 +1,99 @@
+"""What requests want changed of their logits, on the device, where rounds fly without the host."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.request import Req
+from specengine.core.sampling_batch import ending_tokens, is_held
+from specengine.kernels.edit_rows import (
+    ENDS,
+    IN_PROMPT,
+    Drafted,
+    EditTables,
+    count_tokens_,
+    edit_rows_,
+)
+
+MOST_EDITING = 64  # requests at once; 9 bytes a token of the vocabulary each
+
+
+def edits_logits(req: Req) -> bool:
+    sampling = req.sampling
+    return bool(sampling.logit_bias) or sampling.has_penalties or is_held(req)
+
+
+class RowEdits:
+    """Bias, penalties and min_tokens, in tables that are made when a request first asks for any.
+    A request's slot is filled when it comes, and again if tokens came to it that no round on the
+    device has counted."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self.device = device
+        self._tables: EditTables | None = None
+        self._slots: dict[Req, int] = {}
+        self._counted: dict[Req, int] = {}  # output tokens, of requests that have a slot
+
+    @property
+    def tables(self) -> EditTables:
+        if self._tables is None:
+            num_slots = 1 + min(MOST_EDITING, self.num_rows)
+            self._tables = EditTables.of(self.num_rows, num_slots, self.vocab_size, self.device)
+        return self._tables
+
+    def write(self, reqs: list[Req], rows_B: Tensor) -> None:
+        """Before the launch of a round of these requests. rows_B: of the page table, on the device;
+        as many of them edit their logits as there are slots for."""
+        editing = {req for req in reqs if edits_logits(req)}
+        for req in self._slots.keys() - editing:
+            del self._slots[req], self._counted[req]
+        free = set(range(1, len(self.tables.penalties))) - set(self._slots.values())
+        for req in editing:
+            if req not in self._slots:
+                self._slots[req] = free.pop()
+            if self._counted.get(req) != len(req.output_ids):
+                self._fill(self._slots[req], req)
+        slots = torch.tensor([self._slots.get(req, 0) for req in reqs])
+        self.tables.slots[rows_B] = slots.to(self.device)
+
+    def _fill(self, slot: int, req: Req) -> None:
+        tables, sampling = self.tables, req.sampling
+        for table in (tables.bias, tables.counts, tables.flags):
+            table[slot].zero_()
+        numbers = sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty
+        tables.penalties[slot] = torch.tensor(numbers).to(self.device)
+        # A round's position leaves out its root, which is the last token.
+        tables.held_until[slot] = sampling.min_tokens + len(req.prompt_ids) - 1
+        tables.flags[slot, self._ids(req.prompt_ids)] = IN_PROMPT
+        tables.flags[slot, self._ids(ending_tokens(req, self.vocab_size))] += ENDS
+        bias = torch.tensor([*sampling.logit_bias.values()], dtype=torch.float32)
+        tables.bias[slot, self._ids([*sampling.logit_bias])] = bias.to(self.device)
+        ids = self._ids(req.output_ids)
+        tables.counts[slot].index_put_((ids,), torch.ones_like(ids).float(), accumulate=True)
+        self._counted[req] = len(req.output_ids)
+
+    def _ids(self, tokens: list[int]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.int64).to(self.device)
+
+    def apply(self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch) -> Tensor:
+        """In place, on the rows of a verification."""
+        tokens_BN = batch.input_ids.view(len(rows.rows_B), -1)
+        depths, mask = None, None
+        if batch.tree is not None:
+            depths, mask = batch.tree.depths_T, batch.tree.mask_BNN
+        drafted = Drafted(rows.rows_B, rows.lens_B, tokens_BN, depths, mask)
+        return edit_rows_(logits_RV, self.tables, drafted)
+
+    def count(self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor) -> None:
+        """Of the tokens at each node of the accepted paths."""
+        count_tokens_(self.tables, rows.rows_B, tokens_BN, accepted_B)
+
+    def note(self, reqs: list[Req], tokens: list[list[int]]) -> None:
+        """What a round that landed has counted."""
+        for req, new in zip(reqs, tokens, strict=True):
+            if req in self._counted:
+                self._counted[req] += len(new)
