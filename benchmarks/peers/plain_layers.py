@@ -47,7 +47,7 @@ class JoinedLinear(nn.Module):
         parameter.data[first : first + self.sizes[shard]] = loaded
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return list(F.linear(x, self.weight).split(list(self.sizes.values()), dim=-1))
+        return list(torch.split(F.linear(x, self.weight), list(self.sizes.values()), dim=-1))
 
 
 class QKVParallelLinear(JoinedLinear):

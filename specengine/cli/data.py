@@ -14,8 +14,17 @@ from specengine.cli.args import (
 )
 from specengine.cli.logs import set_up_logging
 
-# Options of the server.
-WITHOUT = ("served_model_name", "max_queued_requests", "host", "port", "api_key")
+# Options of the server, and of traces, which are for chats that are served.
+WITHOUT = (
+    "served_model_name",
+    "max_queued_requests",
+    "host",
+    "port",
+    "api_key",
+    "trace",
+    "trace_every_position",
+    "trace_max_mb",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

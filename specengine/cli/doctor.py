@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specengine.lab.doctor.scores import Score
     from specengine.lab.doctor.search import Finding
 
-# Options of the server, and those of drafting that an examination does not depend on.
+# Options of the server and of traces, and those of drafting that an examination does not depend on.
 WITHOUT = (
     "served_model_name",
     "host",
@@ -24,6 +24,9 @@ WITHOUT = (
     "max_queued_requests",
     "enable_mixed_chunk",
     "speculative_draft_model_path",
+    "trace",
+    "trace_every_position",
+    "trace_max_mb",
 )
 _SHOWN = 12
 

@@ -46,9 +46,10 @@ def test_one_source_file_runs_without_its_package(hollow: Any, tmp_path: Path) -
     norm = type("Norm", (), {"size": 3})
     names = ("pretend.models.draft", "pretend.models.beside")
     with hollow.peer_modules(hollow.PeerFinder(tmp_path, names, {"Norm": norm})):
-        model = importlib.import_module(names[0]).Model()
-        assert isinstance(model, norm)
+        module: Any = importlib.import_module(names[0])
+        model: Any = module.Model()
         assert model.forward(4) == 14
+        assert isinstance(model, norm)
     assert not [name for name in sys.modules if name.startswith("pretend")]
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("pretend")
@@ -71,11 +72,10 @@ def test_plain_layers(hollow: Any) -> None:
         joined.weight.weight_loader(joined.weight, one, name)
     attention.qkv_proj = joined
     x, rows = torch.randn(5, 16), torch.arange(5)
-    q, k, v = (F.linear(x, one).unflatten(-1, (-1, 8)) for one in shards.values())
+    q, k, v = (F.linear(x, one).view(5, -1, 8) for one in shards.values())
     q, k = attention._rotate(q, rows), attention._rotate(k, rows)
-    whole = F.scaled_dot_product_attention(
-        *(one.transpose(0, 1) for one in (q, k, v)), is_causal=True, enable_gqa=True
-    )
+    q, k, v = (one.transpose(0, 1) for one in (q, k, v))
+    whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     expected = attention.o_proj(whole.transpose(0, 1).flatten(1))
     assert torch.allclose(attention(positions=rows, hidden_states=x), expected, atol=1e-5)
     attention.keep(3)
