@@ -112,7 +112,7 @@ class Growth:
 
     def proposal(self, limits: list[int]) -> DraftProposal:
         """limits: the most nodes of each request, root included."""
-        sizes = [1 + self.topk + (n - 1) * self.topk**2 if n else 1 for n in self.levels]
+        sizes = tree_sizes(self.levels, self.topk)
         num_nodes = [min(pair) for pair in zip(sizes, limits, strict=True)]
         selection = select(self.roots_B1, self.found, num_nodes)
         if self.weights:  # a distribution over few tokens has few children: ask the device
@@ -143,6 +143,11 @@ class Growth:
         rows_BM = selection.candidates_BM.clamp(max=self.found.tokens_BC.shape[1] - 1) // self.topk
         rows_BN = torch.cat([torch.zeros_like(self.roots_B1), rows_BM], dim=1)
         return _rows(torch.cat(self.weights, dim=1), rows_BN)
+
+
+def tree_sizes(levels: list[int], topk: int) -> list[int]:
+    """Nodes that trees so deep find, root included."""
+    return [1 + topk + (depth - 1) * topk**2 if depth else 1 for depth in levels]
 
 
 def _blank_tree(batch_size: int, topk: int, level: int, device: torch.device) -> Tree:

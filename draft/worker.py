@@ -18,7 +18,7 @@ from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.loop_graphs import DraftLoops
 from specengine.draft.row_edits import RowEdits
-from specengine.draft.tree import draft_tree
+from specengine.draft.tree import draft_tree, tree_sizes
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 from specengine.runner.worker import TpModelWorker
@@ -94,6 +94,17 @@ class DraftWorker(TpModelWorker, ABC):
             return model.best_tokens(states_TH)
         best_T = edits.apply(model.compute_logits(states_TH)).argmax(-1)
         return best_T if self.target_ids is None else self.target_ids[best_T]
+
+    def foresee(self, batch: ScheduleBatch) -> list[int] | None:
+        """The nodes of each request's next draft; None for sampled trees, some of whose nodes may
+        turn out not to exist."""
+        levels = [self.levels(req) for req in batch.reqs]
+        if not self.proposes_tree:
+            return [1 + depth for depth in levels]
+        if self.emits_probs:
+            return None
+        most = map(self.nodes, batch.reqs)
+        return [min(pair) for pair in zip(tree_sizes(levels, self.topk), most, strict=True)]
 
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""

@@ -155,6 +155,18 @@ class SleepyRowDrafter(RowDrafter, Protocol):
         ...
 
 
+@runtime_checkable
+class ForeseenDrafter(Protocol):
+    """A drafter whose drafts have a shape that is known before they are made."""
+
+    proposes_tree: bool
+
+    def foresee(self, batch: ScheduleBatch) -> list[int] | None:
+        """The nodes of each request's next draft, root included; None where that depends on what is
+        drafted."""
+        ...
+
+
 class Verifier(Protocol):
     """Decides which drafted tokens stand, so that the output keeps the target's distribution."""
 

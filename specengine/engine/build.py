@@ -21,6 +21,7 @@ from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_flights
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
+from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
@@ -103,6 +104,7 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(config, engine.drafter)
     with phases.phase("capture rounds"):
         engine.flights = make_flights(config, engine.parts)
+    engine.round.plan_ahead = make_plan_ahead(config, engine.parts)
     record_trace(engine, loaded)
     graphs.log()
     logger.info("ready after %.1f s", phases.total)

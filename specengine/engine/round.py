@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -14,6 +14,9 @@ from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.grammar.drafts import constrain
 from specengine.kernels.kv_move import KVPaths
 from specengine.runner.worker import TpModelWorker
+
+if TYPE_CHECKING:
+    from specengine.engine.plan_ahead import PlanAhead
 
 
 class SpeculativeRound:
@@ -26,14 +29,18 @@ class SpeculativeRound:
         self.worker = worker
         self.drafter = drafter
         self.verifier = verifier
+        self.plan_ahead: PlanAhead | None = None  # set by build.py, where the host plans attention
         self.recorders: list[RoundRecorder] = []
 
     def run(self, batch: ScheduleBatch, most_levels: int | None = None) -> VerifyResult:
         """most_levels: how deep drafts may go; None leaves it to the drafter."""
+        planned = None if self.plan_ahead is None else self.plan_ahead.begin(batch, most_levels)
         drafted = constrain(batch, draft_within_limits(self.drafter, batch, most_levels))
         proposal = drafted.proposal
         verify_batch = self.verifier.prepare(batch, proposal)
-        output = self.worker.forward_batch_generation(verify_batch)
+        output = None if planned is None else planned.run(verify_batch)
+        if output is None:
+            output = self.worker.forward_batch_generation(verify_batch)
         result = self.verifier.accept(output, drafted.masked(batch), proposal)
         if result.kv_keep is not None:
             pools = self.worker.get_memory_pool()

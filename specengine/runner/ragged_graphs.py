@@ -37,11 +37,8 @@ class CapturedForward:
     output: LogitsOutput  # rows of the filling included
     guard: GraphGuard | None
 
-    def fill(
-        self, batch: ModelWorkerBatch, values: Tensor, tokens: Tensor, features: Tensor | None
-    ) -> None:
-        """values: as `pack` makes them, pinned."""
-        self.buffer.copy_(values, non_blocking=True)
+    def fill(self, batch: ModelWorkerBatch, tokens: Tensor, features: Tensor | None) -> None:
+        """In what lies on the device: the rest was loaded."""
         if tokens.device == self.buffer.device:
             self.inputs.token_T[: batch.num_tokens].copy_(tokens)
         if batch.tree is not None:
@@ -112,18 +109,36 @@ class RaggedGraphRunner:
         captured = self.captured.get(form)
         if captured is None:
             captured = self.captured[form] = self._capture(form, features)
+        self.load(captured, form, batch, tokens)
+        return self.launch(captured, batch, tokens, features), captured
+
+    def load(
+        self, captured: CapturedForward, form: Form, batch: ModelWorkerBatch, tokens: Tensor
+    ) -> None:
+        """Bring what the host knows of a batch to the buffers, and plan it."""
         values = torch.from_numpy(pack(batch, tokens, form))
         captured.tell_lengths(values, form)
-        captured.fill(batch, self._pinned(values), tokens, features)
+        captured.buffer.copy_(self._pinned(values), non_blocking=True)
         assert captured.batch.attn_plan is not None
         self.runner.attn_backend.init_forward_metadata_replay(
             captured.batch, captured.batch.attn_plan
         )
+
+    @torch.inference_mode()
+    def launch(
+        self,
+        captured: CapturedForward,
+        batch: ModelWorkerBatch,
+        tokens: Tensor,
+        features: Tensor | None = None,
+    ) -> LogitsOutput:
+        """Run a batch that was loaded, but for what of it lies on the device."""
+        captured.fill(batch, tokens, features)
         if captured.guard is not None:
             captured.guard.check()
         captured.graph.replay()
         self.counters["replays"] += 1
-        return _first_rows(captured.output, batch), captured
+        return _first_rows(captured.output, batch)
 
     def _pinned(self, values: Tensor) -> Tensor:
         return values.pin_memory() if self.runner.device.type == "cuda" else values

@@ -1,0 +1,306 @@
+"""Verifications prepared beside their drafts: the same bits, each hand-over by an event, and no
+race where any of them is late."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine.core.batch import ForwardBatch, ScheduleBatch
+from specengine.core.interfaces import AttentionLimits, LogitsOutput
+from specengine.core.sampling import SpecControl
+from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.draft import loop_graphs
+from specengine.engine.plan_ahead import PlanAhead, PlannedVerify, make_plan_ahead
+from specengine.runner import ragged_graphs
+from specengine.runner.plan_stream import GraphAhead, PlanStream
+from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
+
+PROMPTS = ["One day, Tom went to", "x", "The cat and the dog", "Once upon a time"]
+GREEDY = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.0)
+CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
+TREE: dict[str, Any] = CHAIN | {"eagle_topk": 3, "num_draft_tokens": 9}
+SHAPES = {
+    "chain": SpecConfig(algorithm="EAGLE3", **CHAIN),
+    "tree": SpecConfig(algorithm="EAGLE3", **TREE),
+    "sampled chain": SpecConfig(algorithm="STANDALONE", **CHAIN, draft_sampling=True),
+}
+BATCHES: dict[str, list[SamplingParams]] = {
+    "greedy": [GREEDY] * 4,
+    "sampled": [replace(GREEDY, temperature=0.8, seed=3), replace(GREEDY, logprobs=2), GREEDY],
+    "limited": [replace(GREEDY, speculative=SpecControl(num_steps=2)), GREEDY],
+    "under a grammar": [replace(GREEDY, grammar=GrammarSpec.regex("[a-f ]{60}")), GREEDY],
+}
+
+
+class Logits:
+    """Keeps what every verification gave."""
+
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+
+    def record(
+        self,
+        batch: ScheduleBatch,
+        proposal: DraftProposal,
+        output: LogitsOutput,
+        result: VerifyResult,
+    ) -> None:
+        self.rows.append(output.logits.clone())
+
+
+def make(spec: SpecConfig, **flags: Any) -> LLM:
+    settings = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, **flags}
+    return LLM("tiny", spec, **settings)
+
+
+def plan_ahead(llm: LLM) -> Counter[str]:
+    """Have an engine prepare whatever its backend; counts what came of each round."""
+    parts, counts = llm.engine.parts, Counter[str]()
+    llm.engine.round.plan_ahead = Counting(PlanStream(parts.worker.runner), parts.drafter, counts)
+    return counts
+
+
+class Counting(PlanAhead):
+    def __init__(self, stream: PlanStream, drafter: Any, counts: Counter[str]) -> None:
+        super().__init__(stream, drafter)
+        self.counts = counts
+
+    def begin(self, batch: ScheduleBatch, most_levels: int | None) -> PlannedVerify | None:
+        planned = super().begin(batch, most_levels)
+        self.counts["unforeseen" if planned is None else type(planned.ahead).__name__] += 1
+        return planned
+
+
+def logits_of(llm: LLM, params: list[SamplingParams]) -> tuple[list[list[int]], list[Tensor]]:
+    logits = Logits()
+    llm.engine.round.recorders = [logits]
+    tokens = [one.token_ids for one in llm.generate(PROMPTS[: len(params)], params)]
+    llm.engine.scheduler.check_invariant()
+    return tokens, logits.rows
+
+
+def check_same_bits(one: LLM, other: LLM, params: list[SamplingParams]) -> None:
+    (tokens, logits), (tokens_ahead, logits_ahead) = (
+        logits_of(one, params),
+        logits_of(other, params),
+    )
+    assert tokens_ahead == tokens
+    assert len(logits_ahead) == len(logits)
+    assert all(map(torch.equal, logits_ahead, logits))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_bits(shape: str) -> None:
+    on_the_spot, ahead = make(SHAPES[shape]), make(SHAPES[shape])
+    counts = plan_ahead(ahead)
+    for name, params in BATCHES.items():
+        counts.clear()
+        check_same_bits(on_the_spot, ahead, params)
+        is_foreseen = name != "under a grammar" and not (name == "limited" and "tree" in shape)
+        assert (counts["EagerAhead"] > 2) == is_foreseen, (name, counts)
+
+
+def test_into_the_buffers_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which on a CPU are functions that are called again."""
+    for module in (ragged_graphs, loop_graphs):
+        monkeypatch.setattr(module, "capture", capture)
+    for shape in ("chain", "tree"):
+        on_the_spot, ahead = make(SHAPES[shape]), make(SHAPES[shape])
+        for llm in (on_the_spot, ahead):
+            graphs_on_the_cpu(llm)
+        counts = plan_ahead(ahead)
+        params = [replace(GREEDY, max_tokens=24)] * 2
+        check_same_bits(on_the_spot, ahead, params)
+        assert counts["unforeseen"] > 0  # what a graph was yet to be captured for
+        check_same_bits(on_the_spot, ahead, params)
+        assert counts["GraphAhead"] > 2
+
+
+def test_drafts_in_another_shape_than_foreseen_are_planned_again() -> None:
+    on_the_spot, ahead = make(SHAPES["chain"]), make(SHAPES["chain"])
+    counts = plan_ahead(ahead)
+    drafter: Any = ahead.engine.parts.drafter
+    foresee = drafter.foresee
+    drafter.foresee = lambda batch: [max(2, count - 1) for count in foresee(batch)]
+    check_same_bits(on_the_spot, ahead, BATCHES["greedy"])
+    assert counts["EagerAhead"] > 2
+
+
+def test_it_is_made_where_the_host_plans(caplog: pytest.LogCaptureFixture) -> None:
+    llm = make(SHAPES["chain"], enable_plan_stream=True)
+    assert llm.engine.round.plan_ahead is None
+    parts = llm.engine.parts
+    with caplog.at_level("INFO"):
+        assert make_plan_ahead(parts.config, parts) is None
+    assert "torch plans on the device" in caplog.text
+    backend: Any = parts.worker.runner.attn_backend
+    backend.limits = AttentionLimits(plans_on_host=True)
+    assert make_plan_ahead(parts.config, parts) is not None
+    with caplog.at_level("INFO"):
+        assert make_plan_ahead(parts.config, replace(parts, drafter=object())) is None  # type: ignore[arg-type]
+    assert "known afterwards" in caplog.text
+
+
+class Log:
+    """Streams and events that write down what they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        self.streams = ["main"]
+        log = self
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                log.lines.append(f"{stream.name} records")
+
+        class Stream:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            def wait_stream(self, other: Stream) -> None:
+                log.lines.append(f"{self.name} waits for all of {other.name}")
+
+            def wait_event(self, event: Event) -> None:
+                log.lines.append(f"{self.name} waits for the event")
+
+        @contextmanager
+        def using(stream: Stream) -> Iterator[None]:
+            log.streams.append(stream.name)
+            yield
+            log.streams.pop()
+
+        self.plan: Any = Stream("plan")
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "stream", using)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(self.streams[-1]))
+
+    def tell(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        inner = getattr(owner, name)
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            self.lines.append(f"{self.streams[-1]} {name}")
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, told)
+
+
+def test_each_hand_over_is_by_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = make(SHAPES["tree"])
+    logits_of(llm, [GREEDY])
+    plan_ahead(llm)
+    runner = llm.engine.parts.worker.runner
+    log = Log(monkeypatch)
+    assert llm.engine.round.plan_ahead is not None
+    llm.engine.round.plan_ahead.stream.stream = log.plan
+    log.tell(runner, "new_forward_batch", monkeypatch)
+    log.tell(runner.attn_backend, "init_forward_metadata", monkeypatch)
+    log.tell(runner.model, "forward", monkeypatch)
+    logits_of(llm, [replace(GREEDY, max_tokens=4)])
+    start = log.lines.index("plan waits for all of main")
+    round_of_target = [line for line in log.lines[start:] if "main init" not in line]
+    expected = [
+        "plan waits for all of main",
+        "plan new_forward_batch",
+        "plan init_forward_metadata",
+        "plan records",
+        "main waits for the event",
+    ]
+    drafting = len(expected) - 1
+    while round_of_target[drafting] == "main new_forward_batch":  # of the drafter
+        del round_of_target[drafting]
+    assert round_of_target[: len(expected)] == expected
+    assert "main forward" in round_of_target
+
+
+def test_buffers_of_a_graph_rest_before_another_forward_uses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log(monkeypatch)
+    unused: Any = None
+    GraphAhead(unused, unused, torch.cuda.Event()).drop()  # type: ignore[no-untyped-call]
+    assert log.lines == ["main waits for the event"]
+
+
+HAS_CUDA = torch.cuda.is_available()
+SLEEP = 20_000_000  # cycles, about 10 ms
+STALLS = ["producer", "plan", "planned", "draft", "consumer", "consumed"]
+
+
+def late(call: Callable[..., Any], before: int, after: int) -> Callable[..., Any]:
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        torch.cuda._sleep(before)  # type: ignore[no-untyped-call]
+        found = call(*args, **kwargs)
+        torch.cuda._sleep(after)  # type: ignore[no-untyped-call]
+        return found
+
+    return slow
+
+
+def stall(llm: LLM, where: str) -> None:
+    """The device is late at one hand-over, while the host goes on."""
+    runner, drafter = llm.engine.parts.worker.runner, llm.engine.parts.drafter
+    ahead = llm.engine.round.plan_ahead
+    assert ahead is not None
+    before, after = SLEEP * (where in ("plan", "producer", "consumer")), 0
+    if where in ("planned", "draft", "consumed"):
+        before, after = 0, SLEEP
+    if where == "producer":
+        ahead.stream.begin = late(ahead.stream.begin, before, after)  # type: ignore[method-assign]
+    elif where == "draft":
+        drafter.draft = late(drafter.draft, before, after)  # type: ignore[method-assign]
+    elif where in ("consumer", "consumed"):
+        runner.model.forward = late(runner.model.forward, before, after)  # type: ignore[method-assign]
+    else:
+        plan = runner.attn_backend.init_forward_metadata
+
+        def slow(batch: ForwardBatch) -> Any:
+            is_ahead = torch.cuda.current_stream() == ahead.stream.stream
+            return late(plan, before, after)(batch) if is_ahead else plan(batch)
+
+        runner.attn_backend.init_forward_metadata = slow  # type: ignore[method-assign]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")
+@pytest.mark.parametrize("where", STALLS)
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("backend", ["torch", "flashinfer"])
+def test_no_race_where_a_hand_over_is_late(backend: str, shape: str, where: str) -> None:
+    if backend == "flashinfer" and find_spec("flashinfer") is None:
+        pytest.skip("flashinfer-python is not installed")
+    flags = {"device": "cuda", "attention_backend": backend, "disable_cuda_graph": True}
+    flags["dtype"] = "bfloat16" if backend == "flashinfer" else "float32"
+    on_the_spot, ahead = make(SHAPES[shape], **flags), make(SHAPES[shape], **flags)
+    counts = plan_ahead(ahead)
+    check_same_bits(on_the_spot, ahead, BATCHES["greedy"])
+    stall(ahead, where)
+    for _ in range(2):
+        check_same_bits(on_the_spot, ahead, BATCHES["greedy"])
+    assert counts["EagerAhead"] > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_CUDA, reason="no CUDA device")
+@pytest.mark.parametrize("where", STALLS)
+def test_no_race_in_the_buffers_of_graphs(where: str) -> None:
+    if find_spec("flashinfer") is None:
+        pytest.skip("flashinfer-python is not installed")
+    flags = {"device": "cuda", "attention_backend": "flashinfer", "dtype": "bfloat16"}
+    on_the_spot, ahead = (make(SHAPES["tree"], **flags, cuda_graph_bs=(1, 4)) for _ in range(2))
+    counts = plan_ahead(ahead)
+    for llm in (on_the_spot, ahead):
+        logits_of(llm, BATCHES["greedy"])  # captures
+    counts.clear()
+    stall(ahead, where)
+    check_same_bits(on_the_spot, ahead, BATCHES["greedy"])
+    assert counts["GraphAhead"] > 2
