@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.sample_rows_ref import invert_cdf
+from specengine.kernels.sample_rows_ref import LEAST_WEIGHT, invert_cdf
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
 
 # Chance that the sibling of each rank stands, if those before it fell: 0.7, then 0.3 of the one
@@ -105,7 +105,9 @@ class DraftChoice:
             tokens.append(token_R1)
             exists.append(left_RV.gather(1, token_R1) > 0)
             if rank + 1 < count:
-                left_RV = left_RV.scatter(1, token_R1, 0.0)
+                left_RV = left_RV.double().scatter(1, token_R1, 0.0)
+                # Weights are rounded to units of the best one's: what is left may be tiny.
+                left_RV /= left_RV.amax(-1, keepdim=True).clamp(min=LEAST_WEIGHT)
         tokens_RK = torch.cat(tokens, dim=1)
         return Chosen(tokens_RK, rank_scores(tokens_RK), weights_RV, torch.cat(exists, dim=1))
 

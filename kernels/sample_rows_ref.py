@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specengine.kernels.sample_rows import ChoiceTable, Places
 
 WEIGHT_BITS = 43  # of the best token's weight; sums over 2^19 tokens fit 63 bits
+LEAST_WEIGHT = 2.0**-WEIGHT_BITS
 LOWEST = -40.0  # its exp has no weight
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import LogitEdits, Penalties, RandomParams, SamplingBatch
 from specengine.kernels.apply_token_bitmask import apply_token_bitmask
-from specengine.kernels.sample_rows_ref import RowFilters, kept_weights
+from specengine.kernels.sample_rows_ref import LEAST_WEIGHT, RowFilters, kept_weights
 
 _MAX_ELEMENTS = 2**24  # of [R, V] handled at once, so that temporaries stay near 0.5 GB
 
@@ -108,8 +108,8 @@ def _penalise(logits: Tensor, penalties: Penalties, slots: Tensor, rows: RowMap)
 
 def target_weights(logits_RV: Tensor, random: RandomParams, rows: RowMap) -> Tensor:
     """Edited logits -> float32 [R, V], the probabilities at the request's temperature in units of
-    the best token's, with 0 where top-k, top-p or min-p cut. Rows of greedy requests are
-    meaningless."""
+    the best token's, with 0 where top-k, top-p or min-p cut, and where the sampler sees no weight:
+    what was masked has none. Rows of greedy requests are meaningless."""
     filters = RowFilters(
         temperature=rows.per_row(random.temperature),
         top_k=rows.per_row(random.top_k),
@@ -120,4 +120,5 @@ def target_weights(logits_RV: Tensor, random: RandomParams, rows: RowMap) -> Ten
         any_open_top_p=random.any_open_top_p,
         any_min_p=random.any_min_p,
     )
-    return kept_weights(logits_RV, filters)
+    weights_RV = kept_weights(logits_RV, filters)
+    return weights_RV.masked_fill_(weights_RV < LEAST_WEIGHT, 0.0)

@@ -111,6 +111,18 @@ def test_siblings_are_drawn_without_replacement(params: dict[str, Any]) -> None:
     assert chisquare(observed, expected, sum_check=False).pvalue > 1e-3
 
 
+def test_what_a_sure_sibling_leaves_is_drawn_as_finely() -> None:
+    """Weights of 6.1 and 1.7 units of the best one's."""
+    count, x = 4000, torch.full((1, VOCAB), float("-inf"))
+    x[0, [3, 7, 1]] = torch.tensor([0.0, -28.0, -29.3])
+    choice = DraftChoice(sampling(*[SamplingParams()] * count), None, draws=True)
+    chosen = choice.children(x.expand(count, -1), NO_PATH.expand(count, -1), 3, 1)
+    assert set(chosen.tokens_RK[:, 0].tolist()) == {3}
+    second = Counter(chosen.tokens_RK[:, 1].tolist())
+    shares = x[0, [7, 1]].double().softmax(-1) * count
+    assert chisquare([second[7], second[1]], shares.tolist()).pvalue > 1e-3
+
+
 def test_children_end_where_the_distribution_does() -> None:
     batch = sampling(SamplingParams(temperature=1.0, top_k=2))
     chosen = DraftChoice(batch, None, draws=True).children(logits(), NO_PATH, 4, 1)

@@ -189,6 +189,16 @@ def test_a_mask_forbids_tokens_in_its_rows_alone() -> None:
             assert after[row, token].item() == expected
 
 
+def test_what_is_masked_has_no_weight() -> None:
+    """None at all: a rule may hold a uniform of 0 against it."""
+    sampling = SamplingBatch.from_reqs([make_req({}, [1], [])], VOCAB, DEVICE)
+    sampling.mask = token_mask([{1, 5}])
+    assert sampling.random is not None
+    edited_RV = edit_logits(random_logits(1), sampling, RowMap())
+    weights_RV = target_weights(edited_RV, sampling.random, RowMap())
+    assert weights_RV.nonzero()[:, 1].tolist() == [1, 5]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_masks_reach_every_chunk_of_rows(
     temperature: float, monkeypatch: pytest.MonkeyPatch

@@ -107,7 +107,8 @@ def matched(pair: TablePair, shape: Shape, drafts: Drafts) -> Outcomes:
     proposal, probs = round_probs(pair, shape, drafts)
     said_T = said_BN[probs.exists_BN]
     chances_BN = torch.full(said_BN.shape, 1.0 / pair.vocab, dtype=torch.float64)
-    chances_BN[probs.exists_BN] = probs.target_TV.gather(1, said_T[:, None]).squeeze(1)
+    target_TV = probs.target_TV / probs.target_sum_T[:, None]
+    chances_BN[probs.exists_BN] = target_TV.gather(1, said_T[:, None]).squeeze(1)
     walks = walk_all(proposal, said_T.tolist())
     next_BV = torch.zeros(len(walks), pair.vocab, dtype=torch.float64)
     last_B = torch.tensor([walk.tokens[-1] for walk in walks])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier
 from specengine.engine.proof.check import chi_squared_p
 from specengine.engine.proof.shapes import Shape, draw_tree
+from specengine.layers.logits import RowMap, target_weights
 
 CPU = torch.device("cpu")
 PROMPT = [2, 1]
@@ -53,11 +55,21 @@ class TablePair:
         before_T, last_T = torch.tensor(rows).unbind(1)
         return LogitsOutput(self.target.log()[before_T, last_T])
 
+    @cached_property
+    def said(self) -> Tensor:
+        """float64 [V, V, V], what plain decoding samples from: `target`, but for how the sampler
+        rounds exp."""
+        logits_RV = self.target.log().flatten(0, 1)
+        random = decode_batch([request()] * len(logits_RV), self.vocab).sampling.random
+        assert random is not None
+        weights_RV = target_weights(logits_RV, random, RowMap())
+        return (weights_RV / weights_RV.sum(-1, keepdim=True)).view_as(self.target)
+
     def joint(self, length: int) -> Tensor:
         """float64 [V, V, V ** length]: of the next tokens after each pair of last tokens."""
-        joint = self.target.new_ones(self.vocab, self.vocab, 1)
+        joint = self.said.new_ones(self.vocab, self.vocab, 1)
         for _ in range(length):
-            joint = (self.target[:, :, :, None] * joint[None]).flatten(2)
+            joint = (self.said[:, :, :, None] * joint[None]).flatten(2)
         return joint
 
 
