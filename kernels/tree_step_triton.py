@@ -47,7 +47,7 @@ def _share_of_row(logits_ptr, keys_ptr, sums_ptr, num_cols, K: tl.constexpr, BLO
     tl.store(sums_ptr, finite)
     tl.store(sums_ptr + 1, tl.sum(tl.exp(x - finite), 0))
     keys = tl.where(inside, ordered_key(x, cols), -1)
-    for k in tl.static_range(K):
+    for k in range(K):
         best = tl.max(keys, 0)
         keys = tl.where(keys == best, -1, keys)
         tl.store(keys_ptr + k, best)
@@ -146,7 +146,7 @@ def _tree_step_kernel(
     index = beams[:, None] * K + ranks[None, :]
     new = tl.full([BLOCK_P, BLOCK_K], -1, tl.int64)
     new_tokens = tl.zeros([BLOCK_P, BLOCK_K], tl.int64)
-    for k in tl.static_range(K):
+    for k in range(K):
         best = tl.max(keys, 1)
         keys = tl.where(keys == best[:, None], -1, keys)
         token = key_index(best)
@@ -166,7 +166,7 @@ def _tree_step_kernel(
 
     width = past + K
     nodes = tl.arange(0, BLOCK_PAST)
-    for k in tl.static_range(K):
+    for k in range(K):
         best = tl.max(tl.max(new, 1), 0)
         new = tl.where(new == best, -1, new)
         picked = key_index(best)
