@@ -24,6 +24,7 @@ LN2_HIGH, LN2_LOW = (
 )  # ln 2; 9 bits in the first, so that n of it is exact
 SERIES = tuple(1.0 / math.factorial(n) for n in range(6, -1, -1))  # of exp, highest power first
 
+_CACHED = 2**16  # elements that stay in a CPU's cache while a series is summed over them
 _FIRST_CANDIDATES = 256  # most nuclei fit; more are looked at where one does not
 
 
@@ -45,8 +46,9 @@ def exp_below_(x_RV: Tensor) -> Tensor:
     """exp of float32 numbers that are 0 or less, in place; what lies below LOWEST, or is NaN, is
     taken for LOWEST. Made of single operations, each rounded as IEEE 754 says, so that any device
     gives the same bits."""
-    parts = list(x_RV) if x_RV.device.type == "cpu" else [x_RV]  # a row stays in the cache
-    for part in parts:
+    on_cpu = x_RV.device.type == "cpu"
+    rows = max(1, _CACHED // x_RV.shape[-1]) if on_cpu else max(1, len(x_RV))
+    for part in torch.split(x_RV, rows):
         part.copy_(part.where(part > LOWEST, LOWEST))
         powers = (part * LOG2_E).add_(0.5).floor_()
         part.sub_(powers * LN2_HIGH).sub_(powers * LN2_LOW)
