@@ -139,7 +139,9 @@ class DraftLoops:
         return values.pin_memory() if self.runner.device.type == "cuda" else values
 
     def _proposal(self, drafted: DraftRows, levels: list[int]) -> DraftProposal:
-        tokens_BN, parents_BN = drafted.tokens_BN[: len(levels)], drafted.parents_BN[: len(levels)]
+        # Copies: a graph of verification may write where this one has left its tokens.
+        tokens_BN = drafted.tokens_BN[: len(levels)].clone()
+        parents_BN = drafted.parents_BN[: len(levels)].clone()
         if self.draws_trees:
             num_nodes = [tokens_BN.shape[1]] * len(levels)
         else:

@@ -87,14 +87,6 @@ class DraftWorker(TpModelWorker, ABC):
         grow = draft_tree if self.proposes_tree else draft_chain
         return grow(self, batch, levels, choice)
 
-    def best_tokens(self, states_TH: Tensor, edits: RowEdits | None) -> Tensor:
-        """int64 [T], the target's ids of the most probable tokens, a row a request."""
-        model = self.runner.model
-        if edits is None:
-            return model.best_tokens(states_TH)
-        best_T = edits.apply(model.compute_logits(states_TH)).argmax(-1)
-        return best_T if self.target_ids is None else self.target_ids[best_T]
-
     def foresee(self, batch: ScheduleBatch) -> list[int] | None:
         """The nodes of each request's next draft; None for sampled trees, some of whose nodes may
         turn out not to exist."""
@@ -105,6 +97,14 @@ class DraftWorker(TpModelWorker, ABC):
             return None
         most = map(self.nodes, batch.reqs)
         return [min(pair) for pair in zip(tree_sizes(levels, self.topk), most, strict=True)]
+
+    def best_tokens(self, states_TH: Tensor, edits: RowEdits | None) -> Tensor:
+        """int64 [T], the target's ids of the most probable tokens, a row a request."""
+        model = self.runner.model
+        if edits is None:
+            return model.best_tokens(states_TH)
+        best_T = edits.apply(model.compute_logits(states_TH)).argmax(-1)
+        return best_T if self.target_ids is None else self.target_ids[best_T]
 
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""

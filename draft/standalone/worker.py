@@ -45,6 +45,7 @@ class StandaloneWorker(DraftWorker):
         super().__init__(runners, spec, node_limit)
         device = self.runner.device
         self.previous = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.flies = False  # on the device alone; set by whoever wants that, before any request
         self.written: dict[Req, int] = {}  # tokens whose KV is right, as the host knows it
         self._known: dict[Req, int] = {}  # kv_len that this was known of
         self._proposal: DraftProposal | None = None  # of this round
@@ -57,7 +58,8 @@ class StandaloneWorker(DraftWorker):
             batch.reqs, [self._start(req) for req in batch.reqs], ends, with_logits=False
         )
         pairs = list(zip(batch.reqs, ends, strict=True))
-        self._remember(batch.reqs, [req.token_ids[end - 1] for req, end in pairs])
+        if self.row_steps is not None:
+            self._remember(batch.reqs, [req.token_ids[end - 1] for req, end in pairs])
         self._known.update(pairs)
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
@@ -94,7 +96,7 @@ class StandaloneWorker(DraftWorker):
 
     @property
     def row_steps(self) -> int | None:
-        if self.proposes_tree or self.emits_probs:
+        if self.proposes_tree or self.emits_probs or not self.flies:
             return None
         return min(self.num_steps, self.max_nodes - 1)
 

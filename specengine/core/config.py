@@ -126,6 +126,9 @@ class GraphConfig(Section):
     cuda_graph_bs: tuple[int, ...] | None = option(None, "batch sizes to capture")
     cuda_graph_max_bs: int | None = option(None, "largest batch size to capture; default 256")
     disable_cuda_graph_padding: bool = option(False, "replay only at exactly captured sizes")
+    unproven_cuda_graphs: bool = option(
+        False, "also use graphs that no GPU has run yet: drafts beside the host, STANDALONE rounds"
+    )
     debug_cuda_graph: bool = option(False, "check before each replay that no input has moved")
 
     def _check_ranges(self) -> None:

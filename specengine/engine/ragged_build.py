@@ -10,6 +10,7 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import DecoderModel
 from specengine.core.spec import Drafter
 from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, draws_chains, draws_trees
+from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
 from specengine.runner.graph_memory import GraphDemand
@@ -60,6 +61,10 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
     inner = getattr(drafter, "inner", drafter)
     if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
         return {}
+    if not config.graph.unproven_cuda_graphs:
+        return {}
+    if isinstance(inner, StandaloneWorker):
+        inner.flies = True
     if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):
         return {}
     if inner.runner.attn_backend.limits.plans_on_host:

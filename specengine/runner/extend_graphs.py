@@ -113,10 +113,10 @@ class ExtendGraphRunner:
 
     def capture(self) -> None:
         start, memory = perf_counter(), self.runner.graph_memory
-        used_before = memory.used
+        used_before, pool = memory.used, torch.cuda.graph_pool_handle()
         with without_garbage_collection(), memory.measured():
             for size in reversed(self.sizes):
-                self.captured[size] = self._capture_one(size, memory.pool)
+                self.captured[size] = self._capture_one(size, pool)
                 self.counters["captures"] += 1
         logger.info(
             "captured prefill graphs of %s tokens in %.1f s, %.2f GiB",

@@ -41,7 +41,9 @@ class GraphDemand:
 
 
 class GraphMemory:
-    """Of the graphs of one engine, which share a pool: no two of them run at once.
+    """Of the graphs of one engine. Rounds and what rounds run share a pool, for no two of them run
+    at once. What a graph gives lies in the pool, where graphs that were captured before it write
+    when they run: read it, or copy it, before any other graph of the pool runs.
 
     budget: bytes that were kept free for them; None is as much as there is.
     """

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,16 +48,10 @@ def without_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-@cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    """One for all captures: libraries keep a workspace for every stream that they ever saw."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
     runs twice before, which compiles kernels and creates library handles outside the capture."""
-    stream = _capture_stream(torch.cuda.current_device())
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         for _ in range(2):
@@ -67,7 +60,7 @@ def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     graph = torch.cuda.CUDAGraph()
     with (
         torch.inference_mode(),
-        torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
     ):
         output = run()
     return graph, output
@@ -98,9 +91,10 @@ class DecodeGraphRunner:
         used_before = memory.used
         backend = self.runner.attn_backend
         backend.init_cuda_graph_state(self.batch_sizes[-1], self.batch_sizes[-1])
+        pool = torch.cuda.graph_pool_handle()
         with without_garbage_collection(), memory.measured():
             for bs in reversed(self.batch_sizes):
-                self.captured[bs] = self._capture_one(bs, memory.pool)
+                self.captured[bs] = self._capture_one(bs, pool)
                 self.counters["captures"] += 1
         logger.info(
             "captured %d decode graphs (batch sizes %s) in %.1f s, %.2f GiB",

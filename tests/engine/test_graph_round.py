@@ -15,7 +15,10 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.core.request import TokenLogprob
+from specengine.core.sampling import SpecControl
 from specengine.core.spec import RowDrafter
+from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine import row_choices
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.row_choices import Choosing
@@ -73,8 +76,17 @@ def make(target: Path, spec: SpecConfig | None, **flags: object) -> LLM:
     return LLM(str(target), spec, dtype="float32", max_total_tokens=2048, **flags)
 
 
+def assert_close(found: list[TokenLogprob], expected: list[TokenLogprob]) -> None:
+    assert [one.token for one in found] == [one.token for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
 def on_the_cpu(llm: LLM) -> GraphRound:
     drafter = llm.engine.drafter
+    if isinstance(drafter, StandaloneWorker):
+        drafter.flies = True
     assert isinstance(drafter, RowDrafter)
     worker = llm.engine.parts.worker
     backend = DeviceLengths(torch.device("cpu"))
@@ -102,10 +114,14 @@ EDITED = [
     replace(GREEDY, temperature=0.7, top_p=0.9, seed=6),
 ]
 
+TOLD = [replace(GREEDY, logprobs=3), replace(EDITED[1], logprobs=0), SAMPLED[0]]
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 @pytest.mark.parametrize(
-    "params", [[GREEDY] * 3, SAMPLED[:3], EDITED], ids=["greedy", "sampled", "edited"]
+    "params",
+    [[GREEDY] * 3, SAMPLED[:3], EDITED, TOLD],
+    ids=["greedy", "sampled", "edited", "logprobs"],
 )
 @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "STANDALONE"])
 def test_rounds_without_the_host(
@@ -132,16 +148,28 @@ def test_rounds_without_the_host(
         assert engine.scheduler.ledger.reserve(req, 200)
     found = [list(req.output_ids) for req in batch.reqs]
     accepted: list[list[int]] = [[] for _ in batch.reqs]
+    told = [list(req.logprobs) for req in batch.reqs]
+    flying.logprobs.prepare()
     while min(map(len, found)) < NEW_TOKENS:
         flying.run(rows, flying.steps[-1], choosing)
         outcome = state.outcomes[int(state.turn), : len(found)]
         for i, row in enumerate(outcome.tolist()):
             accepted[i].append(row[0])
             found[i] += row[1 : row[0] + 2]
+        if choosing.logprobs:
+            flying.logprobs.send(0)
+            new = [one[-counts[-1] - 1 :] for one, counts in zip(found, accepted, strict=True)]
+            nodes = flying.steps[-1] + 1
+            for one, more in zip(
+                told, flying.logprobs.read(0, batch.reqs, nodes, new), strict=True
+            ):
+                one += more
+    for one, result in zip(told, expected, strict=True):
+        assert_close(one[:NEW_TOKENS], result.completions[0].logprobs)
     assert [one[:NEW_TOKENS] for one in found] == [one.token_ids for one in expected]
     if spec is not None:
         assert sum(map(sum, accepted)) > 5, "drafts were accepted"
-    if spec is not None and choosing is not Choosing.EDITED:  # the other round edits drafts, too
+    if spec is not None and not choosing.edits:  # the other round edits drafts, too
         for counts, histogram in zip(accepted, lengths, strict=True):
             rounds = sum(histogram) - 1  # the last one may be cut short
             assert all(counts[:rounds].count(k) <= n for k, n in enumerate(histogram))
@@ -157,7 +185,7 @@ class TestOnTheGpu:
     ) -> None:
         eager = make(target, drafts[name], disable_cuda_graph=True)
         flags = {"disable_overlap_schedule": not overlap, "cuda_graph_bs": (1, 2, 8)}
-        flying = make(target, drafts[name], **flags)
+        flying = make(target, drafts[name], unproven_cuda_graphs=True, **flags)
         for count in (1, 3, 2):
             expected = eager.generate(PROMPTS[:count], GREEDY)
             found = flying.generate(PROMPTS[:count], GREEDY)
@@ -235,15 +263,28 @@ class TestOnTheGpu:
         """Tokens are counted on the device, until other rounds run in between and back again."""
         eager = make(target, None, disable_cuda_graph=True)
         flying = make(target, drafts[name], disable_overlap_schedule=not overlap)
-        with_logprobs = replace(GREEDY, max_tokens=6, logprobs=1)
-        mixed = [*EDITED, with_logprobs, *SAMPLED[:2], *EDITED]
+        on_the_ground = replace(GREEDY, max_tokens=6, speculative=SpecControl(enabled=False))
+        mixed = [*EDITED, on_the_ground, *SAMPLED[:2], *EDITED]
         for params in (EDITED, mixed):
             prompts = [PROMPTS[i % 3] + str(i) for i in range(len(params))]
             expected = [one.token_ids for one in eager.generate(prompts, params)]
             assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         stats = flying.engine.stats().graphs["round"]
         assert stats.replays > 10
-        assert stats.fallbacks.keys() == {"logprobs"}
+        assert stats.fallbacks.keys() == {"a request limits its drafts"}
+
+    @pytest.mark.parametrize("name", ["plain", "EAGLE3", "NGRAM"])
+    def test_logprobs_come_along(
+        self, name: str, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts[name])
+        for params in (TOLD, [GREEDY, *TOLD[:2]]):
+            expected, found = eager.generate(PROMPTS, params), flying.generate(PROMPTS, params)
+            for one, other in zip(found, expected, strict=True):
+                assert one.token_ids == other.token_ids
+                assert_close(one.completions[0].logprobs, other.completions[0].logprobs)
+        assert not flying.engine.stats().graphs["round"].fallbacks
 
     def test_more_edits_than_tables(
         self,

@@ -111,11 +111,16 @@ def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
     return LLM(str(target), spec, **{"dtype": "float32", "max_total_tokens": 2048, **flags})
 
 
-def graphs_on_the_cpu(llm: LLM, sizes: tuple[int, ...] = (1, 2, 4)) -> dict[str, Any]:
+def graphs_on_the_cpu(llm: LLM, unproven: bool) -> dict[str, Any]:
     """Gives the counters."""
     parts = llm.engine.parts
     config = parts.config
-    graph = replace(config.graph, disable_cuda_graph=False, cuda_graph_bs=sizes)
+    graph = replace(
+        config.graph,
+        disable_cuda_graph=False,
+        cuda_graph_bs=(1, 2, 4),
+        unproven_cuda_graphs=unproven,
+    )
     target = parts.worker.runner
     drafter = getattr(parts.drafter, "inner", parts.drafter)
     drafts = drafter.runners if isinstance(drafter, DraftWorker) else ()
@@ -134,9 +139,13 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "unproven"),
+    [*((name, True) for name in SHAPES), ("EAGLE3", False), ("EAGLE3 tree", False)],
+)
 def test_rounds_of_functions(
     name: str,
+    unproven: bool,
     target: Path,
     with_mtp: Path,
     specs: dict[str, SpecConfig],
@@ -146,7 +155,7 @@ def test_rounds_of_functions(
         monkeypatch.setattr(module, "capture", capture)
     folder = with_mtp if name == "MTP" else target
     eager, replayed = make(folder, specs[name]), make(folder, specs[name])
-    counters = graphs_on_the_cpu(replayed)
+    counters = graphs_on_the_cpu(replayed, unproven)
     for params in BATCHES:
         assert tokens(replayed, params) == tokens(eager, params)
     assert counters["verify"]["replays"] > 2
@@ -163,11 +172,12 @@ LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 def test_a_buffer_that_moved_is_noticed(
     target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged_graphs, "capture", capture)
+    for module in (ragged_graphs, loop_graphs):
+        monkeypatch.setattr(module, "capture", capture)
     llm = make(target, specs["EAGLE3"], device="cpu")
     runner = llm.engine.parts.worker.runner
     runner.guards_graphs = True
-    graphs_on_the_cpu(llm)
+    graphs_on_the_cpu(llm, unproven=True)
     tokens(llm, BATCHES[1])
     assert runner.ragged_graph is not None
     table = runner.pools.req_to_token_pool
@@ -179,13 +189,14 @@ def test_a_buffer_that_moved_is_noticed(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:
+    @pytest.mark.parametrize("unproven", [False, True], ids=["level by level", "in one"])
     @pytest.mark.parametrize("name", SHAPES)
     def test_graphs_change_nothing(
-        self, name: str, target: Path, with_mtp: Path, specs: dict[str, SpecConfig]
+        self, name: str, unproven: bool, target: Path, with_mtp: Path, specs: dict[str, SpecConfig]
     ) -> None:
         folder = with_mtp if name == "MTP" else target
         eager = make(folder, specs[name], disable_cuda_graph=True)
-        replayed = make(folder, specs[name], cuda_graph_bs=(1, 2, 8))
+        replayed = make(folder, specs[name], cuda_graph_bs=(1, 2, 8), unproven_cuda_graphs=unproven)
         replayed.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
         for params in [[GREEDY] * 4, *BATCHES, [GREEDY]]:
             assert tokens(replayed, params) == tokens(eager, params)
