@@ -53,7 +53,7 @@ def _accept_tree_kernel(
     parents = tl.load(parents_ptr + first + nodes, mask=exists, other=-2)
     row = tl.load(rows_ptr + request)
     length = tl.load(lens_ptr + row)
-    most = steps.to(tl.int64)
+    most = tl.zeros([], tl.int64) + steps
     if IS_SIMULATED:
         most = (uniform(length, row) < part).to(tl.int64) + whole
     outcomes_ptr += tl.load(turn_ptr) * stride_turn + request * stride_outcomes
