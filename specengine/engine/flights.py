@@ -11,8 +11,9 @@ from specengine.core.spec import Drafter, VerifyResult
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import draft_within_limits
-from specengine.engine.graph_round import Flight, GraphRound
+from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.round_form import Flight
 from specengine.scheduler.scheduler import Scheduler
 
 

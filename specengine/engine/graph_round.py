@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -14,9 +13,11 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
-from specengine.core.request import Req
+from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
-from specengine.engine.row_choices import Choosing, RowChoices
+from specengine.engine.round_form import Flight, Form
+from specengine.engine.row_choices import BEST, Choosing, RowChoices
+from specengine.engine.row_logprobs import RowLogprobs
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -25,26 +26,6 @@ from specengine.runner.worker import TpModelWorker
 logger = logging.getLogger(__name__)
 
 _TIMED = 4  # replays of a graph whose time is taken
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a graph was captured for."""
-
-    batch_size: int
-    num_steps: int
-    choosing: Choosing = Choosing.BEST
-    asleep: bool = False  # the drafter does not look
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A round on its way. What it decides is in `outcome` once `landed` has passed."""
-
-    reqs: list[Req]
-    num_drafted: list[int]
-    outcome: Tensor  # int64 [B, num_steps + 2], pinned: accepted drafts, the target's tokens
-    landed: torch.cuda.Event
 
 
 class GraphRound:
@@ -61,6 +42,7 @@ class GraphRound:
     """
 
     samples = True  # whether requests that sample fly
+    tells_logprobs = True
 
     def __init__(
         self,
@@ -88,6 +70,7 @@ class GraphRound:
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
+        self.logprobs = RowLogprobs(largest * self.num_nodes, self.runner.model.vocab_size, device)
         self.choices = RowChoices(num_rows, self.runner.model.vocab_size, device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
@@ -112,10 +95,8 @@ class GraphRound:
         start, (free_before, _) = perf_counter(), torch.cuda.mem_get_info()
         with without_garbage_collection(), self.runner.graph_memory.measured():
             for bs in reversed(self.batch_sizes):
-                for steps in self.steps:
-                    self._capture(Form(bs, steps))
-                if self.may_sleep:
-                    self._capture(Form(bs, 0, asleep=True))
+                for form in self._forms(bs, BEST):
+                    self._capture(form)
         logger.info(
             "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
             len(self.captured),
@@ -124,10 +105,16 @@ class GraphRound:
             (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
         )
 
+    def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
+        forms = [Form(batch_size, steps, choosing) for steps in self.steps]
+        return [*forms, Form(batch_size, 0, choosing, asleep=True)] if self.may_sleep else forms
+
     def _capture(self, form: Form) -> None:
         """Runs rounds of no request: nothing may be in the air."""
         rows_B = self.rows[: form.batch_size].zero_()
         self._flown = []
+        if form.choosing.logprobs:
+            self.logprobs.prepare()
         if form.asleep:
             run = partial(self.run_asleep, rows_B, form.choosing)
         else:
@@ -161,7 +148,7 @@ class GraphRound:
         return float(min(times))
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = Choosing.BEST) -> None:
+    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
         """One round of the requests in these rows of the page table."""
         rows = self.begin(rows_B)
         drafts_BK = self.drafter.draft_rows(rows, num_steps)
@@ -172,7 +159,7 @@ class GraphRound:
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     @torch.inference_mode()
-    def run_asleep(self, rows_B: Tensor, choosing: Choosing = Choosing.BEST) -> None:
+    def run_asleep(self, rows_B: Tensor, choosing: Choosing = BEST) -> None:
         """A round of no drafts, which the drafter does not look at."""
         assert isinstance(self.drafter, SleepyRowDrafter)
         rows = self.begin(rows_B)
@@ -194,11 +181,14 @@ class GraphRound:
 
     def forward(self, batch: ForwardBatch, rows: RowBatch, choosing: Choosing) -> RowsOutput:
         """The target's tokens, as its requests want them chosen."""
-        if choosing is Choosing.BEST:
+        if choosing == BEST:
             return self.runner.forward_rows(batch)
         hidden = self.runner.forward_extend(batch)
         logits_TV = self.runner.model.compute_logits(hidden)
+        raw_TV = logits_TV.clone() if choosing.logprobs else None
         tokens_T = self.choices.tokens(logits_TV, rows, batch, choosing)
+        if raw_TV is not None:
+            self.logprobs.take(raw_TV, tokens_T)
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         return RowsOutput(tokens_T, hidden, features)
 
@@ -206,7 +196,7 @@ class GraphRound:
         self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor, choosing: Choosing
     ) -> None:
         """The tokens that came of it, for penalties."""
-        if choosing is Choosing.EDITED:
+        if choosing.edits:
             self.choices.edits.count(rows, tokens_BN, accepted_B)
 
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
@@ -221,7 +211,7 @@ class GraphRound:
             reason = "batch larger than any captured"
         elif not self.padding and batch.batch_size not in self.batch_sizes:
             reason = "batch size not captured, padding off"
-        elif batch.sampling.max_logprobs is not None:
+        elif batch.sampling.max_logprobs is not None and not self.tells_logprobs:
             reason = "logprobs"
         elif not self.choices.fits(batch.reqs):
             reason = "more requests edit their logits than there are tables for"
@@ -233,10 +223,17 @@ class GraphRound:
             reason = "a request limits its drafts"
         elif not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
             reason = "memory nearly full"
+        elif not self._has_graphs(batch.reqs):
+            reason = "memory for graphs is spent"
         else:
             return True
         count_fallback(self.counters, "round", reason)
         return False
+
+    def _has_graphs(self, reqs: list[Req]) -> bool:
+        """Or memory for them."""
+        forms = self._forms(self._size(len(reqs)), Choosing.of(reqs))
+        return not self.runner.graph_memory.is_spent or all(one in self.captured for one in forms)
 
     def has_slots(self, req: Req, count: int) -> bool:
         """Whether `count` tokens past those that stand have slots, or lie past the context."""
@@ -260,9 +257,12 @@ class GraphRound:
         fits = self.padding or form.batch_size == len(reqs)
         return self._fly(reqs, num_drafted, form) if fits and form in self.captured else None
 
+    def _size(self, batch_size: int) -> int:
+        return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
+
     def _form(self, reqs: list[Req], num_drafted: list[int], asleep: bool) -> Form:
         return Form(
-            batch_size=self.batch_sizes[bisect.bisect_left(self.batch_sizes, len(reqs))],
+            batch_size=self._size(len(reqs)),
             num_steps=self.steps[bisect.bisect_left(self.steps, max(num_drafted))],
             choosing=Choosing.of(reqs),
             asleep=asleep and self.may_sleep,
@@ -277,10 +277,12 @@ class GraphRound:
         graph.replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
+        if form.choosing.logprobs:
+            self.logprobs.send(self._turn)
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         landed.record()
         outcome = self.state.outcomes[self._turn, : len(reqs), : form.num_steps + 2]
-        return Flight(reqs, num_drafted, outcome, landed)
+        return Flight(reqs, num_drafted, outcome, landed, form, self._turn)
 
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
@@ -294,8 +296,14 @@ class GraphRound:
             # The padding of a short draft is a draft too, where it happens to be right.
             num_drafted=[max(n, row[0]) for n, row in zip(flight.num_drafted, rows, strict=True)],
             kv_keep=None,
+            logprobs=self._logprobs(flight, tokens),
             is_lossy=self.simulated is not None,
         )
+
+    def _logprobs(self, flight: Flight, tokens: list[list[int]]) -> list[list[TokenLogprob]] | None:
+        if not flight.form.choosing.logprobs:
+            return None
+        return self.logprobs.read(flight.turn, flight.reqs, flight.form.num_steps + 1, tokens)
 
 
 def _row(req: Req) -> int:

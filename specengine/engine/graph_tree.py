@@ -11,8 +11,9 @@ from specengine.core.batch import RowBatch, Tree
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import TreeRowDrafter, VerifyResult
-from specengine.engine.graph_round import Flight, GraphRound
-from specengine.engine.row_choices import Choosing
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Flight
+from specengine.engine.row_choices import BEST, Choosing
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.kv_move import KVPaths
 from specengine.kernels.tree_build import DraftTree
@@ -27,13 +28,14 @@ class GraphTreeRound(GraphRound):
     """
 
     drafter: TreeRowDrafter
+    tells_logprobs = False  # the host does not learn which nodes stood
 
     @property
     def num_slots(self) -> int:
         return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
 
     @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = Choosing.BEST) -> None:
+    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
         if num_steps == 0:
             super().run(rows_B, num_steps, choosing)
             return

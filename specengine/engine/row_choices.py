@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,18 +16,24 @@ from specengine.engine.row_edits import MOST_EDITING, RowEdits, edits_logits
 from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_rows
 
 
-class Choosing(Enum):
-    """What a round must be able to do for its requests."""
+@dataclass(frozen=True)
+class Choosing:
+    """What a round must be able to do for its requests, beside taking the best token."""
 
-    BEST = "best"  # all of them are greedy, and nobody edits logits
-    SAMPLED = "sampled"
-    EDITED = "edited"  # and sampled
+    samples: bool = False
+    edits: bool = False
+    logprobs: bool = False
 
     @classmethod
     def of(cls, reqs: list[Req]) -> Choosing:
-        if any(edits_logits(req) for req in reqs):
-            return cls.EDITED
-        return cls.BEST if all(req.sampling.is_greedy for req in reqs) else cls.SAMPLED
+        return cls(
+            samples=not all(req.sampling.is_greedy for req in reqs),
+            edits=any(map(edits_logits, reqs)),
+            logprobs=any(req.sampling.logprobs is not None for req in reqs),
+        )
+
+
+BEST = Choosing()
 
 
 class RowChoices:
@@ -48,9 +54,9 @@ class RowChoices:
     def write(self, reqs: list[Req], rows_B: Tensor, choosing: Choosing) -> None:
         """Before the launch of a round of these requests. rows_B: of the page table, on the
         device."""
-        if choosing is not Choosing.BEST:
+        if choosing != BEST:
             self._write_words([(_row(r), r) for r in reqs if self._owners[_row(r)] is not r])
-        if choosing is Choosing.EDITED:
+        if choosing.edits:
             self.edits.write(reqs, rows_B)
 
     def _write_words(self, new: list[tuple[int, Req]]) -> None:
@@ -72,7 +78,7 @@ class RowChoices:
     ) -> Tensor:
         """int64 [R], as plain decoding would choose them; the logits of the verification `batch`
         are written over."""
-        if choosing is Choosing.EDITED:
+        if choosing.edits:
             self.edits.apply(logits_RV, rows, batch)
         nodes = len(logits_RV) // len(rows.rows_B)
         depths_R = None if batch.tree is None else batch.tree.depths_T

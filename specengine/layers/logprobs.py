@@ -21,21 +21,26 @@ def token_logprobs(
         return []
     most = min(max(num_top), logits_RV.shape[-1])
     packed = [
-        _packed_logprobs(logits_RV[rows_M[part]], tokens_M[part], most)
+        pack_logprobs(logits_RV[rows_M[part]], tokens_M[part], most)
         for part in row_chunks(len(num_top), logits_RV.shape[-1])
     ]
-    table = torch.cat(packed).tolist()
+    return unpack_logprobs(torch.cat(packed).tolist(), num_top)
+
+
+def unpack_logprobs(table: list[list[float]], num_top: list[int]) -> list[TokenLogprob]:
+    """Of rows as pack_logprobs makes them, with alternatives as far as asked for."""
     return [
         TokenLogprob(
             token=int(row[0]),
             logprob=row[1],
-            top=[(int(t), p) for t, p in zip(row[2 : 2 + count], row[2 + most :], strict=False)],
+            top=[(int(t), p) for t, p in zip(row[2 : 2 + count], row[most:], strict=False)],
         )
         for row, count in zip(table, num_top, strict=True)
+        for most in [1 + len(row) // 2]
     ]
 
 
-def _packed_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
+def pack_logprobs(logits: Tensor, tokens: Tensor, most: int) -> Tensor:
     """float64 [R, 2 + 2 * most]: token, its logprob, best tokens, their logprobs. A float64 holds
     any token id exactly."""
     norm = logits.logsumexp(-1, keepdim=True)

@@ -1,0 +1,33 @@
+"""Graphs of rounds, told apart; and rounds that are on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specengine.core.request import Req
+from specengine.engine.row_choices import BEST, Choosing
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a graph was captured for."""
+
+    batch_size: int
+    num_steps: int
+    choosing: Choosing = BEST
+    asleep: bool = False  # the drafter does not look
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round on its way. What it decides is in `outcome` once `landed` has passed."""
+
+    reqs: list[Req]
+    num_drafted: list[int]
+    outcome: Tensor  # int64 [B, num_steps + 2], pinned: accepted drafts, the target's tokens
+    landed: torch.cuda.Event
+    form: Form
+    turn: int  # half of the buffers that the host reads
