@@ -69,6 +69,9 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
         return None
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found
+    if _tree_steps(drafter) is not None and not config.graph.unproven_cuda_graphs:
+        logger.info(_NO_GRAPHS, "no GPU has run those of trees yet (--unproven-cuda-graphs)")
+        return None
     may_sleep = chooses and isinstance(drafter, SleepyRowDrafter)
     given = steps, list(sizes), padding, forced, may_sleep
     if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:

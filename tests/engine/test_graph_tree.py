@@ -21,7 +21,8 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.kernels.tree_build import DraftTree
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
-from tests.engine.test_graph_round import GREEDY, NEW_TOKENS, PROMPTS, DeviceLengths, make
+from tests.engine.test_graph_round import GREEDY, NEW_TOKENS, PROMPTS, DeviceLengths
+from tests.engine.test_graph_round import make as make_any
 
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
@@ -35,6 +36,10 @@ SHAPES = {
     "EAGLE3, 4, static": ("EAGLE3", 4, 3, 16, True),
     "EAGLE3, one level": ("EAGLE3", 4, 1, 4, False),
 }
+
+
+def make(target: Path, spec: SpecConfig | None, **flags: object) -> LLM:
+    return make_any(target, spec, unproven_cuda_graphs=True, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +227,7 @@ class TestOnTheGpu:
         eager = make(target, None, disable_cuda_graph=True)
         expected = [one.token_ids for one in eager.generate(prompts, params)]
         small = {"max_total_tokens": 256, "page_size": 4, "context_length": 150}
+        small |= {"unproven_cuda_graphs": True}
         flying = LLM(str(target), specs["EAGLE3, 4"], dtype="float32", **small)
         assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         flying.engine.scheduler.check_invariant()
