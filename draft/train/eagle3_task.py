@@ -86,7 +86,7 @@ def make_eagle3_task(
     """documents: those to train on; the vocabulary is chosen from them. Initial weights are drawn
     from torch's generator. Raises ConfigError or DataError."""
     layers = config.feature_layers or default_feature_layers(loaded.model.num_layers)
-    teacher = Teacher(loaded, layers)
+    teacher = Teacher(loaded, layers, cache_mb=config.feature_cache_mb)
     vocabulary = choose_vocabulary(documents.documents, teacher.vocab_size, config.draft_vocab_size)
     shape = draft_shape(teacher.config, config)
     head = teacher.head_table()[vocabulary.target_ids.to(teacher.device)]

@@ -44,7 +44,7 @@ class MtpTask(UnrolledTask):
 def make_mtp_task(loaded: LoadedModel, config: MtpConfig) -> MtpTask:
     """The layer is of the target's shape. Initial weights are drawn from torch's generator. Raises
     ConfigError."""
-    teacher = Teacher(loaded)
+    teacher = Teacher(loaded, cache_mb=config.feature_cache_mb)
     model = cast(Any, loaded.model)
     if model.sliding_windows(teacher.config)[-1] is not None:
         raise ConfigError(

@@ -20,9 +20,13 @@ class StandaloneConfig(ModelShape):
     teacher_weight: float = option(
         1.0, "of the target's whole distribution in the loss; the rest is of the next token alone"
     )
+    feature_cache_mb: int = option(
+        0, "MiB, where the target is, for its outputs on documents that come again; 0: run it anew"
+    )
 
     def _check_ranges(self) -> None:
         super()._check_ranges()
+        self._at_least(0, "feature_cache_mb")
         self._require(0.0 <= self.teacher_weight <= 1.0, "teacher_weight", "is a share, 0 to 1")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +13,7 @@ from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.errors import ConfigError, DataError
 from specengine.draft.loaded import kv_shape_of
 from specengine.draft.train.data.packing import PackedBatch
+from specengine.draft.train.features import FeatureCache, TeacherOutput
 from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
@@ -24,24 +24,20 @@ from specengine.runner.worker import TpModelWorker
 _MAX_DOCUMENTS = 1024  # a forward
 
 
-@dataclass(frozen=True)
-class TeacherOutput:
-    """In the target's own dtype, without gradient."""
-
-    features: Tensor  # [T, F], outputs of the capture layers, joined; F = 0 without any
-    hidden: Tensor  # [T, H], after the final norm
-
-
 class Teacher:
     """Runs the serving runner in EXTEND over whole documents, on a page table and KV memory of its
     own: what drafters learn from is what their workers are handed.
 
     capture_layers: ascending, counted from 0 by their output. max_tokens: of a forward; longer
-    batches take several.
+    batches take several. cache_mb: memory, in MiB, for outputs of documents that come again.
     """
 
     def __init__(
-        self, loaded: LoadedModel, capture_layers: tuple[int, ...] = (), max_tokens: int = 32_768
+        self,
+        loaded: LoadedModel,
+        capture_layers: tuple[int, ...] = (),
+        max_tokens: int = 32_768,
+        cache_mb: int = 0,
     ) -> None:
         self.loaded = loaded
         self.model = cast(Any, loaded.model)
@@ -50,6 +46,7 @@ class Teacher:
         self.embed_table: Tensor = self.model.model.embed_tokens.weight.detach()  # [V, H]
         self.capture_layers = capture_layers
         self.max_tokens = max_tokens
+        self.cache = FeatureCache(cache_mb * 2**20) if cache_mb else None
         self.context_length = min(loaded.source.context_length, max_tokens)
         count = loaded.model.num_layers
         if any(not 0 <= layer < count for layer in capture_layers):
@@ -78,17 +75,22 @@ class Teacher:
     @torch.no_grad()
     def forward(self, batch: PackedBatch) -> TeacherOutput:
         """Raises DataError for a document that is longer than the context."""
-        size = self.hidden_size
-        shape = (batch.num_tokens, len(self.capture_layers) * size)
+        if self.cache is None:
+            return self._run(batch.input_ids, batch.lens)
+        return self.cache.forward(batch.input_ids, batch.lens, self._run)
+
+    def _run(self, input_ids: Tensor, all_lens: list[int]) -> TeacherOutput:
+        size, count = self.hidden_size, len(input_ids)
+        shape = (count, len(self.capture_layers) * size)
         features = torch.empty(shape, dtype=self.dtype, device=self.device)
-        hidden = torch.empty(batch.num_tokens, size, dtype=self.dtype, device=self.device)
+        hidden = torch.empty(count, size, dtype=self.dtype, device=self.device)
         begin = 0
-        for lens in self._parts(batch.lens):
+        for lens in self._parts(all_lens):
             rows = slice(begin, begin + sum(lens))
             # A loop's autocast would compute otherwise than serving does.
             with torch.autocast(self.device.type, enabled=False):
                 output = self.worker.forward_batch_generation(
-                    self._worker_batch(batch.input_ids[rows], lens)
+                    self._worker_batch(input_ids[rows], lens)
                 )
             assert output.hidden is not None
             hidden[rows] = output.hidden

@@ -43,10 +43,13 @@ class UnrollConfig(TrainSection):
         "auto", "flex is compiled, for GPUs; padded is plain PyTorch", ("auto", "flex", "padded")
     )
     compiles: bool | None = option(None, "compile layer and loss; default: on a GPU")
+    feature_cache_mb: int = option(
+        0, "MiB, where the target is, for its outputs on documents that come again; 0: run it anew"
+    )
 
     def _check_ranges(self) -> None:
         self._at_least(1, "num_steps", "chain_steps")
-        self._at_least(0, *LOSSES)
+        self._at_least(0, *LOSSES, "feature_cache_mb")
         self._require(0 < self.step_decay <= 1, "step_decay", "must lie above 0, and be at most 1")
         self._require(any(self.loss_weights.values()), "soft_cross_entropy", "some loss must weigh")
 

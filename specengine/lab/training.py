@@ -47,7 +47,9 @@ DRAFT_KINDS = {
     ),
     "standalone": DraftKind(
         StandaloneConfig,
-        lambda loaded, documents, config: make_standalone_task(config, Teacher(loaded)),
+        lambda loaded, documents, config: make_standalone_task(
+            config, Teacher(loaded, cache_mb=config.feature_cache_mb)
+        ),
         "STANDALONE",
     ),
 }

@@ -14,6 +14,7 @@ from specengine.core.errors import ConfigError, DataError
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import PrefillResult
 from specengine.draft.eagle.worker import Eagle3Worker
+from specengine.draft.train.features import TeacherOutput
 from specengine.draft.train.teacher import Teacher
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.train.draft_training import load_target, packed, random_documents
@@ -95,3 +96,35 @@ def test_what_it_gives_can_be_learned_from(small_models: dict[str, Path]) -> Non
     weight = torch.ones(64, requires_grad=True)
     (output.features * weight).sum().backward()  # type: ignore[no-untyped-call]
     assert weight.grad is not None
+
+
+def test_documents_that_come_again_are_remembered_within_bounds(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_target(small_models["llama"])
+    plain, teacher = Teacher(loaded, (0, 2)), Teacher(loaded, (0, 2), cache_mb=1)
+    asked: list[list[int]] = []
+    run = teacher._run
+
+    def watched(input_ids: Tensor, lens: list[int]) -> TeacherOutput:
+        asked.append(lens)
+        return run(input_ids, lens)
+
+    monkeypatch.setattr(teacher, "_run", watched)
+    first, second, third, huge = random_documents([9, 14, 9, 500], 320)
+    for documents, new in (
+        ([first, second], [9, 14]),
+        ([second, third, first], [9]),
+        ([third, second], []),
+        ([huge, first], [500]),
+        ([huge], [500]),
+    ):
+        asked.clear()
+        found, expected = (one.forward(packed(documents)) for one in (teacher, plain))
+        assert torch.allclose(found.features, expected.features, atol=1e-5)
+        assert torch.allclose(found.hidden, expected.hidden, atol=1e-5)
+        assert [length for lens in asked for length in lens] == new
+        assert teacher.cache is not None
+        teacher.cache.max_bytes = 40 * found.hidden[0].nbytes * 3
+    assert teacher.cache is not None
+    assert teacher.cache.num_bytes == 32 * found.hidden[0].nbytes * 3
