@@ -1,0 +1,94 @@
+"""What the host writes for requests that edit their logits, against the other round's tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from specengine.core.batch import RowBatch
+from specengine.core.request import Req
+from specengine.core.sampling import SamplingParams
+from specengine.core.sampling_batch import SamplingBatch
+from specengine.engine import row_edits
+from specengine.engine.row_edits import RowEdits, edits_logits
+from specengine.kernels.edit_rows import Drafted, edit_rows_
+from specengine.layers.logits import RowMap, edit_logits
+
+CPU = torch.device("cpu")
+VOCAB = 40
+OPTIONS: list[dict[str, Any]] = [
+    {"logit_bias": {3: 2.0, 39: -5.0}},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.25},
+    {"repetition_penalty": 1.5, "min_tokens": 9, "stop_token_ids": (4, 5)},
+    {"temperature": 0.7},
+    {"min_tokens": 3},
+]
+
+
+def make_req(row: int, options: dict[str, Any], output: list[int]) -> Req:
+    req = Req("r", [1, 2, 2, row], SamplingParams(max_tokens=None, **options), frozenset({6}))
+    req.output_ids, req.req_pool_idx = output, row
+    req.kv_len = req.seq_len - 1
+    return req
+
+
+def check(edits: RowEdits, reqs: list[Req]) -> None:
+    """One node each: the next token of plain decoding."""
+    rows = torch.tensor([req.req_pool_idx for req in reqs])
+    edits.write(reqs, rows)
+    logits = torch.randn(len(reqs), VOCAB, generator=torch.Generator().manual_seed(1))
+    sampling = SamplingBatch.from_reqs(reqs, VOCAB, CPU)
+    expected = edit_logits(logits, sampling, RowMap())
+    starts = torch.tensor([req.kv_len for req in reqs])
+    roots = torch.tensor([[req.last_token] for req in reqs])
+    edit_rows_(logits, edits.tables, Drafted(rows, starts, roots))
+    assert torch.equal(logits, expected)
+
+
+@pytest.fixture
+def reqs() -> list[Req]:
+    return [make_req(i + 1, one, [7, 8, 8][: i + 1]) for i, one in enumerate(OPTIONS)]
+
+
+def test_tables_say_what_the_other_round_says(reqs: list[Req]) -> None:
+    assert [edits_logits(req) for req in reqs] == [True, True, True, False, False]
+    edits = RowEdits(8, VOCAB, CPU)
+    check(edits, reqs)
+    check(edits, reqs[::-1])
+
+
+def test_what_the_device_has_counted_is_not_written_again(reqs: list[Req]) -> None:
+    edits, penalised = RowEdits(8, VOCAB, CPU), reqs[1]
+    check(edits, reqs)
+    row = torch.tensor([penalised.req_pool_idx])
+    batch = RowBatch(row, torch.tensor([penalised.kv_len]), torch.tensor([8]))
+    edits.count(batch, torch.tensor([[9, 9, 30]]), torch.tensor([1]))
+    edits.note([penalised, reqs[3]], [[9, 9], [1]])
+    penalised.output_ids += [9, 9]
+    penalised.kv_len += 2
+    slot = int(edits.tables.slots[row])
+    edits.tables.counts[slot, 33] = 50.0  # would be gone, were it written again
+    edits.write(reqs, torch.tensor([req.req_pool_idx for req in reqs]))
+    assert edits.tables.counts[slot, [9, 30, 33]].tolist() == [2.0, 0.0, 50.0]
+
+
+def test_tokens_of_other_rounds_are_caught_up_with(reqs: list[Req]) -> None:
+    edits = RowEdits(8, VOCAB, CPU)
+    check(edits, reqs)
+    for req in reqs:
+        req.output_ids.append(11)
+        req.kv_len += 1
+    check(edits, reqs)
+
+
+def test_slots_pass_on(reqs: list[Req], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who leaves makes room, and who takes it finds it clean."""
+    monkeypatch.setattr(row_edits, "MOST_EDITING", 2)
+    edits = RowEdits(3, VOCAB, CPU)
+    for first in (0, 1, 2, 0):
+        pair = [reqs[first], reqs[(first + 1) % 3]]
+        for row, req in enumerate(pair, start=1):
+            req.req_pool_idx = row
+        check(edits, pair)
