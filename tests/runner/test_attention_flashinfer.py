@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from specengine.core.batch import ForwardMode
+from specengine.core.batch import ForwardBatch, ForwardMode
 from specengine.core.errors import ConfigError
-from specengine.runner.attention import make_attention_backend
+from specengine.core.interfaces import AttentionBackend
+from specengine.runner.attention import flashinfer_wrappers, make_attention_backend
+from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
 from specengine.runner.attention.flashinfer_wrappers import (
     HostLengths,
     Wrapper,
@@ -21,6 +24,7 @@ from specengine.runner.attention.flashinfer_wrappers import (
 )
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from tests.runner import fake_flashinfer
 from tests.runner.attention_cases import BUSHY, Case, Layer, every_mode, run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -81,8 +85,6 @@ def test_a_wrapper_is_lent_until_its_plan_is_dropped_and_rests_a_turn() -> None:
 
 
 def test_what_it_cannot_serve_is_refused_by_name() -> None:
-    from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
-
     backend, layer = FlashInferAttentionBackend(CPU), LAYERS[0]
     check_layers(backend, [layer, replace(layer, layer_id=1)], torch.float16)
     with pytest.raises(ConfigError, match="flashinfer does not compute in float32"):
@@ -101,6 +103,83 @@ def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("specengine.runner.attention.find_spec", there)
     with pytest.raises(ConfigError, match="flashinfer needs a CUDA device"):
         make_attention_backend("flashinfer", CPU)
+
+
+class Event:
+    def synchronize(self) -> None:
+        """Nothing is ever late."""
+
+    def record(self, stream: object) -> None:
+        """Nor waited for."""
+
+
+@pytest.fixture
+def in_pytorch(monkeypatch: pytest.MonkeyPatch) -> AttentionBackend:
+    """The backend, over wrappers that compute on the CPU."""
+    monkeypatch.setitem(sys.modules, "flashinfer", fake_flashinfer)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(flashinfer_wrappers, "_WORKSPACE_BYTES", 16)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    return FlashInferAttentionBackend(CPU)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("case", every_mode(), ids=lambda case: case.mode.name)
+def test_every_mode_over_wrappers_in_pytorch(
+    case: Case, page_size: int, in_pytorch: AttentionBackend
+) -> None:
+    out, expected = run(replace(case, page_size=page_size), in_pytorch)
+    torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("window", [1, 5, 40])
+def test_a_sliding_window_over_chains(window: int, in_pytorch: AttentionBackend) -> None:
+    layer = Layer(sliding_window=window)
+    for case in (Case([(0, 9), (13, 8)]), Case([(3, 1), (50, 1)], ForwardMode.DECODE)):
+        out, expected = run(replace(case, layer=layer), in_pytorch)
+        torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["decode", "chain", "tree"])
+def test_fixed_buffers_follow_what_they_are_planned_for(
+    kind: str, in_pytorch: AttentionBackend
+) -> None:
+    """As a captured graph would read them."""
+    short, long = graph_cases(kind, Layer(), torch.float32, CPU)
+    batch, q = short.batch(in_pytorch), short.q()
+    plan = in_pytorch.init_forward_metadata_capture(batch)
+    in_pytorch.forward_extend(q, short.layer, batch)
+    become(batch, long.batch(in_pytorch))
+    in_pytorch.init_forward_metadata_replay(batch, plan)
+    out = in_pytorch.forward_extend(long.q(), long.layer, batch)
+    torch.testing.assert_close(out.double(), run(long, in_pytorch)[1], rtol=3e-6, atol=3e-6)
+
+
+def graph_cases(
+    kind: str, layer: Layer, dtype: torch.dtype, device: torch.device
+) -> tuple[Case, Case]:
+    """What is captured, and what is replayed."""
+    mode = ForwardMode.DECODE if kind == "decode" else ForwardMode.TARGET_VERIFY
+    count = 1 if kind == "decode" else 7
+    form = Case([(0, count), (0, count)], mode, layer=layer, dtype=dtype, device=device)
+    long = replace(form, lens=[(50, count), (19, count)], seed=5)
+    if kind != "tree":
+        return form, long
+    star = [-1, 0, 0, 0, 0, 0, 0]
+    return replace(form, trees=[BUSHY, BUSHY]), replace(long, trees=[star, BUSHY])
+
+
+def become(batch: ForwardBatch, later: ForwardBatch) -> None:
+    """Fill another batch into fixed buffers, and tell the host's lengths."""
+    for name in ("seq_lens", "prefix_lens", "positions", "req_pool_indices"):
+        getattr(batch, name).copy_(getattr(later, name))
+    batch.prefix_lens_cpu = later.prefix_lens_cpu
+    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
+    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
+    for ours, theirs in zip(kv, kv_later, strict=True):
+        ours.copy_(theirs)
+    if batch.tree is not None and later.tree is not None:
+        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)
 
 
 @pytest.mark.gpu
@@ -145,32 +224,15 @@ def test_several_plans_wait_for_their_forwards() -> None:
 @needs_library
 @pytest.mark.parametrize("kind", ["decode", "chain", "tree"])
 def test_a_replayed_graph_follows_what_it_is_planned_for(kind: str) -> None:
-    mode = ForwardMode.DECODE if kind == "decode" else ForwardMode.TARGET_VERIFY
-    count = 1 if kind == "decode" else 7
-    star = [-1, 0, 0, 0, 0, 0, 0]
-    form = Case([(0, count), (0, count)], mode, layer=LAYERS[0], dtype=torch.bfloat16, device=CUDA)
-    short = replace(form, trees=[BUSHY, BUSHY] if kind == "tree" else None)
-    long = replace(form, lens=[(50, count), (19, count)], seed=5)
-    long = replace(long, trees=[star, BUSHY] if kind == "tree" else None)
+    short, long = graph_cases(kind, LAYERS[0], torch.bfloat16, CUDA)
     backend = make_attention_backend("flashinfer", CUDA)
     batch, q = short.batch(backend), short.q()
     plan = backend.init_forward_metadata_capture(batch)
-    forward = backend.forward_decode if mode.is_decode() else backend.forward_extend
-    forward(q, short.layer, batch)
+    backend.forward_extend(q, short.layer, batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = forward(q, short.layer, batch)
-
-    later = long.batch(backend)
-    for name in ("seq_lens", "prefix_lens", "positions", "req_pool_indices"):
-        getattr(batch, name).copy_(getattr(later, name))
-    batch.prefix_lens_cpu = later.prefix_lens_cpu
-    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
-    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
-    for ours, theirs in zip(kv, kv_later, strict=True):
-        ours.copy_(theirs)
-    if batch.tree is not None and later.tree is not None:
-        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)
+        out = backend.forward_extend(q, short.layer, batch)
+    become(batch, long.batch(backend))
     q.copy_(long.q())
     backend.init_forward_metadata_replay(batch, plan)
     graph.replay()

@@ -44,7 +44,7 @@ class TreeBits:
             tree.mask_BNN.to(self.packed.device).contiguous(),
             batch.extend_lens,
             batch.seq_lens,
-            self.starts,
+            self.starts[:-1],
             self.packed,
             self.most,
         )

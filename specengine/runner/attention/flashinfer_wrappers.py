@@ -92,7 +92,7 @@ class Wrappers:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self.slots = torch.empty(0, dtype=torch.int32, device=device)  # of whichever graph runs
+        self._slots: dict[int, Tensor] = {}  # by KV pool, of whichever of its graphs runs
         self._prefill = WrapperPool(lambda: self._of_prefill({}))
         self._decode = WrapperPool(lambda: self._of_decode({}))
 
@@ -102,15 +102,13 @@ class Wrappers:
     def for_graph(self, batch: ForwardBatch, mask_bytes: Tensor | None, starts: Tensor) -> Wrapper:
         """With buffers that a graph may read. mask_bytes, starts: where a tree's mask lies."""
         size = batch.batch_size
-        most = size * batch.req_to_token_pool.req_to_token.shape[1]
-        if len(self.slots) < most:  # graphs that hold a smaller buffer keep it
-            self.slots = self._ints(most)
+        slots = self._slots_of(batch)
         if batch.forward_mode.is_decode():
             return self._of_decode(
                 {
                     "use_cuda_graph": True,
                     "paged_kv_indptr_buffer": self._ints(size + 1),
-                    "paged_kv_indices_buffer": self.slots,
+                    "paged_kv_indices_buffer": slots,
                     "paged_kv_last_page_len_buffer": self._ints(size),
                 }
             )
@@ -119,12 +117,20 @@ class Wrappers:
                 "use_cuda_graph": True,
                 "qo_indptr_buf": self._ints(size + 1),
                 "paged_kv_indptr_buf": self._ints(size + 1),
-                "paged_kv_indices_buf": self.slots,
+                "paged_kv_indices_buf": slots,
                 "paged_kv_last_page_len_buf": self._ints(size),
                 "custom_mask_buf": mask_bytes,
                 "mask_indptr_buf": None if mask_bytes is None else starts,
             }
         )
+
+    def _slots_of(self, batch: ForwardBatch) -> Tensor:
+        """Graphs of a pool take turns. A draft's run between a verification's plan and its run."""
+        most = batch.batch_size * batch.req_to_token_pool.req_to_token.shape[1]
+        key = id(batch.token_to_kv_pool)
+        if key not in self._slots or len(self._slots[key]) < most:
+            self._slots[key] = self._ints(most)  # graphs that hold a smaller buffer keep it
+        return self._slots[key]
 
     def _ints(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.int32, device=self.device)
