@@ -19,9 +19,17 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.row_choices import Choosing
 from specengine.kernels.tree_build import DraftTree
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
-from tests.engine.test_graph_round import GREEDY, NEW_TOKENS, PROMPTS, DeviceLengths
+from tests.engine.test_graph_round import (
+    EDITED,
+    GREEDY,
+    NEW_TOKENS,
+    PROMPTS,
+    SAMPLED,
+    DeviceLengths,
+)
 from tests.engine.test_graph_round import make as make_any
 
 ON_CPU = pytest.mark.skipif(
@@ -94,10 +102,10 @@ class Counts:
 class ByHand:
     """An engine whose rounds are run one by one, on the CPU, without the scheduler."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, params: list[SamplingParams]) -> None:
         self.engine = llm.engine
-        for i, prompt in enumerate(PROMPTS):
-            self.engine.add_request(str(i), llm.tokenizer.encode(prompt), GREEDY)
+        for i, (prompt, wish) in enumerate(zip(PROMPTS, params, strict=True)):
+            self.engine.add_request(str(i), llm.tokenizer.encode(prompt), wish)
         self.engine.step()  # the prefill
         batch = self.engine.scheduler.schedule()
         assert batch is not None
@@ -110,6 +118,7 @@ class ByHand:
         steps = self.drafter.tree_row_steps
         assert steps is not None
         self.round = GraphTreeRound(worker, self.drafter, [steps], [4])
+        assert self.round.can_run(batch)
         state = self.round.state
         # A row of padding, and in no order that would hide a mistake.
         self.rows = torch.tensor([*(req.req_pool_idx or 0 for req in batch.reqs), 0]).flip(0)
@@ -118,14 +127,27 @@ class ByHand:
             state.lens[row], state.roots[row] = req.kv_len, req.last_token
             assert self.engine.scheduler.ledger.reserve(req, 200)
         self.engine.scheduler.ledger.flush()
+        self.choosing = Choosing.of(batch.reqs)
+        self.round.choices.write(batch.reqs, self.rows.flip(0)[:-1], self.choosing)
 
     def row_batch(self) -> RowBatch:
         state = self.round.state
         return RowBatch(self.rows, state.lens[self.rows], state.roots[self.rows])
 
+    def generate(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Tokens, and accepted drafts round by round, of each request."""
+        found = [list(req.output_ids) for req in self.batch.reqs]
+        accepted: list[list[int]] = [[] for _ in found]
+        while min(map(len, found)) < NEW_TOKENS:
+            for i, row in enumerate(self.run()):
+                accepted[i].append(row[0])
+                found[i] += row[1 : row[0] + 2]
+        assert sum(map(sum, accepted)) > 5, "drafts were accepted"
+        return [one[:NEW_TOKENS] for one in found], accepted
+
     def run(self) -> list[list[int]]:
         """A round: accepted drafts and emitted tokens of each request, in order."""
-        self.round.run(self.rows, self.round.steps[-1])
+        self.round.run(self.rows, self.round.steps[-1], self.choosing)
         state = self.round.state
         outcome = state.outcomes[int(state.turn), : len(self.rows)]
         return outcome.flip(0)[: len(PROMPTS)].tolist()
@@ -134,7 +156,7 @@ class ByHand:
 @ON_CPU
 @pytest.mark.parametrize("name", SHAPES)
 def test_trees_are_those_of_the_host(name: str, target: Path, specs: dict[str, SpecConfig]) -> None:
-    hand = ByHand(make(target, specs[name], device="cpu"))
+    hand = ByHand(make(target, specs[name], device="cpu"), [GREEDY] * 3)
     expected = hand.drafter.draft(hand.batch)
     tree = hand.drafter.draft_tree_rows(hand.row_batch(), hand.round.steps[-1])
     for i in range(len(PROMPTS)):
@@ -155,15 +177,9 @@ def same_tree(tree: DraftTree, row: int, proposal: DraftProposal, i: int) -> Non
 def test_rounds_without_the_host(
     name: str, target: Path, specs: dict[str, SpecConfig], plain: list[list[int]]
 ) -> None:
-    hand = ByHand(make(target, specs[name], device="cpu"))
-    found = [list(req.output_ids) for req in hand.batch.reqs]
-    accepted: list[list[int]] = [[] for _ in found]
-    while min(map(len, found)) < NEW_TOKENS:
-        for i, row in enumerate(hand.run()):
-            accepted[i].append(row[0])
-            found[i] += row[1 : row[0] + 2]
-    assert [one[:NEW_TOKENS] for one in found] == plain
-    assert sum(map(sum, accepted)) > 5, "drafts were accepted"
+    hand = ByHand(make(target, specs[name], device="cpu"), [GREEDY] * 3)
+    found, accepted = hand.generate()
+    assert found == plain
 
     host = make(target, specs[name], device="cpu")
     counts = Counts()
@@ -173,6 +189,17 @@ def test_rounds_without_the_host(
     for mine, its in zip(accepted, counts.accepted.values(), strict=True):
         rounds = next(n for n in range(len(mine) + 1) if sum(mine[:n]) + n >= NEW_TOKENS - 1)
         assert mine[:rounds] == its[:rounds]
+
+
+@ON_CPU
+@pytest.mark.parametrize("params", [SAMPLED[:3], EDITED], ids=["sampled", "edited"])
+def test_tokens_are_chosen_as_requests_want(
+    params: list[SamplingParams], target: Path, specs: dict[str, SpecConfig]
+) -> None:
+    llm = make(target, None, device="cpu")
+    expected = [one.token_ids for one in llm.generate(PROMPTS, params)]
+    found, _ = ByHand(make(target, specs["EAGLE3, 4"], device="cpu"), params).generate()
+    assert found == expected
 
 
 @pytest.mark.gpu
@@ -231,6 +258,13 @@ class TestOnTheGpu:
         flying = LLM(str(target), specs["EAGLE3, 4"], dtype="float32", **small)
         assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         flying.engine.scheduler.check_invariant()
+
+    def test_sampled_requests_fly(self, target: Path, specs: dict[str, SpecConfig]) -> None:
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, specs["EAGLE3, 4"])
+        for params in (SAMPLED[:3], EDITED):
+            expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
+            assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
 
     def test_requests_come_and_go(self, target: Path, specs: dict[str, SpecConfig]) -> None:
         params = [
