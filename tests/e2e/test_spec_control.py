@@ -55,8 +55,8 @@ def folders(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     }
 
 
-def make(folders: dict[str, Path], case: Case | None) -> LLM:
-    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
+def make(folders: dict[str, Path], case: Case | None, **more: Any) -> LLM:
+    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048} | more
     if case is None:
         return LLM(str(folders["target"]), **flags)
     algorithm, options = case
@@ -102,10 +102,9 @@ def test_limits_hold_in_a_mixed_batch(
     if not llm.engine.drafter.proposes_tree:
         assert one.num_draft_tokens <= one.num_steps
         assert two.num_draft_tokens <= 2 * two.num_steps
-    unlimited = run(make(folders, case), [FREE] * len(PROMPTS))[0].spec
-    # What a graph fills a short draft up with, where an output ends, is drafted as well.
-    free.num_draft_tokens = unlimited.num_draft_tokens
-    assert free == unlimited, "the neighbours' limits cost it nothing"
+    # Graphs of whole rounds take no such batch, and draft past the end of an output.
+    alike = run(make(folders, case, disable_cuda_graph=True), [FREE] * len(PROMPTS))[0].spec
+    assert free == alike, "the neighbours' limits cost it nothing"
 
 
 @CASE
