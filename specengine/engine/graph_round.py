@@ -91,12 +91,15 @@ class GraphRound:
         return self.num_nodes
 
     def capture(self) -> None:
-        """Every form of greedy rounds, from large to small."""
+        """Every form of greedy rounds, from large to small; and one that samples, so that its
+        kernels are compiled."""
         start, (free_before, _) = perf_counter(), torch.cuda.mem_get_info()
         with without_garbage_collection(), self.runner.graph_memory.measured():
             for bs in reversed(self.batch_sizes):
                 for form in self._forms(bs, BEST):
                     self._capture(form)
+            if self.samples:
+                self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
         logger.info(
             "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
             len(self.captured),
