@@ -12,82 +12,13 @@
 // Weights are fetched before the kernel ahead has ended (griddepcontrol); all that is not a weight
 // is read after the wait, and never through the read-only cache.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
+#include "few_row.cuh"
 
 #define ROWS (16 * MT)
 #define OUTS (8 * NT)
 #define WEIGHTS (GATED ? 2 * NT : NT)
 #define THREADS (32 * WARPS)
 #define CELLS ((ROWS * OUTS + THREADS - 1) / THREADS)
-
-__device__ __forceinline__ uint4 load_weights(const u16* at) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-  return v;
-}
-
-__device__ __forceinline__ uint4 load_fresh(const u16* at) {
-  uint4 v;
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ u16 load_fresh_one(const u16* at) {
-  u16 v;
-  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ float widen(u16 v) {
-  float f;
-#if TYPE == 0
-  f = __uint_as_float(((u32)v) << 16);
-#else
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(v));
-#endif
-  return f;
-}
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 v;
-#if TYPE == 0
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#endif
-  return v;
-}
-
-__device__ __forceinline__ u16 narrow(float v) { return (u16)(pack(v, 0.f) & 0xffff); }
-__device__ __forceinline__ float rounded(float v) { return widen(narrow(v)); }
-
-// x * gain of two values, and the sum of their squares.
-__device__ __forceinline__ u32 scaled(u32 x, u32 gain, float& squares) {
-  float a = widen((u16)x), b = widen((u16)(x >> 16));
-  squares += a * a + b * b;
-  return pack(a * widen((u16)gain), b * widen((u16)(gain >> 16)));
-}
-
-__device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) {
-  return make_uint4(scaled(x.x, gain.x, squares), scaled(x.y, gain.y, squares),
-                    scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
-}
-
-__device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if TYPE == 0
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-               "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 // The values at the places of the output that this thread finishes.
 __device__ __forceinline__ void load_cells(u16* cells, const u16* from, int first_out,
@@ -107,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, part = lane & 3;
   const int first_out = blockIdx.x * OUTS;
   const int num_chunks = (hidden + 31) / 32;
-  asm volatile("griddepcontrol.launch_dependents;");
+  allow_next_kernel();
 
   float acc[MT][WEIGHTS][4] = {};
   float squares[MT][2] = {};
@@ -118,17 +49,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
       const int k = (first + u * WARPS) * 32 + part * 8;
-      if (NORM) g[u] = k < hidden ? load_weights(gain + k) : make_uint4(0, 0, 0, 0);
+      if (NORM) g[u] = k < hidden ? load_constant(gain + k) : make_uint4(0, 0, 0, 0);
 #pragma unroll
       for (int n = 0; n < WEIGHTS; n++) {
         const int row = first_out + (n % NT) * 8 + group;
         const u64 place = (u64)(row + (n >= NT ? num_outs : 0)) * hidden + k;
-        w[u][n] = k < hidden && row < num_outs ? load_weights(weight + place)
+        w[u][n] = k < hidden && row < num_outs ? load_constant(weight + place)
                                                : make_uint4(0, 0, 0, 0);
       }
     }
     if (first == warp) {
-      asm volatile("griddepcontrol.wait;" ::: "memory");
+      wait_for_last_kernel();
       if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
     }
     // Rows of two tiles are on their way before the first is waited for.
@@ -168,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     }
   }
   if (warp >= num_chunks) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_last_kernel();
     if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
   }
 
@@ -218,10 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
       }
     }
     sum *= scale;
-    if (GATED) {
-      sum = rounded(sum);
-      sum = rounded(sum / (1.f + __expf(-sum))) * rounded(up * scale);
-    }
+    if (GATED) sum = gated(sum, up * scale);
     if (BIAS && exists) sum += widen(bias[o]);
     if (RESIDUAL) sum = rounded(sum) + widen(before[i]);
     if (exists) {

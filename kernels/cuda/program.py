@@ -89,16 +89,18 @@ def compiled(
 
 def _binary(source: Path, defines: tuple[tuple[str, int], ...], device: int) -> bytes:
     """Machine code, kept in the cache directory (SPECENGINE_CACHE_DIR) under a name that source,
-    options and architecture decide."""
+    headers beside it, options and architecture decide."""
     major, minor = torch.cuda.get_device_capability(device)
     options = [f"--gpu-architecture=sm_{major}{minor}", *(f"-D{k}={v}" for k, v in defines)]
     text = source.read_text()
-    key = hashlib.sha256("\n".join([text, *options]).encode()).hexdigest()[:16]
+    headers = {path.name: path.read_text() for path in sorted(source.parent.glob("*.cuh"))}
+    parts = [text, *headers.values(), *options]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("SPECENGINE_CACHE_DIR") or Path.home() / ".cache" / "specengine")
     path = folder / "cuda" / f"{source.stem}-{key}.cubin"
     if path.exists():
         return path.read_bytes()
-    binary = _compile(text, source.name, options)
+    binary = _compile(text, source.name, headers, options)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
         made.write(binary)
@@ -106,10 +108,14 @@ def _binary(source: Path, defines: tuple[tuple[str, int], ...], device: int) -> 
     return binary
 
 
-def _compile(text: str, name: str, options: list[str]) -> bytes:
+def _compile(text: str, name: str, headers: dict[str, str], options: list[str]) -> bytes:
     from cuda.bindings import nvrtc
 
-    program = _check(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+    included = [part.encode() for part in headers.values()]
+    names = [part.encode() for part in headers]
+    program = _check(
+        nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), len(names), included, names)
+    )
     encoded = [option.encode() for option in options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -1,0 +1,25 @@
+// What the few-row products share: arithmetic in half precision.
+
+#include "ptx.cuh"
+
+__device__ __forceinline__ u16 narrow(float v) { return (u16)(pack(v, 0.f) & 0xffff); }
+__device__ __forceinline__ float rounded(float v) { return widen(narrow(v)); }
+
+// silu(gate) * up with the roundings of the unfused operations.
+__device__ __forceinline__ float gated(float gate, float up) {
+  gate = rounded(gate);
+  return rounded(gate / (1.f + __expf(-gate))) * rounded(up);
+}
+
+// x * gain of two values, and the sum of their squares.
+__device__ __forceinline__ u32 scaled(u32 x, u32 gain, float& squares) {
+  float a = widen((u16)x), b = widen((u16)(x >> 16));
+  squares += a * a + b * b;
+  return pack(a * widen((u16)gain), b * widen((u16)(gain >> 16)));
+}
+
+__device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) {
+  return make_uint4(scaled(x.x, gain.x, squares), scaled(x.y, gain.y, squares),
+                    scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
+}
+

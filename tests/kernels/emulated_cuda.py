@@ -1,0 +1,72 @@
+"""CUDA C++ kernels on a CPU: compiled for one thread with the headers of tests/kernels/emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from specengine.kernels.cuda.program import Argument
+
+COMPILER = shutil.which("c++") or shutil.which("g++")
+SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
+
+_HEADERS = Path(__file__).parent / "emulator"
+
+Compiled = Callable[[Path, str, tuple[tuple[str, int], ...], int, int], "EmulatedKernel"]
+
+
+@dataclass(frozen=True)
+class EmulatedKernel:
+    """Stands for program.Kernel."""
+
+    library: ctypes.CDLL
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        shared_bytes: int,
+        arguments: Sequence[Argument],
+    ) -> None:
+        """Blocks run in an order that is drawn."""
+        assert shared_bytes <= SHARED_BYTES
+        assert grid[1:] == (1, 1)
+        order = random.Random(0).sample(range(grid[0]), grid[0])
+        values = [_value(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
+        self.library.launch(grid[0], (ctypes.c_int * grid[0])(*order), threads, pointers)
+
+
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
+
+
+def compiler_into(folder: Path) -> Compiled:
+    """What stands for program.compiled; libraries are kept in `folder`."""
+
+    def compiled(
+        source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
+    ) -> EmulatedKernel:
+        assert COMPILER is not None
+        assert shared <= SHARED_BYTES
+        for header in (*source.parent.glob("*.cu*"), *_HEADERS.iterdir()):
+            shutil.copy(header, folder)
+        path = folder / ("-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so")
+        if not path.exists():
+            options = [f"-D{k}={v}" for k, v in (*defines, ("KERNEL", name))]
+            options.append(f'-DSOURCE="{source.name}"')
+            files = [str(folder / "launch.cpp"), str(folder / "shared.cpp")]
+            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(path)]
+            subprocess.run([COMPILER, *flags, *options, *files], check=True)
+        return EmulatedKernel(ctypes.CDLL(str(path)))
+
+    return compiled

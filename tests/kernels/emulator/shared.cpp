@@ -1,0 +1,1 @@
+alignas(1024) unsigned char shared[232448];
