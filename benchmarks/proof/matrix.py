@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,44 @@ import report
 from specengine.cli.verify_view import Matrix, is_of_matrix
 from specengine.engine.proof.check import Check
 from specengine.engine.proof.suite import ALL_STATES, together
+from specengine.lab.environment import environment_line
 
 
-def read(path: Path) -> tuple[dict[str, Any], list[Check]]:
-    """What the record begins with, and its checks."""
-    first, *sections = (json.loads(line) for line in path.read_text().splitlines())
-    return first, [Check(**check) for section in sections for check in section["checks"]]
+@dataclass
+class Proof:
+    """Sections by name; of one that several records have, the last says it."""
+
+    begins: list[dict[str, Any]] = field(default_factory=list)
+    commits: dict[str, str] = field(default_factory=dict)
+    sections: dict[str, list[Check]] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)
+
+    def read(self, path: Path) -> None:
+        begin, *sections = (json.loads(line) for line in path.read_text().splitlines())
+        self.begins.append(begin)
+        part, parts = map(int, begin["about"]["part"].split("/"))
+        for number, section in enumerate(sections):
+            name = section["section"]
+            self.places[name] = number * parts + part
+            self.commits[name] = begin["environment"]["commit"]
+            self.sections[name] = [Check(**check) for check in section["checks"]]
+
+    def checks(self) -> list[Check]:
+        """In the order of the plan."""
+        names = sorted(self.sections, key=lambda name: self.places[name])
+        return [check for name in names for check in self.sections[name]]
+
+    def origin(self) -> str:
+        """What ran where."""
+        plans = sorted({begin["about"]["plan"] for begin in self.begins})
+        counts = Counter(self.commits.values())
+        by_commit = ", ".join(f"{counts[commit]} at commit {commit}" for commit in counts)
+        machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
+        return (
+            f"The {' and '.join(plans)} plan of `specengine verify`, {len(self.commits)} sections: "
+            f"{by_commit}. Filed by `benchmarks/proof/matrix.py` from {len(self.begins)} records "
+            "made here:\n\n" + "\n".join(f"- {machine}" for machine in machines)
+        )
 
 
 def grid(matrix: Matrix, columns: list[str]) -> list[dict[str, Any]]:
@@ -51,11 +85,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+", metavar="FILE")
     args = parser.parse_args()
-    read_all = [read(path) for path in args.records]
-    facts = read_all[0][0]["environment"]
-    commits = {first["environment"]["commit"] for first, _ in read_all}
-    plans = {first["about"]["plan"] for first, _ in read_all}
-    checks = [check for _, found in read_all for check in found]
+    proof = Proof()
+    for path in args.records:
+        proof.read(path)
+    checks = proof.checks()
     checks += together(checks)
     matrix = Matrix.of([check for check in checks if is_of_matrix(check)])
     states = [str(state) for state in ALL_STATES]
@@ -65,9 +98,7 @@ def main() -> int:
     missing = sum(not matrix.cell(row, one) for row in matrix.cells for one in states)
     notes = [
         f"{len(checks) - failed} of {len(checks)} checks hold; {missing} of "
-        f"{len(matrix.cells) * len(states)} cells were not run. The {' and '.join(plans)} plan, in "
-        f"{len(read_all)} parts, of which the line above names the first; all at commit "
-        f"{' and '.join(sorted(commits))}. Filed by `benchmarks/proof/matrix.py`.",
+        f"{len(matrix.cells) * len(states)} cells were not run. {proof.origin()}",
         "",
         "Cells: p-value of the joint histograms. Each has also seen greedy text unchanged, drafts "
         "accepted, and enough requests in the state that it names, or it says FAILS.",
@@ -81,6 +112,7 @@ def main() -> int:
         *report.table(listed(others)),
     ]
     rows = grid(matrix, states)
+    facts = proof.begins[0]["environment"]
     print(report.write("proof-matrix", "specengine verify", rows, "\n".join(notes), facts))
     return 1 if failed or missing else 0
 
