@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.loop import Engine
 from specengine.lab.step.stopwatch import Watched
 
@@ -15,8 +16,15 @@ HOST, WAIT = "host", "wait for the device"
 
 def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     """Of a round that runs on the device. The rest of it begins and accepts."""
-    runner = flying.runner
+    runner, parts = flying.runner, []
+    if isinstance(flying, GraphTreeRound):
+        parts = [
+            Watched(flying.drafter, "draft_tree_rows", "draft"),
+            *_heads(flying.drafter, "compute_logits", "draft head"),
+            Watched(flying, "keep", "keep"),
+        ]
     return [
+        *parts,
         Watched(flying.drafter, "draft_rows", "draft"),
         *_heads(flying.drafter, "best_tokens", "draft head"),
         Watched(runner, "forward_rows", "verify"),

@@ -18,6 +18,7 @@ PARTS = {
     "verify head": "the target's head and the best token of each row",
     "begin": "state of the requests, and what joins the parts before verification ends",
     "accept": "counting what stands, and the next round's inputs",
+    "keep": "moving the KV of a tree's accepted path",
     "observe": "the draft model over what was verified",
     "prepare": "building the batch to verify",
     "host": "scheduling, committing, handing out",
