@@ -19,7 +19,7 @@ import report
 
 from specengine.cli.verify_view import Matrix, is_of_matrix
 from specengine.engine.proof.check import Check
-from specengine.engine.proof.suite import ALL_STATES, together
+from specengine.engine.proof.suite import FULL, QUICK, together
 from specengine.lab.environment import environment_line
 
 
@@ -47,14 +47,17 @@ class Proof:
         names = sorted(self.sections, key=lambda name: self.places[name])
         return [check for name in names for check in self.sections[name]]
 
+    @property
+    def plans(self) -> set[str]:
+        return {begin["about"]["plan"] for begin in self.begins}
+
     def origin(self) -> str:
         """What ran where."""
-        plans = sorted({begin["about"]["plan"] for begin in self.begins})
         counts = Counter(self.commits.values())
         by_commit = ", ".join(f"{counts[commit]} at commit {commit}" for commit in counts)
         machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
         return (
-            f"The {' and '.join(plans)} plan of `specengine verify`, {len(self.commits)} sections: "
+            f"The {' and '.join(self.plans)} plan of `specengine verify`, {len(self.commits)} sections: "
             f"{by_commit}. Filed by `benchmarks/proof/matrix.py` from {len(self.begins)} records "
             "made here:\n\n" + "\n".join(f"- {machine}" for machine in machines)
         )
@@ -84,6 +87,7 @@ def listed(checks: list[Check]) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--name", default="proof-matrix", help="of the files, behind the date")
     args = parser.parse_args()
     proof = Proof()
     for path in args.records:
@@ -91,7 +95,7 @@ def main() -> int:
     checks = proof.checks()
     checks += together(checks)
     matrix = Matrix.of([check for check in checks if is_of_matrix(check)])
-    states = [str(state) for state in ALL_STATES]
+    states = [str(state) for state in (FULL if proof.plans == {FULL.name} else QUICK).states]
     settings = [column for column in matrix.columns if column not in states]
     others = [check for check in checks if not is_of_matrix(check) or not check.passed]
     failed = sum(not check.passed for check in checks)
@@ -113,7 +117,7 @@ def main() -> int:
     ]
     rows = grid(matrix, states)
     facts = proof.begins[0]["environment"]
-    print(report.write("proof-matrix", "specengine verify", rows, "\n".join(notes), facts))
+    print(report.write(args.name, "specengine verify", rows, "\n".join(notes), facts))
     return 1 if failed or missing else 0
 
 
