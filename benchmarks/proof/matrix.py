@@ -57,8 +57,8 @@ class Proof:
         by_commit = ", ".join(f"{counts[commit]} at commit {commit}" for commit in counts)
         machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
         return (
-            f"The {' and '.join(self.plans)} plan of `specengine verify`, {len(self.commits)} sections: "
-            f"{by_commit}. Filed by `benchmarks/proof/matrix.py` from {len(self.begins)} records "
+            f"The {' and '.join(self.plans)} plan of `specengine verify`, "
+            f"{len(self.commits)} sections: {by_commit}. Filed by `benchmarks/proof/matrix.py` from {len(self.begins)} records "
             "made here:\n\n" + "\n".join(f"- {machine}" for machine in machines)
         )
 
