@@ -58,8 +58,9 @@ class Proof:
         machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
         return (
             f"The {' and '.join(self.plans)} plan of `specengine verify`, "
-            f"{len(self.commits)} sections: {by_commit}. Filed by `benchmarks/proof/matrix.py` from {len(self.begins)} records "
-            "made here:\n\n" + "\n".join(f"- {machine}" for machine in machines)
+            f"{len(self.commits)} sections: {by_commit}. Filed by "
+            f"`benchmarks/proof/matrix.py` from {len(self.begins)} records made here:\n\n"
+            + "\n".join(f"- {machine}" for machine in machines)
         )
 
 
