@@ -56,12 +56,10 @@ class Proof:
         counts = Counter(self.commits.values())
         by_commit = ", ".join(f"{counts[commit]} at commit {commit}" for commit in counts)
         machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
-        return (
-            f"The {' and '.join(self.plans)} plan of `specengine verify`, "
-            f"{len(self.commits)} sections: {by_commit}. Filed by "
-            f"`benchmarks/proof/matrix.py` from {len(self.begins)} records made here:\n\n"
-            + "\n".join(f"- {machine}" for machine in machines)
-        )
+        about = f"The {' and '.join(self.plans)} plan of `specengine verify`, "
+        about += f"{len(self.commits)} sections: {by_commit}. Filed by `benchmarks/proof/matrix.py`"
+        about += f" from {len(self.begins)} records made here:\n\n"
+        return about + "\n".join(f"- {machine}" for machine in machines)
 
 
 def grid(matrix: Matrix, columns: list[str]) -> list[dict[str, Any]]:
