@@ -187,6 +187,7 @@ class ForwardBatch:
     first_keys: Tensor | None = None
 
     attn_layers: tuple[AttentionLayer, ...] = ()  # set by the runner: those of its model, in order
+    compiles: bool = False  # set by the runner: decoder layers go through torch.compile
     capture_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
     captured: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a capture layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in

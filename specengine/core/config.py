@@ -59,7 +59,9 @@ class ModelConfig(Section):
     )
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
-    attention_backend: str = option("auto", "attention kernels", ("auto", "torch", "triton", "flashinfer", "fa"))
+    attention_backend: str = option(
+        "auto", "attention kernels", ("auto", "torch", "triton", "flashinfer", "fa")
+    )
     chat_template: str | None = option(None, "Jinja file that replaces the model's chat template")
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")
@@ -126,6 +128,10 @@ class GraphConfig(Section):
     cuda_graph_bs: tuple[int, ...] | None = option(None, "batch sizes to capture")
     cuda_graph_max_bs: int | None = option(None, "largest batch size to capture; default 256")
     disable_cuda_graph_padding: bool = option(False, "replay only at exactly captured sizes")
+    enable_torch_compile: bool = option(
+        False, "capture decoder layers as torch.compile makes them, not the engine's own kernels"
+    )
+    torch_compile_max_bs: int = option(32, "largest batch size that torch.compile is for")
     unproven_cuda_graphs: bool = option(
         False, "also use graphs that no GPU has run yet: drafts beside the host, STANDALONE rounds"
     )
@@ -138,7 +144,7 @@ class GraphConfig(Section):
             "cuda_graph_bs",
             "give batch sizes of at least 1, such as 1,2,4,8; --disable-cuda-graph captures none",
         )
-        self._at_least(1, "cuda_graph_max_bs")
+        self._at_least(1, "cuda_graph_max_bs", "torch_compile_max_bs")
 
 
 _DEFAULT_NODES = 8

@@ -95,6 +95,8 @@ def build_engine(
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
     for one in (runner, *draft_runners):
         one.guards_graphs = config.graph.debug_cuda_graph
+        if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
+            one.compile_max_bs = config.graph.torch_compile_max_bs
     if not config.graph.disable_cuda_graph and config.graph.cuda_graph_bs is not None:
         with phases.phase("capture graphs"):
             padding = not config.graph.disable_cuda_graph_padding

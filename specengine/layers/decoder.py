@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from specengine.kernels import few_row
 from specengine.layers.attention import Attention
+from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.linear import Linear, MergedLinear
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
@@ -121,6 +122,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Output of the layer [T, hidden_size] and the residual stream before it is added; None
         where the output is the whole stream already."""
+        if batch.compiles:
+            return self.forward_compiled(positions, hidden, residual, batch)
         if self.can_fuse and few_row.fits(hidden):
             stream = hidden if residual is None else hidden + residual
             return self.forward_few_rows(positions, stream, batch), None
@@ -128,6 +131,23 @@ class DecoderLayer(nn.Module):
         hidden = self.self_attn(positions, hidden, batch)
         hidden, residual = self.post_attention_layernorm.add(hidden, residual)
         return self.mlp(hidden), residual
+
+    def forward_compiled(
+        self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor]:
+        """The same layer through torch.compile, but for attention."""
+        attention, mlp, qkv_proj = self.self_attn, self.mlp, self.self_attn.qkv_proj
+        norm = self.input_layernorm
+        qkv, stream = compiled(before_attention)(
+            hidden, residual, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias
+        )
+        heads = attention.attend(positions, qkv, batch)
+        norm = self.post_attention_layernorm
+        linears = attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+        output, gate_up, down = ((linear.plain, linear.bias) for linear in linears)
+        given = stream, output, norm.weight, norm.eps, gate_up, down
+        added, stream = compiled(after_attention)(heads, *given)
+        return added, stream
 
     def forward_few_rows(self, positions: Tensor, stream: Tensor, batch: ForwardBatch) -> Tensor:
         """The same layer in one kernel a weight: residual stream in, residual stream out."""

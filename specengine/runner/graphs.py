@@ -144,6 +144,7 @@ class DecodeGraphRunner:
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
             attn_backend=self.runner.attn_backend,
             attn_layers=self.runner.attn_layers,
+            compiles=bs <= self.runner.compile_max_bs,
             capture_layers=self.runner.capture_layers,
         )
 

@@ -69,6 +69,7 @@ class ModelRunner:
         self.ragged_graph: RaggedGraphRunner | None = None  # set by whoever wants it
         self.graph_memory = graph_memory or GraphMemory()
         self.guards_graphs = False  # checks their inputs before each replay
+        self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
         self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that may sleep
         self.num_eager = 0  # forwards that no graph served
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -144,6 +145,7 @@ class ModelRunner:
             attn_layers=self.attn_layers,
             tree=tree,
             first_keys=self.first_keys,
+            compiles=self.compile_max_bs >= B,
             capture_layers=self.capture_layers,
         )
         self.attn_backend.init_forward_metadata_capture(batch)

@@ -207,6 +207,7 @@ class RaggedGraphRunner:
             attn_backend=self.runner.attn_backend,
             attn_layers=self.runner.attn_layers,
             tree=tree,
+            compiles=form.num_requests <= self.runner.compile_max_bs,
             capture_layers=self.runner.capture_layers,
         )
 
