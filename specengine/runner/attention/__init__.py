@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_UNPROVEN = "attention backend %s: no GPU has run it yet; its tests there are `make test` on one"
+
 
 def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
     """The backend `name` ("auto", "torch", "triton", "flashinfer" or "fa") for the runners of one
@@ -46,6 +48,7 @@ def _make_flashinfer(device: torch.device) -> AttentionBackend:
     _require_cuda(device, "flashinfer")
     from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
 
+    logger.warning(_UNPROVEN, "flashinfer")
     return FlashInferAttentionBackend(device)
 
 
@@ -55,12 +58,14 @@ def _make_fa(device: torch.device) -> AttentionBackend:
     from specengine.runner.attention.flash_backend import FlashAttentionBackend
 
     try:
-        return FlashAttentionBackend(flash_attention.load())
+        flash = flash_attention.load()
     except ImportError as error:
         raise ConfigError(
             f"--attention-backend fa: FlashAttention 3 cannot be loaded ({error}); install a build "
             "for this PyTorch, or use --attention-backend triton"
         ) from error
+    logger.warning(_UNPROVEN, "fa")
+    return FlashAttentionBackend(flash)
 
 
 def _require(is_there: bool, name: str, package: str) -> None:
@@ -76,11 +81,13 @@ def _require_cuda(device: torch.device, name: str) -> None:
 
 
 def _choose(device: torch.device) -> str:
+    """Triton wherever it runs: its kernel is measured (benchmarks/results, paged-attention), and
+    flashinfer and fa are not (benchmarks/kernels/attention_backends.py would)."""
     if device.type != "cuda":
         logger.info("attention backend: torch (no CUDA device)")
         return "torch"
     if not has_triton():
         logger.warning("attention backend: torch (triton is not installed; expect it to be slow)")
         return "torch"
-    logger.info("attention backend: triton")
+    logger.info("attention backend: triton (flashinfer and fa where they are asked for)")
     return "triton"

@@ -1,0 +1,129 @@
+"""Engines on FlashAttention and FlashInfer say what plain decoding says: on any machine over their
+functions in PyTorch, and on a GPU over the libraries, where one is installed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.interfaces import AttentionBackend
+from specengine.draft import loop_graphs
+from specengine.engine.chat_template import render_chat
+from specengine.engine.plan_ahead import make_plan_ahead
+from specengine.kernels import flash_attention, flash_attention_ref
+from specengine.runner import ragged_graphs
+from specengine.runner.attention.flash_backend import FlashAttentionBackend
+from tests.runner.test_attention_flashinfer import in_pytorch  # noqa: F401
+from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
+
+PROMPTS = ["What is the capital of France?", "Count from one to ten.", "Hello! Who are you?"]
+GREEDY = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0)
+CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
+TREE: dict[str, Any] = CHAIN | {"eagle_topk": 3, "num_draft_tokens": 9}
+SPECS = {
+    "plain": None,
+    "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False),
+    "chain": SpecConfig(algorithm="EAGLE3", **CHAIN),
+    "tree": SpecConfig(algorithm="EAGLE3", **TREE),
+}
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    if request.param == "fa":
+        return FlashAttentionBackend(flash_attention_ref.flash_attention)
+    found: AttentionBackend = request.getfixturevalue("in_pytorch")
+    return found
+
+
+def make(spec: SpecConfig | None, **flags: Any) -> LLM:
+    return LLM("tiny", spec, **{"dtype": "float32", "max_total_tokens": 2048, **flags})
+
+
+def tokens(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
+    found = [one.token_ids for one in llm.generate(prompts(llm), params)]
+    llm.engine.scheduler.check_invariant()
+    return found
+
+
+def prompts(llm: LLM) -> list[list[int]]:
+    """What the tiny model has something to say to."""
+    return [render_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[list[int]]:
+    return tokens(make(None, device="cpu"))
+
+
+def run_on(llm: LLM, backend: AttentionBackend) -> None:
+    parts = llm.engine.parts
+    for runner in (parts.worker.runner, *getattr(parts.drafter, "runners", ())):
+        runner.attn_backend = backend
+
+
+@pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
+@pytest.mark.parametrize("name", SPECS)
+def test_an_engine_in_pytorch(name: str, backend: AttentionBackend, plain: list[list[int]]) -> None:
+    llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
+    run_on(llm, backend)
+    parts = llm.engine.parts
+    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts)
+    foresees = backend.limits.plans_on_host and name in ("chain", "tree")
+    assert (llm.engine.round.plan_ahead is not None) == foresees
+    assert tokens(llm) == plain
+    assert tokens(llm) == plain  # on what the cache has by then
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+@pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_an_engine_over_fixed_buffers(
+    name: str,
+    backend: AttentionBackend,
+    plain: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (ragged_graphs, loop_graphs):
+        monkeypatch.setattr(module, "capture", capture)
+    llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
+    run_on(llm, backend)
+    counters = graphs_on_the_cpu(llm, unproven=True)
+    run_on(llm, backend)
+    parts = llm.engine.parts
+    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts)
+    assert tokens(llm) == plain
+    assert counters["verify"]["replays"] > 2
+
+
+HAS = {"fa": flash_attention.is_installed(), "flashinfer": find_spec("flashinfer") is not None}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("kind", HAS)
+def test_an_engine_on_a_gpu(kind: str, name: str, graphs: bool) -> None:
+    """These libraries do not compute in float32, and a row's bits may depend on its batch. So each
+    answer is held to plain decoding on the same backend up to the first place where the two best
+    tokens are as near as bfloat16 rounds."""
+    if not HAS[kind]:
+        pytest.skip(f"no library for {kind} is installed")
+    flags = {"attention_backend": kind, "dtype": "bfloat16", "disable_cuda_graph": not graphs}
+    asked = replace(GREEDY, logprobs=2)
+    plain = make(None, **flags)
+    expected = plain.generate(prompts(plain), asked)
+    for flag in (False, True):
+        llm = make(SPECS[name], **flags, enable_plan_stream=flag)
+        for one, plain_one in zip(llm.generate(prompts(llm), GREEDY), expected, strict=True):
+            pairs = zip(one.token_ids, plain_one.token_ids, strict=True)
+            apart = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            if apart is not None:
+                (_, best), (_, second) = plain_one.completions[0].logprobs[apart].top
+                assert best - second < 0.1, (kind, name, apart)
