@@ -6,6 +6,7 @@ import ctypes
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from specengine.kernels.cuda.program import Argument
 
-COMPILER = shutil.which("c++") or shutil.which("g++")
+COMPILER = (shutil.which("c++") or shutil.which("g++")) if sys.platform == "linux" else None
 SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
 
 _HEADERS = Path(__file__).parent / "emulator"

@@ -15,7 +15,7 @@ from tests.kernels.emulated_cuda import COMPILER, compiler_into
 EPS = 1e-5
 BLOCKS = 7
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler, or not Linux")
 
 
 @pytest.fixture(scope="module")
