@@ -48,7 +48,7 @@ class CapturedForward:
             self.batch.features[: batch.num_tokens].copy_(features)
 
     def tell_lengths(self, values: Tensor, form: Form) -> None:
-        """To backends that plan on the host."""
+        """To a backend that plans on the host."""
         inputs = Inputs.of(values, form)
         self.batch.prefix_lens_cpu = inputs.prefix_lens_N.tolist()
         self.batch.extend_lens_cpu = inputs.extend_lens_N.tolist()
@@ -117,7 +117,8 @@ class RaggedGraphRunner:
     ) -> None:
         """Bring what the host knows of a batch to the buffers, and plan it."""
         values = torch.from_numpy(pack(batch, tokens, form))
-        captured.tell_lengths(values, form)
+        if self.runner.attn_backend.limits.plans_on_host:
+            captured.tell_lengths(values, form)
         captured.buffer.copy_(self._pinned(values), non_blocking=True)
         assert captured.batch.attn_plan is not None
         self.runner.attn_backend.init_forward_metadata_replay(

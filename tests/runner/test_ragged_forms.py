@@ -1,0 +1,115 @@
+"""Which graph serves a batch, and what it takes from the host."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specengine.core.batch import ForwardMode, ModelWorkerBatch, Tree
+from specengine.runner.ragged_forms import (
+    MAX_TOKENS,
+    Form,
+    Inputs,
+    Sizes,
+    ladder,
+    num_inputs,
+    octaves,
+    pack,
+)
+
+SIZES = Sizes((1, 2, 4, 8, 12, 16), (1, 2, 5))
+
+
+def verify(
+    lens: list[int], rows: list[int] | None = None, num_past: int | None = None
+) -> ModelWorkerBatch:
+    """Requests in rows 1, 2, ... of the page table with prefixes of 10, 20, ..."""
+    tree = None
+    if num_past is not None:
+        mask = torch.ones(len(lens), max(lens), num_past + max(lens), dtype=torch.bool)
+        tree = Tree(torch.arange(sum(lens)) % 3, mask, num_past)
+    return ModelWorkerBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        input_ids=torch.arange(100, 100 + sum(lens)),
+        req_pool_indices=[i + 1 for i in range(len(lens))],
+        prefix_lens=[10 * (i + 1) for i in range(len(lens))],
+        extend_lens=lens,
+        logits_rows=rows,
+        sampling=None,
+        tree=tree,
+    )
+
+
+def form_of(batch: ModelWorkerBatch, sizes: Sizes = SIZES) -> Form:
+    form = sizes.form_of(batch)
+    assert isinstance(form, Form), form
+    return form
+
+
+def packed(batch: ModelWorkerBatch, form: Form) -> Inputs:
+    values = torch.from_numpy(pack(batch, batch.input_ids, form))
+    assert len(values) == num_inputs(form)
+    return Inputs.of(values, form)
+
+
+def test_sizes_are_few() -> None:
+    assert ladder(200) == [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 200]
+    assert ladder(1) == [1]
+    assert octaves([1, 2, 3, 4, 6, 8, 12, 16]) == [1, 2, 4, 8, 16]
+    assert octaves([3]) == [3]
+    assert octaves([1, 5, 100]) == [1, 5, 100]
+
+
+def test_why_a_batch_has_no_form() -> None:
+    exactly = Sizes((2, 4), (3,), padding=False)
+    assert SIZES.form_of(verify([6])) == "more tokens than any captured"
+    assert SIZES.form_of(verify([1] * 17)) == "batch larger than any captured"
+    wide = Sizes((512,), (MAX_TOKENS,))
+    assert wide.form_of(verify([MAX_TOKENS, 1])) == "more tokens than any captured"
+    assert exactly.form_of(verify([3, 3, 3])) == "batch size not captured, padding off"
+    assert exactly.form_of(verify([3, 2])) == "ragged, padding off"
+    assert form_of(verify([3, 3]), exactly).num_tokens == 6
+
+
+def test_the_logits_asked_for() -> None:
+    found = [form_of(verify([2, 2], rows)).logits for rows in (None, [], [1, 3])]
+    assert found == ["every", "none", "chosen"]
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=16),
+    st.sampled_from([None, 0, 4]),
+)
+def test_the_filling_sees_nothing_but_itself(lens: list[int], num_past: int | None) -> None:
+    batch = verify(lens, num_past=num_past)
+    form = form_of(batch)
+    inputs = packed(batch, form)
+    requests, tokens, past = len(lens), sum(lens), num_past or 0
+    assert form.width >= max(lens)
+    assert inputs.extend_lens_N.tolist()[:requests] == lens
+    assert inputs.qo_indptr.tolist() == [0, *inputs.extend_lens_N.cumsum(0).tolist()]
+    assert inputs.qo_indptr[-1] == form.num_tokens
+    assert int(inputs.extend_lens_N.max()) <= form.width
+    assert (inputs.seq_lens_N == inputs.prefix_lens_N + inputs.extend_lens_N).all()
+    assert not inputs.rows_N[requests:].any()
+    assert (inputs.prefix_lens_N[requests:] == past).all()
+    assert not inputs.row_T[tokens:].any()
+    assert (inputs.base_T >= 0).all()
+    places = [10 * (i + 1) + j for i, count in enumerate(lens) for j in range(count)]
+    assert inputs.place_T.tolist()[:tokens] == places
+    assert inputs.token_T.tolist()[:tokens] == list(range(100, 100 + tokens))
+    if num_past is not None:
+        firsts = [10 * (i + 1) - past for i, count in enumerate(lens) for _ in range(count)]
+        assert inputs.base_T.tolist()[:tokens] == firsts
+        assert inputs.depth_T.tolist()[:tokens] == [i % 3 for i in range(tokens)]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=16))
+def test_nobody_fits_where_somebody_does(lens: list[int]) -> None:
+    """Graphs are captured on filling alone."""
+    form = form_of(verify(lens))
+    nobody = ModelWorkerBatch(form.mode, torch.empty(0), [], [], [], [], None)
+    inputs = packed(nobody, form)
+    assert inputs.qo_indptr[-1] == form.num_tokens
+    assert int(inputs.extend_lens_N.max()) <= form.width
