@@ -88,7 +88,8 @@ def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:
     seq_lens_B = batch.seq_lens
     if batch.tree is not None:
         # Requests that fill a graph have no prefix for the past nodes to end.
-        seq_lens_B = (batch.prefix_lens - batch.tree.num_past).clamp(min=0)
+        before = batch.extend_lens + batch.tree.num_past
+        seq_lens_B = (batch.seq_lens - before).clamp(min=0)
         rows_T = torch.arange(batch.num_tokens, device=seq_lens_B.device)
         request_T = torch.searchsorted(batch.qo_indptr[1:-1], rows_T, right=True)
         plan.nodes = _nodes(batch, batch.tree, request_T, seq_lens_B)
