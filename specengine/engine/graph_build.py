@@ -49,7 +49,7 @@ def _depths(config: EngineConfig, graph_round: GraphRound) -> AdaptiveSteps:
 
 def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
     """None without graphs, where somebody looks at rounds, where the drafter needs the host, and
-    where the verifier does more than compare greedy tokens."""
+    where the verifier does more than compare tokens."""
     sizes, forced = config.graph.cuda_graph_bs, config.spec.simulate_accept_length
     if config.graph.disable_cuda_graph or sizes is None:
         return None
@@ -79,6 +79,8 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     else:
         graph_round = GraphRound(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
+    graph_round.edits = config.graph.unproven_cuda_graphs
+    graph_round.logprobs_fly = graph_round.edits and not isinstance(graph_round, GraphTreeRound)
     graph_round.capture()
     return graph_round
 

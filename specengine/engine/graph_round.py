@@ -42,7 +42,8 @@ class GraphRound:
     """
 
     samples = True  # whether requests that sample fly
-    tells_logprobs = True
+    edits = False  # likewise, with edited logits; no GPU has run these yet
+    logprobs_fly = False  # nor these; of trees the host would not know which nodes stood
 
     def __init__(
         self,
@@ -214,8 +215,10 @@ class GraphRound:
             reason = "batch larger than any captured"
         elif not self.padding and batch.batch_size not in self.batch_sizes:
             reason = "batch size not captured, padding off"
-        elif batch.sampling.max_logprobs is not None and not self.tells_logprobs:
+        elif batch.sampling.max_logprobs is not None and not self.logprobs_fly:
             reason = "logprobs"
+        elif batch.sampling.edits is not None and not self.edits:
+            reason = "edited logits"
         elif not self.choices.fits(batch.reqs):
             reason = "more requests edit their logits than there are tables for"
         elif not batch.sampling.all_greedy and not self.samples:

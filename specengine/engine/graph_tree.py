@@ -28,7 +28,6 @@ class GraphTreeRound(GraphRound):
     """
 
     drafter: TreeRowDrafter
-    tells_logprobs = False  # the host does not learn which nodes stood
 
     @property
     def num_slots(self) -> int:

@@ -138,6 +138,7 @@ def test_rounds_without_the_host(
     batch = engine.scheduler.schedule()
     assert batch is not None
     flying = on_the_cpu(by_hand)
+    flying.edits = flying.logprobs_fly = True
     assert flying.can_run(batch)
     state, choosing = flying.state, Choosing.of(batch.reqs)
     rows = torch.tensor([*(req.req_pool_idx or 0 for req in batch.reqs), 0])
@@ -262,7 +263,8 @@ class TestOnTheGpu:
     ) -> None:
         """Tokens are counted on the device, until other rounds run in between and back again."""
         eager = make(target, None, disable_cuda_graph=True)
-        flying = make(target, drafts[name], disable_overlap_schedule=not overlap)
+        flags = {"disable_overlap_schedule": not overlap, "unproven_cuda_graphs": True}
+        flying = make(target, drafts[name], **flags)
         on_the_ground = replace(GREEDY, max_tokens=6, speculative=SpecControl(enabled=False))
         mixed = [*EDITED, on_the_ground, *SAMPLED[:2], *EDITED]
         for params in (EDITED, mixed):
@@ -278,13 +280,24 @@ class TestOnTheGpu:
         self, name: str, target: Path, drafts: dict[str, SpecConfig | None]
     ) -> None:
         eager = make(target, None, disable_cuda_graph=True)
-        flying = make(target, drafts[name])
+        flying = make(target, drafts[name], unproven_cuda_graphs=True)
         for params in (TOLD, [GREEDY, *TOLD[:2]]):
             expected, found = eager.generate(PROMPTS, params), flying.generate(PROMPTS, params)
             for one, other in zip(found, expected, strict=True):
                 assert one.token_ids == other.token_ids
                 assert_close(one.completions[0].logprobs, other.completions[0].logprobs)
         assert not flying.engine.stats().graphs["round"].fallbacks
+
+    def test_what_has_not_flown_yet_waits_for_a_flag(
+        self, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts["EAGLE3"])
+        for params in ([GREEDY, EDITED[0], SAMPLED[0]], [GREEDY, TOLD[0], SAMPLED[0]]):
+            expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
+            assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
+        stats = flying.engine.stats().graphs["round"]
+        assert stats.fallbacks.keys() == {"edited logits", "logprobs"}
 
     def test_more_edits_than_tables(
         self,
@@ -294,7 +307,7 @@ class TestOnTheGpu:
     ) -> None:
         monkeypatch.setattr(row_choices, "MOST_EDITING", 1)
         eager = make(target, None, disable_cuda_graph=True)
-        flying = make(target, drafts["EAGLE3"])
+        flying = make(target, drafts["EAGLE3"], unproven_cuda_graphs=True)
         params = [EDITED[0], replace(EDITED[1], max_tokens=9), SAMPLED[0]]
         expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
         assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
