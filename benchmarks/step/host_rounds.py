@@ -1,0 +1,127 @@
+"""Rounds that the host has a part in: eager, with a graph a forward, and with drafts in one graph.
+
+    python benchmarks/step/host_rounds.py
+
+Weights are random. No round may fly as a whole. Where the accepted length is not forced, next to
+nothing of a random draft stands, so that the time of a round says more than the tokens a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.config import ModelConfig
+from specengine.draft.worker import DraftWorker
+from specengine.engine.loop import Engine
+from specengine.lab.throughput.random_draft import write_random_eagle3
+from specengine.runner.loader.source import resolve_model
+
+NEW_TOKENS = 128
+CHAIN: dict[str, Any] = {"algorithm": "EAGLE3", "num_steps": 3}
+TREE: dict[str, Any] = {"algorithm": "EAGLE3", "num_steps": 4, "eagle_topk": 4} | {
+    "num_draft_tokens": 16
+}
+TEXT: dict[str, Any] = {"algorithm": "NGRAM", "num_draft_tokens": 8, "ngram_branches": 3}
+PENALTY: dict[str, Any] = {"presence_penalty": 0.5}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "EAGLE3 chain of 3, presence penalty": (CHAIN, PENALTY),
+    "EAGLE3 tree of 16, 3.0 tokens forced": (TREE | {"simulate_accept_length": 3.0}, {}),
+    "EAGLE3 tree of 16, presence penalty": (TREE, PENALTY),
+    "STANDALONE chain of 3": ({"algorithm": "STANDALONE", "num_steps": 3}, {}),
+    "NGRAM tree of 8": (TEXT | {"ngram_min_match": 1}, {}),
+}
+MODES = ("eager", "a graph a forward", "drafts in one graph")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-shape")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 64])
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_eagle3(
+            Path(folder), resolve_model(ModelConfig(model=args.model)).hf_config, 16384
+        )
+        drafts = {"EAGLE3": folder, "STANDALONE": args.model, "NGRAM": None}
+        for name, (shape, params) in CASES.items():
+            path = drafts[shape["algorithm"]]
+            spec = SpecConfig(adaptive=False, draft_model_path=path, **shape)
+            for row in measure(args, spec, params):
+                rows.append({"round": name, **row})
+                print(rows[-1], flush=True)
+    notes = f"{args.model}, random weights, {NEW_TOKENS} new tokens, greedy, best of 2 runs."
+    print(report.write("host-rounds", "Rounds that the host has a part in", rows, notes))
+
+
+def measure(
+    args: argparse.Namespace, spec: SpecConfig, params: dict[str, Any]
+) -> list[dict[str, Any]]:
+    llm = LLM(
+        args.model,
+        spec,
+        load_format="dummy",
+        max_total_tokens=131072,
+        cuda_graph_bs=tuple(args.batch_sizes),
+        unproven_cuda_graphs=True,
+    )
+    llm.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, **params)
+    rows = []
+    for mode in modes(llm.engine):
+        for size in args.batch_sizes:
+            once(llm, size, sampling)
+            best = min((once(llm, size, sampling) for _ in range(2)), key=lambda row: row["ms"])
+            rows.append({"forwards": mode, "batch": size, **best})
+    return rows
+
+
+def modes(engine: Engine) -> Iterator[str]:
+    """Each in turn, and the engine runs so."""
+    drafter = engine.drafter
+    runners = [engine.parts.worker.runner]
+    loops = None
+    if isinstance(drafter, DraftWorker):
+        runners += drafter.runners
+        loops = drafter.loops
+    graphs = [runner.ragged_graph for runner in runners]
+
+    def switch(mode: str) -> str:
+        for runner, graph in zip(runners, graphs, strict=True):
+            runner.ragged_graph = None if mode == MODES[0] else graph
+        if isinstance(drafter, DraftWorker):
+            drafter.loops = loops if mode == MODES[2] else None
+        return mode
+
+    return map(switch, MODES if loops is not None else MODES[:2])
+
+
+def once(llm: LLM, size: int, params: SamplingParams) -> dict[str, Any]:
+    """A batch of prompts that repeat themselves."""
+    dice = random.Random(0)
+    prompts = [[dice.randrange(2000) for _ in range(10)] * 3 for _ in range(size)]
+    torch.cuda.synchronize()
+    start = perf_counter()
+    outputs = llm.generate(prompts, params, progress=False)
+    torch.cuda.synchronize()
+    seconds = perf_counter() - start
+    tokens = sum(len(one.token_ids) for one in outputs)
+    rounds = max(sum(one.spec.histogram) for one in outputs)
+    return {"tok/s": tokens / seconds, "ms": 1000 * seconds / rounds, "tau": tokens / size / rounds}
+
+
+if __name__ == "__main__":
+    main()
