@@ -22,6 +22,8 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.row_choices import Choosing
 from specengine.kernels.tree_build import DraftTree
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
+from tests.draft.mtp_reading import add_mtp
+from tests.e2e.test_identity_mtp import predictable
 from tests.engine.test_graph_round import (
     EDITED,
     GREEDY,
@@ -189,6 +191,20 @@ def test_rounds_without_the_host(
     for mine, its in zip(accepted, counts.accepted.values(), strict=True):
         rounds = next(n for n in range(len(mine) + 1) if sum(mine[:n]) + n >= NEW_TOKENS - 1)
         assert mine[:rounds] == its[:rounds]
+
+
+@ON_CPU
+def test_trees_of_a_layer_that_came_with_the_target(
+    small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    add_mtp(small_models["qwen2"], tmp_path / "target", "mimo", 1)
+    folder = predictable(tmp_path / "target", "mimo", 1, residue=0.2)
+    spec = SpecConfig(
+        algorithm="MTP", adaptive=False, num_steps=3, eagle_topk=2, num_draft_tokens=8
+    )
+    plain = [one.token_ids for one in make(folder, None, device="cpu").generate(PROMPTS, GREEDY)]
+    found, _ = ByHand(make(folder, spec, device="cpu"), [GREEDY] * 3).generate()
+    assert found == plain
 
 
 @ON_CPU
