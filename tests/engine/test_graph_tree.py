@@ -120,6 +120,7 @@ class ByHand:
         steps = self.drafter.tree_row_steps
         assert steps is not None
         self.round = GraphTreeRound(worker, self.drafter, [steps], [4])
+        self.round.edits = True
         assert self.round.can_run(batch)
         state = self.round.state
         # A row of padding, and in no order that would hide a mistake.
