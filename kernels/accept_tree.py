@@ -47,8 +47,15 @@ def accept_tree(
                 roots[rows[b]] = emitted[b, -1]
 
     chosen_BN: int64, the target's token at each node; rows_B: int64 [B], distinct but for 0;
-    num_steps: no node is deeper, and W is one more. Any device; one Triton kernel on CUDA.
+    num_steps: no node is deeper, and W is one more. Any device; one Triton kernel on CUDA, or, as
+    "sgl", sglang-kernel's verify_tree_greedy, which simulates nothing.
     """
+    if backend == "sgl":
+        from specengine.kernels import accept_tree_sgl
+
+        if simulated is not None:
+            raise ValueError("sglang-kernel walks by tokens alone; leave `simulated` out")
+        return accept_tree_sgl.accept_tree(state, rows_B, chosen_BN, tree, num_steps, context)
     given = state, rows_B, chosen_BN, tree, num_steps, context, simulated
     if use_triton(backend, chosen_BN):
         from specengine.kernels import accept_tree_triton

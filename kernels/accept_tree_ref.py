@@ -24,8 +24,6 @@ def accept_tree(
     context: int,
     simulated: Simulated | None,
 ) -> AcceptedPaths:
-    from specengine.kernels.accept_tree import AcceptedPaths
-
     lens_B = state.lens[rows_B]
     most_B = torch.full_like(lens_B, num_steps)
     if simulated is not None:
@@ -41,7 +39,21 @@ def accept_tree(
         node_B1 = fits.int().argmax(1, keepdim=True).where(goes_on_B1, 0)
         accepted_B = accepted_B + goes_on_B1.squeeze(1)
         path.append(node_B1)
-    nodes_BW = torch.cat(path, dim=1)
+    return move_on(state, rows_B, chosen_BN, torch.cat(path, dim=1), accepted_B, context)
+
+
+def move_on(
+    state: RoundState,
+    rows_B: Tensor,
+    chosen_BN: Tensor,
+    nodes_BW: Tensor,
+    accepted_B: Tensor,
+    context: int,
+) -> AcceptedPaths:
+    """By these paths."""
+    from specengine.kernels.accept_tree import AcceptedPaths
+
+    lens_B = state.lens[rows_B]
     tokens_BW = chosen_BN.gather(1, nodes_BW)
     real = rows_B != 0
     bonus_B = tokens_BW.gather(1, accepted_B[:, None]).squeeze(1)

@@ -38,8 +38,13 @@ def tree_build(
 
     roots_B: int64 [B]. found: no child outdoes its parent, nor stands before it, so that parents of
     what is chosen are chosen; none is deeper than num_steps. num_nodes: N, at least 2, and no more
-    than there are. Any device; one Triton kernel on CUDA.
+    than there are. Any device; one Triton kernel on CUDA, or, as "sgl", sglang-kernel's
+    build_tree_kernel_efficient.
     """
+    if backend == "sgl":
+        from specengine.kernels import tree_build_sgl
+
+        return tree_build_sgl.tree_build(roots_B, found, num_nodes)
     if use_triton(backend, roots_B):
         from specengine.kernels import tree_build_triton
 

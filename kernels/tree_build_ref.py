@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,9 +14,16 @@ if TYPE_CHECKING:
     from specengine.kernels.tree_step import Found
 
 
-def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
-    from specengine.kernels.tree_build import DraftTree
+@dataclass(frozen=True)
+class Chosen:
+    """The nodes of a tree, but for what follows from their parents."""
 
+    tokens_BN: Tensor  # int64
+    parents_BN: Tensor  # int64, the root's is -1
+
+
+def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
+    """The best, in the order in which they were found."""
     order_BC = found.scores_BC.sort(dim=-1, descending=True, stable=True).indices
     chosen_BM = order_BC[:, : num_nodes - 1].sort(dim=-1).values
     batch_size, count = order_BC.shape
@@ -25,17 +33,20 @@ def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) ->
     node_of.scatter_(1, chosen_BM + 1, nodes_N[1:].expand_as(chosen_BM))
     parents_BM = node_of.gather(1, found.parents_BC.gather(1, chosen_BM) + 1)
     tokens_BM = found.tokens_BC.gather(1, chosen_BM)
-    ancestor_BN = nodes_N.expand(batch_size, -1)
-    above_BN = pad(parents_BM, (1, 0))
+    return Chosen(torch.cat([roots_B[:, None], tokens_BM], dim=1), pad(parents_BM, (1, 0), value=-1))
+
+
+def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
+    from specengine.kernels.tree_build import DraftTree
+
+    chosen = choose(roots_B, found, num_nodes)
+    nodes_N = torch.arange(num_nodes, device=roots_B.device)
+    ancestor_BN = nodes_N.expand(len(roots_B), -1)
+    above_BN = chosen.parents_BN.clamp(min=0)
     depths_BN = torch.zeros_like(ancestor_BN)
     mask_BNN = ancestor_BN[:, :, None] == nodes_N
     for _ in range(num_steps):
         depths_BN = depths_BN + (ancestor_BN > 0)
         ancestor_BN = above_BN.gather(1, ancestor_BN)
         mask_BNN = mask_BNN | (ancestor_BN[:, :, None] == nodes_N)
-    return DraftTree(
-        tokens_BN=torch.cat([roots_B[:, None], tokens_BM], dim=1),
-        parents_BN=pad(parents_BM, (1, 0), value=-1),
-        depths_BN=depths_BN,
-        mask_BNN=mask_BNN,
-    )
+    return DraftTree(chosen.tokens_BN, chosen.parents_BN, depths_BN, mask_BNN)

@@ -1,0 +1,157 @@
+"""Trees by sglang-kernel against ours: on a GPU by its kernels, elsewhere by stand-ins of the same
+signatures that do in loops what the kernels do."""
+
+from __future__ import annotations
+
+import random
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.accept_chain import Simulated
+from specengine.kernels.accept_tree import accept_tree
+from specengine.kernels.tree_build import tree_build
+from specengine.kernels.tree_step import Found
+from tests.device import DEVICE
+from tests.kernels.test_accept_tree import (
+    CONTEXT,
+    NODES,
+    STEPS,
+    paths_of,
+    random_tree,
+    state_of,
+    tree_of,
+)
+
+
+def build_tree_kernel_efficient(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    assert tree_mask_mode == 1
+    assert parent_list.shape[1] == topk * (depth - 1) + 1
+    count = draft_token_num
+    for b, row in enumerate(selected_index.tolist()):
+        parents = [-1]
+        for candidate in row:
+            above = candidate // topk
+            parents.append(1 + row.index(int(parent_list[b, above])) if above else 0)
+        for node in range(count - 1, 0, -1):
+            retrive_next_sibling[b, node] = retrive_next_token[b, parents[node]]
+            retrive_next_token[b, parents[node]] = node
+        for node in range(count):
+            retrive_index[b, node] = b * count + node
+            path = [node]
+            while parents[path[-1]] >= 0:
+                path.append(parents[path[-1]])
+            positions[b * count + node] = int(verified_seq_len[b]) + len(path) - 1
+            for seen in path:
+                tree_mask[(b * count + node) * count + seen] = True
+
+
+def verify_tree_greedy(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+) -> None:
+    assert {x.dtype for x in (predicts, accept_index, accept_token_num)} == {torch.int32}
+    for b in range(len(candidates)):
+        last, accepted = 0, 0
+        accept_index[b, 0] = retrive_index[b, 0]
+        for _ in range(1, accept_index.shape[1]):
+            node = int(retrive_next_token[b, last])
+            while node != -1 and candidates[b, node] != target_predict[b, last]:
+                node = int(retrive_next_sibling[b, node])
+            if node == -1:
+                break
+            accepted += 1
+            accept_index[b, accepted] = retrive_index[b, node]
+            last = node
+        accept_token_num[b] = accepted
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cuda":
+        if find_spec("sgl_kernel") is None:
+            pytest.skip("sglang-kernel is not installed")
+        return
+    module = ModuleType("sgl_kernel")
+    for function in (build_tree_kernel_efficient, verify_tree_greedy):
+        setattr(module, function.__name__, function)
+    monkeypatch.setitem(sys.modules, "sgl_kernel", module)
+    for name in ("tree_build_sgl", "accept_tree_sgl"):
+        monkeypatch.delitem(sys.modules, f"specengine.kernels.{name}", raising=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_trees_are_built(seed: int) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    topk, levels, batch_size = 3, 3, 2
+    found = Found.of(batch_size, topk, levels, torch.device("cpu"))
+    found.tokens_BC.random_(0, 50, generator=gen)
+    for b in range(batch_size):
+        scores: list[float] = []
+        parents: list[int] = []
+        for candidate in range(found.scores_BC.shape[1]):
+            level = 0 if candidate < topk else 1 + (candidate - topk) // topk**2
+            first, last = (0, topk) if level < 2 else (topk, topk + topk**2)
+            parent = -1 if level == 0 else random.Random(candidate + seed).randrange(first, last)
+            above = scores[parent] if parent >= 0 else 0.0
+            scores.append(above - float(torch.rand((), generator=gen)))
+            parents.append(parent)
+        found.scores_BC[b], found.parents_BC[b] = torch.tensor(scores), torch.tensor(parents)
+    moved = Found(*(x.to(DEVICE) for x in (found.tokens_BC, found.scores_BC, found.parents_BC)))
+    roots = torch.tensor([7, 9], device=DEVICE)
+    ours = tree_build(roots, moved, 8, levels, backend="torch")
+    theirs = tree_build(roots, moved, 8, levels, backend="sgl")
+    for name, tensor in vars(ours).items():
+        assert torch.equal(getattr(theirs, name), tensor), name
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_paths_are_accepted(seed: int) -> None:
+    rng = random.Random(seed)
+    trees = [random_tree(rng) for _ in range(3)]
+    chosen = [[rng.randrange(12) for _ in range(NODES)] for _ in trees]
+    for (parents, tokens), row in zip(trees, chosen, strict=True):
+        for node in range(NODES - 1, 0, -1):
+            if rng.random() < 0.8:
+                row[parents[node]] = tokens[node]
+    tree = tree_of([p for p, _ in trees], [t for _, t in trees], DEVICE)
+    given = torch.tensor([3, 0, 1], device=DEVICE), torch.tensor(chosen, device=DEVICE), tree
+    states = [state_of([0, 10, 20, CONTEXT - 2], DEVICE) for _ in range(2)]
+    ours = accept_tree(states[0], *given, STEPS, CONTEXT, backend="torch")
+    theirs = accept_tree(states[1], *given, STEPS, CONTEXT, backend="sgl")
+    assert paths_of(theirs) == paths_of(ours)
+    for name, tensor in vars(ours).items():
+        assert torch.equal(getattr(theirs, name), tensor), name
+    for name, tensor in vars(states[0]).items():
+        assert torch.equal(getattr(states[1], name), tensor), name
+
+
+def test_nothing_is_simulated() -> None:
+    tree = tree_of([[-1, 0]], [[5, 7]], DEVICE)
+    rows, chosen = torch.tensor([1], device=DEVICE), torch.tensor([[7, 8]], device=DEVICE)
+    given = state_of([0, 3], DEVICE), rows, chosen, tree, 1, CONTEXT, Simulated(1, 0.5)
+    with pytest.raises(ValueError, match="leave `simulated` out"):
+        accept_tree(*given, backend="sgl")
