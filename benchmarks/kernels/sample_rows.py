@@ -1,0 +1,73 @@
+"""Time of choosing tokens from rows of logits, by what requests ask for.
+
+    python benchmarks/kernels/sample_rows.py --rows 1 4 32 256 --vocab 49152
+
+Prints microseconds a call, in a graph, on logits that are nearly flat and on peaked ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import triton
+
+from specengine.kernels.sample_rows import (
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    ChoiceTable,
+    Places,
+    sample_rows,
+)
+
+WISHES = {  # temperature, top_k, top_p
+    "greedy": (0.0, 0, 1.0),
+    "temperature": (0.8, 0, 1.0),
+    "top-p 0.95": (0.8, 0, 0.95),
+    "top-k 50": (0.8, 50, 1.0),
+    "both": (0.8, 50, 0.95),
+}
+SCALES = {"flat": 1.0, "peaked": 5.0}
+CALLS = 4  # in one graph
+
+
+def table_of(wish: tuple[float, int, float], rows: int, vocab: int) -> ChoiceTable:
+    table = ChoiceTable.of(rows, torch.device("cpu"))
+    table.column(TEMPERATURE)[:], table.column(TOP_P)[:] = wish[0], wish[2]
+    table.words[:, TOP_K] = wish[1] or vocab
+    table.words[:, SEED] = torch.arange(rows)
+    return ChoiceTable(table.words.cuda())
+
+
+def microseconds(logits: torch.Tensor, wish: tuple[float, int, float]) -> float:
+    rows, vocab = logits.shape
+    table, slots = table_of(wish, rows, vocab), torch.arange(rows, device="cuda")
+    places = Places(slots, torch.zeros_like(slots))
+    sample_rows(logits, table, places, 0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            sample_rows(logits, table, places, 0)
+    milliseconds = triton.testing.do_bench(graph.replay, return_mode="median")
+    return float(milliseconds) / CALLS * 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 32, 256])
+    parser.add_argument("--vocab", type=int, nargs="+", default=[49_152, 128_256])
+    args = parser.parse_args()
+    print("vocab rows logits", *WISHES, sep=" | ")
+    for vocab in args.vocab:
+        for rows in args.rows:
+            for name, scale in SCALES.items():
+                logits = scale * torch.randn(rows, vocab, device="cuda")
+                found = [f"{microseconds(logits, wish):.0f}" for wish in WISHES.values()]
+                print(vocab, rows, name, *found, sep=" | ", flush=True)
+
+
+if __name__ == "__main__":
+    main()
