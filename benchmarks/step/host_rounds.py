@@ -1,9 +1,10 @@
-"""Rounds that the host has a part in: eager, with a graph a forward, and with drafts in one graph.
+"""Rounds that the host has a part in: eager, with a graph a forward, and with drafts in one graph;
+and beside them those of the same requests that fly, as one graph.
 
     python benchmarks/step/host_rounds.py
 
-Weights are random. No round may fly as a whole. Where the accepted length is not forced, next to
-nothing of a random draft stands, so that the time of a round says more than the tokens a second.
+Weights are random. Where the accepted length is not forced, next to nothing of a random draft
+stands, so that the time of a round says more than the tokens a second.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ PENALTY: dict[str, Any] = {"presence_penalty": 0.5}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 chain of 3, presence penalty": (CHAIN, PENALTY),
     "EAGLE3 tree of 16, 3.0 tokens forced": (TREE | {"simulate_accept_length": 3.0}, {}),
+    "EAGLE3 tree of 32, 3.0 tokens forced": (
+        TREE | {"num_draft_tokens": 32, "simulate_accept_length": 3.0},
+        {},
+    ),
     "EAGLE3 tree of 16, presence penalty": (TREE, PENALTY),
     "STANDALONE chain of 3": ({"algorithm": "STANDALONE", "num_steps": 3}, {}),
     "NGRAM tree of 8": (TEXT | {"ngram_min_match": 1}, {}),
 }
 MODES = ("eager", "a graph a forward", "drafts in one graph")
+FLYING = "the round in one graph"
 
 
 def main() -> None:
@@ -78,7 +84,6 @@ def measure(
         cuda_graph_bs=tuple(args.batch_sizes),
         unproven_cuda_graphs=True,
     )
-    llm.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, **params)
     rows = []
     for mode in modes(llm.engine):
@@ -91,6 +96,7 @@ def measure(
 
 def modes(engine: Engine) -> Iterator[str]:
     """Each in turn, and the engine runs so."""
+    flights, engine.flights = engine.flights, None
     drafter = engine.drafter
     runners = [engine.parts.worker.runner]
     loops = None
@@ -104,9 +110,11 @@ def modes(engine: Engine) -> Iterator[str]:
             runner.ragged_graph = None if mode == MODES[0] else graph
         if isinstance(drafter, DraftWorker):
             drafter.loops = loops if mode == MODES[2] else None
+        engine.flights = flights if mode == FLYING else None
         return mode
 
-    return map(switch, MODES if loops is not None else MODES[:2])
+    found = MODES if loops is not None else MODES[:2]
+    return map(switch, (*found, FLYING) if flights is not None else found)
 
 
 def once(llm: LLM, size: int, params: SamplingParams) -> dict[str, Any]:
