@@ -33,7 +33,9 @@ def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
     node_of.scatter_(1, chosen_BM + 1, nodes_N[1:].expand_as(chosen_BM))
     parents_BM = node_of.gather(1, found.parents_BC.gather(1, chosen_BM) + 1)
     tokens_BM = found.tokens_BC.gather(1, chosen_BM)
-    return Chosen(torch.cat([roots_B[:, None], tokens_BM], dim=1), pad(parents_BM, (1, 0), value=-1))
+    return Chosen(
+        torch.cat([roots_B[:, None], tokens_BM], dim=1), pad(parents_BM, (1, 0), value=-1)
+    )
 
 
 def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
