@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
 
@@ -20,6 +21,7 @@ from specengine.engine.row_choices import BEST, Choosing, RowChoices
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_guard import GraphGuard, standing_inputs
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
@@ -68,6 +70,7 @@ class GraphRound:
             self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
         self.may_sleep = may_sleep
         self.captured: dict[Form, torch.cuda.CUDAGraph] = {}
+        self.guard: GraphGuard | None = None  # of all of them
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
@@ -101,6 +104,8 @@ class GraphRound:
                     self._capture(form)
             if self.samples:
                 self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
+        if self.runner.guards_graphs:
+            self.guard = GraphGuard(self._inputs)
         logger.info(
             "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
             len(self.captured),
@@ -108,6 +113,17 @@ class GraphRound:
             perf_counter() - start,
             (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
         )
+
+    def _inputs(self) -> Iterator[tuple[str, Tensor]]:
+        """By name, what graphs of rounds read and write and nobody may move."""
+        yield "rows", self.rows
+        for name, tensor in vars(self.state).items():
+            yield f"state.{name}", tensor
+        draft = getattr(self.drafter, "runner", self.runner)
+        for whose, runner in (("the target's", self.runner), ("the draft's", draft)):
+            table, kv = runner.pools.req_to_token_pool, runner.pools.token_to_kv_pool
+            for name, tensor in standing_inputs(table, kv, runner.model):
+                yield f"{whose} {name}", tensor
 
     def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         forms = [Form(batch_size, steps, choosing) for steps in self.steps]
@@ -280,6 +296,8 @@ class GraphRound:
         if rows != self._flown:
             self.rows[: form.batch_size].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows
+        if self.guard is not None:
+            self.guard.check()
         graph.replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.errors import GraphInputError
-from specengine.core.interfaces import DecoderModel
+from specengine.core.interfaces import DecoderModel, KVPool, ReqToTokenTable
 from specengine.layers.attention import Attention
 
 Named = Iterator[tuple[str, Tensor]]
@@ -47,19 +47,23 @@ class GraphGuard:
 
 
 def inputs_of(batch: ForwardBatch, model: DecoderModel) -> Named:
-    """The fixed buffers of a captured batch, the page table and KV that it points into, and the
-    weights."""
+    """The fixed buffers of a captured batch, and what every forward of the model reads."""
     for name, value in vars(batch).items():
         if isinstance(value, Tensor):
             yield f"batch.{name}", value
     if batch.tree is not None:
         yield "batch.tree.mask_BNN", batch.tree.mask_BNN
-    yield "req_to_token", batch.req_to_token_pool.req_to_token
+    yield from standing_inputs(batch.req_to_token_pool, batch.token_to_kv_pool, model)
+
+
+def standing_inputs(table: ReqToTokenTable, kv: KVPool, model: DecoderModel) -> Named:
+    """The page table, the KV that it points into, and the weights."""
+    yield "req_to_token", table.req_to_token
     if not isinstance(model, nn.Module):
         return
     for name, module in model.named_modules():
         if isinstance(module, Attention):
-            keys, values = batch.token_to_kv_pool.get_kv_buffer(module.layer_id)
+            keys, values = kv.get_kv_buffer(module.layer_id)
             yield f"keys of {name}", keys
             yield f"values of {name}", values
     yield from model.named_parameters()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ForwardBatch
+from specengine.core.errors import GraphInputError
 from specengine.core.interfaces import AttentionLayer
 from specengine.core.request import TokenLogprob
 from specengine.core.sampling import SpecControl
@@ -24,6 +25,7 @@ from specengine.engine.graph_round import GraphRound
 from specengine.engine.row_choices import Choosing
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
+from specengine.runner.graph_guard import GraphGuard
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
@@ -174,6 +176,17 @@ def test_rounds_without_the_host(
         for counts, histogram in zip(accepted, lengths, strict=True):
             rounds = sum(histogram) - 1  # the last one may be cut short
             assert all(counts[:rounds].count(k) <= n for k, n in enumerate(histogram))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+def test_a_buffer_that_moved_is_noticed(target: Path, drafts: dict[str, SpecConfig | None]) -> None:
+    flying = on_the_cpu(make(target, drafts["EAGLE3"], device="cpu"))
+    guard = GraphGuard(flying._inputs)
+    guard.check()
+    weights = flying.drafter.runner.model.fc  # type: ignore[attr-defined]
+    weights.bias = torch.nn.Parameter(torch.zeros(64), requires_grad=False)
+    with pytest.raises(GraphInputError, match=r"captured with the draft's fc\.bias at None"):
+        guard.check()
 
 
 @pytest.mark.gpu
