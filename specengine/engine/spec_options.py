@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
-from specengine.engine.registry import DRAFT_LOADERS, check_algorithm
+from specengine.engine.registry import DRAFT_LOADERS, DRAFTERS, check_algorithm
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8
@@ -17,10 +17,32 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
     nothing to the algorithm."""
     if spec.algorithm is None:
         return spec
-    if check_algorithm(spec.algorithm) not in DRAFT_LOADERS:
+    algorithm = check_algorithm(spec.algorithm)
+    _refuse_idle_options(spec, algorithm)
+    if algorithm not in DRAFT_LOADERS:
         _refuse_model_options(spec)
         return replace(spec, num_draft_tokens=spec.max_nodes)
     return _chain(spec) if spec.eagle_topk == 1 else _tree(spec)
+
+
+def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
+    """Those of a rule, or of an algorithm that reads text, which was not asked for."""
+    wanted = {
+        "relaxed_": (spec.verify == "relaxed", "--speculative-verify relaxed"),
+        "hybrid_suffix_": (spec.hybrid_suffix, "--speculative-hybrid-suffix"),
+    }
+    for name in DRAFTERS.keys() - DRAFT_LOADERS.keys():
+        beside = bool(getattr(spec, f"hybrid_{name.lower()}", False))
+        is_used = beside or name == algorithm
+        wanted[f"{name.lower()}_"] = (is_used, f"--speculative-algorithm {name}")
+    plain = SpecConfig()
+    for field, option in SpecConfig.options().items():
+        for prefix, (is_used, remedy) in wanted.items():
+            is_given = getattr(spec, field) != getattr(plain, field)
+            if field.startswith(prefix) and is_given and not is_used:
+                raise ConfigError(
+                    f"{option.flag} does nothing without {remedy}; leave it out, or add that"
+                )
 
 
 def _refuse_model_options(spec: SpecConfig) -> None:
