@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
-from specengine.core.batch import ForwardBatch, ScheduleBatch
+from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import AttentionLimits, LogitsOutput
 from specengine.core.sampling import SpecControl
 from specengine.core.spec import DraftProposal, VerifyResult
@@ -260,14 +260,26 @@ def stall(llm: LLM, where: str) -> None:
         drafter.draft = late(drafter.draft, before, after)  # type: ignore[method-assign]
     elif where in ("consumer", "consumed"):
         runner.model.forward = late(runner.model.forward, before, after)  # type: ignore[method-assign]
+        graphs = runner.ragged_graph
+        if graphs is not None:
+            graphs.launch = late(graphs.launch, before, after)  # type: ignore[method-assign]
     else:
-        plan = runner.attn_backend.init_forward_metadata
+        for name in ("init_forward_metadata", "init_forward_metadata_replay"):
+            plan = getattr(runner.attn_backend, name)
+            setattr(runner.attn_backend, name, late_beside(ahead, plan, before, after))
 
-        def slow(batch: ForwardBatch) -> Any:
-            is_ahead = torch.cuda.current_stream() == ahead.stream.stream
-            return late(plan, before, after)(batch) if is_ahead else plan(batch)
 
-        runner.attn_backend.init_forward_metadata = slow  # type: ignore[method-assign]
+def late_beside(
+    ahead: PlanAhead, plan: Callable[..., Any], before: int, after: int
+) -> Callable[..., Any]:
+    """Late on the plan stream alone."""
+    slow = late(plan, before, after)
+
+    def run(*args: Any) -> Any:
+        is_beside = torch.cuda.current_stream() == ahead.stream.stream
+        return slow(*args) if is_beside else plan(*args)
+
+    return run
 
 
 @pytest.mark.gpu
