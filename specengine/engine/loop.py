@@ -211,9 +211,10 @@ class Engine:
         return None if self.flights is None else self.flights.graph_round
 
     def _depth_in_use(self) -> Decision | None:
-        """Of rounds on the device where there are any, else of the others."""
-        if self.flights is not None and self.flights.depths is not None:
-            return self.flights.depths.current
+        """Of rounds on the device once there were any, else of the others."""
+        depths = None if self.flights is None else self.flights.depths
+        if depths is not None and depths.current is not None:
+            return depths.current
         return None if self.parts.adaptive is None else self.parts.adaptive.steps.current
 
     def _graph_stats(self) -> dict[str, GraphStats]:
