@@ -14,8 +14,7 @@ from specengine.runner.ragged_forms import MAX_TOKENS
 
 logger = logging.getLogger(__name__)
 
-# Of the launches of one graph, a layer: measured on an H200 (docs/notes/gpu_round.md).
-_LAUNCHES = 64 << 10
+_LAUNCHES = 64 << 10  # bytes of one graph's launches, a layer: a guess on the safe side
 
 
 @dataclass(frozen=True)
