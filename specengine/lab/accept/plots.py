@@ -86,6 +86,7 @@ def _bars(axes: Any, runs: list[NamedRun]) -> None:
         range(len(names)),
         [f"{g.label}\n{g.prompts} prompts" if g is not None else "" for g in groups],
     )
+    axes.margins(y=0.1)  # for the numbers above
     axes.axhline(1.0, color="grey", linewidth=0.8, linestyle=":")
     axes.set_ylabel("τ, tokens a round (bonus included)")
 
