@@ -16,8 +16,8 @@ from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
-from specengine.engine.round_form import Flight, Form
-from specengine.engine.row_choices import BEST, Choosing, RowChoices
+from specengine.engine.round_form import Flight, Form, least_seconds
+from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
@@ -27,7 +27,7 @@ from specengine.runner.worker import TpModelWorker
 
 logger = logging.getLogger(__name__)
 
-_TIMED = 4  # replays of a graph whose time is taken
+_TIMED = 4  # replays of a graph whose time is taken; even, since rounds take turns
 
 
 class GraphRound:
@@ -154,18 +154,8 @@ class GraphRound:
         """How long a captured round takes, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
-        graph = self._graph(Form(batch_size, num_steps, asleep=self.may_sleep and num_steps == 0))
-        times = []
-        for _ in range(_TIMED):
-            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            start.record()
-            graph.replay()
-            self._turn = 1 - self._turn
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1000)
-        return float(min(times))
+        asleep = self.may_sleep and num_steps == 0
+        return least_seconds(self._graph(Form(batch_size, num_steps, asleep=asleep)), _TIMED)
 
     @torch.inference_mode()
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
@@ -264,7 +254,7 @@ class GraphRound:
     def launch(self, reqs: list[Req], num_drafted: list[int], asleep: bool = False) -> Flight:
         """Fly requests whose state the host knows. num_drafted: of each, at most steps[-1]. asleep:
         the drafter does not look; then nothing is drafted."""
-        state = [[_row(req), req.kv_len, req.last_token] for req in reqs]
+        state = [[row_of(req), req.kv_len, req.last_token] for req in reqs]
         rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows] = lens, roots
         form = self._form(reqs, num_drafted, asleep)
@@ -292,7 +282,7 @@ class GraphRound:
 
     def _fly(self, reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
         graph = self._graph(form)
-        rows = [_row(req) for req in reqs] + [0] * (form.batch_size - len(reqs))
+        rows = [row_of(req) for req in reqs] + [0] * (form.batch_size - len(reqs))
         if rows != self._flown:
             self.rows[: form.batch_size].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows
@@ -328,8 +318,3 @@ class GraphRound:
         if not flight.form.choosing.logprobs:
             return None
         return self.logprobs.read(flight.turn, flight.reqs, flight.form.num_steps + 1, tokens)
-
-
-def _row(req: Req) -> int:
-    assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
-    return req.req_pool_idx

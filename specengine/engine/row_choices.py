@@ -55,7 +55,7 @@ class RowChoices:
         """Before the launch of a round of these requests. rows_B: of the page table, on the
         device."""
         if choosing != BEST:
-            self._write_words([(_row(r), r) for r in reqs if self._owners[_row(r)] is not r])
+            self._write_words([(row_of(r), r) for r in reqs if self._owners[row_of(r)] is not r])
         if choosing.edits:
             self.edits.write(reqs, rows_B)
 
@@ -86,6 +86,7 @@ class RowChoices:
         return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=True)
 
 
-def _row(req: Req) -> int:
+def row_of(req: Req) -> int:
+    """Of the page table."""
     assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
     return req.req_pool_idx

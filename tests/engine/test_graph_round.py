@@ -85,10 +85,14 @@ def assert_close(found: list[TokenLogprob], expected: list[TokenLogprob]) -> Non
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
+def let_fly(llm: LLM) -> None:
+    """Before any request."""
+    if isinstance(llm.engine.drafter, StandaloneWorker):
+        llm.engine.drafter.flies = True
+
+
 def on_the_cpu(llm: LLM) -> GraphRound:
     drafter = llm.engine.drafter
-    if isinstance(drafter, StandaloneWorker):
-        drafter.flies = True
     assert isinstance(drafter, RowDrafter)
     worker = llm.engine.parts.worker
     backend = DeviceLengths(torch.device("cpu"))
@@ -132,6 +136,7 @@ def test_rounds_without_the_host(
     spec = drafts[name]
     expected = make(target, None, device="cpu").generate(PROMPTS, params)
     by_hand = make(target, spec, device="cpu")
+    let_fly(by_hand)
     engine = by_hand.engine
     lengths = [one.spec.histogram for one in make(target, spec).generate(PROMPTS, params)]
     for i, (prompt, wish) in enumerate(zip(PROMPTS, params, strict=True)):
