@@ -147,7 +147,7 @@ class TreeRowDrafter(RowDrafter, Protocol):
 
 @runtime_checkable
 class SleepyRowDrafter(RowDrafter, Protocol):
-    """A RowDrafter that need not look at every round. While it sleeps, nothing is drafted; the first
+    """A RowDrafter that need not look at every round. While it sleeps nothing is drafted; the first
     round after that is observed before it drafts."""
 
     def miss_rows(self, rows: RowBatch, accepted_B: Tensor) -> None:
