@@ -27,7 +27,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("echo")
 def test_it_drafts_and_changes_nothing(small_models: dict[str, Path]) -> None:
-    flags = {"dtype": "float32", "max_total_tokens": 2048}
+    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
     prompts = ["abcabcabc", "x", "to be or not to be"]
     plain = LLM(str(small_models["llama"]), **flags).generate(prompts, PARAMS)
     spec = SpecConfig(algorithm="ECHO", adaptive=False, num_draft_tokens=4)

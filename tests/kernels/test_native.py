@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.activation import silu_and_mul
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.native import library as native_library
 from specengine.kernels.native import ops as native
 from specengine.kernels.norm import fused_add_rms_norm, rms_norm
@@ -49,14 +50,16 @@ def test_activation(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rotary_dim", [16, 8])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_and_store(dtype: torch.dtype, rotary_dim: int) -> None:
-    q, k, v = torch.randn(ROWS, 10 * 16).to(dtype).split([6 * 16, 2 * 16, 2 * 16], 1)
+    qkv = torch.randn(ROWS, 10 * 16).to(dtype)
+    q, k, v = torch.split(qkv, [6 * 16, 2 * 16, 2 * 16], 1)
     q, k, v = q.view(ROWS, 6, 16), k.view(ROWS, 2, 16), v.view(ROWS, 2, 16)
     positions, loc = torch.tensor([0, 9, 4]), torch.tensor([5, 1, 3])
     angles = torch.randn(10, rotary_dim)
     caches = torch.zeros(2, 2, 7, 2, 16, dtype=dtype)
+    backends: tuple[Backend, ...] = ("native", "torch")
     outs = [
-        rope_store_kv(q, k, v, positions, angles, *caches[i], loc, backend=backend)
-        for i, backend in enumerate(("native", "torch"))
+        rope_store_kv(q, k, v, positions, angles, k_cache, v_cache, loc, backend=backend)
+        for (k_cache, v_cache), backend in zip(caches, backends, strict=True)
     ]
     close(outs[0], outs[1])
     close(caches[0], caches[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.rope_attention import rope_attention
 from tests.kernels.test_paged_attention import (
     BUSHY,
@@ -32,7 +33,7 @@ def check(
     tokens, num_heads, head_dim = q.shape
     num_kv_heads = given.k_cache.shape[1]
     qkv = torch.randn(tokens, num_heads + 2 * num_kv_heads, head_dim, device=q.device).to(q.dtype)
-    new_q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    new_q, k, v = torch.split(qkv, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     request = torch.repeat_interleave(
         torch.arange(len(batch.seq_lens), device=q.device), batch.qo_indptr.diff()
     )
@@ -40,7 +41,8 @@ def check(
     place = prefix + torch.arange(tokens, device=q.device) - batch.qo_indptr[request]
     loc = batch.req_to_token[batch.req_pool_indices[request], place].long()
     results = []
-    for backend in ("torch", "triton"):
+    backends: tuple[Backend, ...] = ("torch", "triton")
+    for backend in backends:
         k_cache, v_cache = given.k_cache.clone(), given.v_cache.clone()
         out = rope_attention(
             new_q,
@@ -54,7 +56,7 @@ def check(
             SCALE,
             window=window,
             num_splits=num_splits,
-            backend=backend,  # type: ignore[arg-type]
+            backend=backend,
         )
         results.append((out, k_cache[1:], v_cache[1:]))
     for got, expected in zip(results[1], results[0], strict=True):
