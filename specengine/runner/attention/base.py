@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
+from torch import Tensor
+
 from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+
+
+class OneForward(ABC):
+    """A backend that rotates and writes KV apart, and for which decoding is an extend by one."""
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        return None
+
+    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        return self.forward_extend(q, layer, batch)
+
+    @abstractmethod
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor: ...
 
 
 def attach_plan(backend: str, batch: ForwardBatch, metadata: Any) -> AttnPlan:

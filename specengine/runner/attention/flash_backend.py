@@ -15,7 +15,7 @@ from specengine.kernels.flash_attention import (
     FlashOutput,
     merge,
 )
-from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.base import OneForward, attach_plan
 
 
 @dataclass
@@ -30,7 +30,7 @@ class FlashPlan:
     is_alone_T: Tensor | None = None
 
 
-class FlashAttentionBackend:
+class FlashAttentionBackend(OneForward):
     """Nothing is planned on the host. FlashAttention takes no mask: under a tree, rows attend to
     what lies before the tree and to their ancestors apart, and the two are merged."""
 
@@ -57,17 +57,6 @@ class FlashAttentionBackend:
 
     def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
         """Nothing to do: the graph reads the batch's fixed buffers."""
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
-    ) -> Tensor | None:
-        return None
-
-    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        return self.forward_extend(q, layer, batch)
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"

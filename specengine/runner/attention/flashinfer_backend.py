@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.core.batch import AttnPlan, ForwardBatch, Tree
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.kernels.pack_tree_mask import pack_tree_mask
-from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.base import OneForward, attach_plan
 from specengine.runner.attention.flashinfer_wrappers import (
     HostLengths,
     Wrapper,
@@ -56,7 +56,7 @@ class FlashInferPlan:
     bits: TreeBits | None
 
 
-class FlashInferAttentionBackend:
+class FlashInferAttentionBackend(OneForward):
     """Every plan has a wrapper of its own, so that several may wait for their forwards. All
     forwards run on one stream; plans may be made on another (WrapperPool says when).
 
@@ -106,17 +106,6 @@ class FlashInferAttentionBackend:
     def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
         lengths = HostLengths.of(batch)
         _plan(plan.metadata, batch, lengths, slots_of(batch, lengths.num_keys), mask=None)
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
-    ) -> Tensor | None:
-        return None
-
-    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        return self.forward_extend(q, layer, batch)
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"

@@ -8,7 +8,7 @@ from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.runner.attention import torch_native
-from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.base import OneForward, attach_plan
 from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
 from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
@@ -20,7 +20,7 @@ _CALL_IN_COLUMNS = 100
 _MAX_PADDED_QUERIES = 64
 
 
-class TorchAttentionBackend:
+class TorchAttentionBackend(OneForward):
     """Plans on the host, so that it cannot be captured in a CUDA graph."""
 
     name = "torch"
@@ -40,17 +40,6 @@ class TorchAttentionBackend:
 
     def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
         self.init_forward_metadata(batch)
-
-    def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1
-
-    def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
-    ) -> Tensor | None:
-        return None
-
-    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        return self.forward_extend(q, layer, batch)
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"
