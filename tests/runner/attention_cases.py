@@ -213,3 +213,15 @@ def dense_attention(case: Case, batch: ForwardBatch, q: Tensor) -> Tensor:
                 out[row, head] = scores.softmax(0) @ v
             row += 1
     return out
+
+
+def overwrite(batch: ForwardBatch, later: ForwardBatch) -> None:
+    """Put what another batch of the same form holds into the buffers of a captured one."""
+    for name in ("seq_lens", "prefix_lens", "positions", "req_pool_indices"):
+        getattr(batch, name).copy_(getattr(later, name))
+    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
+    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
+    for ours, theirs in zip(kv, kv_later, strict=True):
+        ours.copy_(theirs)
+    if batch.tree is not None and later.tree is not None:
+        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)

@@ -15,7 +15,15 @@ from specengine.kernels import flash_attention, flash_attention_ref
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.flash_backend import FlashAttentionBackend
 from specengine.runner.attention.limits import check_layers, check_trees
-from tests.runner.attention_cases import BUSHY, MAX_CONTEXT, Case, Layer, every_mode, run
+from tests.runner.attention_cases import (
+    BUSHY,
+    MAX_CONTEXT,
+    Case,
+    Layer,
+    every_mode,
+    overwrite,
+    run,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 needs_library = pytest.mark.skipif(
@@ -90,14 +98,7 @@ def test_a_replayed_graph_follows_lengths_rows_and_trees(mode: ForwardMode, in_t
         out = backend.forward_extend(q, short.layer, batch)
 
     later = long.batch(backend)
-    for name in ("seq_lens", "prefix_lens", "positions", "req_pool_indices"):
-        getattr(batch, name).copy_(getattr(later, name))
-    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
-    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
-    for ours, theirs in zip(kv, kv_later, strict=True):
-        ours.copy_(theirs)
-    if batch.tree is not None and later.tree is not None:
-        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)
+    overwrite(batch, later)
     q.copy_(long.q())
     backend.init_forward_metadata_replay(batch, plan)
     graph.replay()

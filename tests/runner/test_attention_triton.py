@@ -18,6 +18,7 @@ from tests.runner.attention_cases import (
     Case,
     Layer,
     dense_attention,
+    overwrite,
 )
 
 HAS_CUDA = torch.cuda.is_available()
@@ -103,14 +104,7 @@ def test_a_replayed_graph_follows_lengths_rows_and_trees(mode: ForwardMode) -> N
         out = forward(q, short.layer, batch)
 
     later = long.batch(backend)
-    for name in ("seq_lens", "positions", "req_pool_indices"):
-        getattr(batch, name).copy_(getattr(later, name))
-    batch.req_to_token_pool.req_to_token.copy_(later.req_to_token_pool.req_to_token)
-    kv, kv_later = (b.token_to_kv_pool.get_kv_buffer(0) for b in (batch, later))
-    for ours, theirs in zip(kv, kv_later, strict=True):
-        ours.copy_(theirs)
-    if batch.tree is not None and later.tree is not None:
-        batch.tree.mask_BNN.copy_(later.tree.mask_BNN)
+    overwrite(batch, later)
     q.copy_(long.q())
     backend.init_forward_metadata_replay(batch, plan)
     graph.replay()
