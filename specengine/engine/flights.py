@@ -76,7 +76,8 @@ class Flights:
         self._landed = None
 
     def land(self) -> Landing:
-        """Wait for the flight, the next already on its way where it may be."""
+        """Wait for the flight, the next already on its way where it may be. Its outcome must be
+        committed, and then `send_masks` called, before anything else runs."""
         flight, depth, since = self.flight, self._depth, self._since
         assert flight is not None
         self.flight = self._follow(flight) if self.overlaps else None
@@ -86,6 +87,11 @@ class Flights:
             counts = result.num_drafted, result.num_accepted
             self.depths.observe(len(flight.reqs), depth, *counts, self._landed - since)
         return Landing(flight.reqs, result)
+
+    def send_masks(self) -> None:
+        """To the flight, where it waits for them: a grammar goes on from what landed last."""
+        if self.flight is not None:
+            self.graph_round.send_masks(self.flight)
 
     def _follow(self, flight: Flight) -> Flight | None:
         reads_text = isinstance(self.graph_round.drafter, HostDrafts)

@@ -15,10 +15,13 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
-from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
-from specengine.engine.round_form import Flight, Form, least_seconds
+from specengine.core.spec import RowDrafter, VerifyResult
+from specengine.engine.graph_ruled import RoundParts, RuledGraphs
+from specengine.engine.grounds import find_ground
+from specengine.engine.round_form import Flight, Form, RoundGraph, least_seconds
 from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of
 from specengine.engine.row_logprobs import RowLogprobs
+from specengine.engine.row_masks import RowMasks
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard, standing_inputs
@@ -40,12 +43,13 @@ class GraphRound:
 
     For chains. There is a graph for each batch size and each number of steps; none at all is plain
     decoding. The target's token at every node is the one that plain decoding chooses there, as in
-    MatchVerifier; graphs that sample or edit logits are captured when first needed.
+    MatchVerifier; graphs of all but greedy rounds are captured when first needed.
     """
 
     samples = True  # whether requests that sample fly
     edits = False  # likewise, with edited logits; no GPU has run these yet
     logprobs_fly = False  # nor these; of trees the host would not know which nodes stood
+    masks_fly = False  # grammars' (graph_ruled.py): likewise
 
     def __init__(
         self,
@@ -69,13 +73,15 @@ class GraphRound:
         if simulated_length is not None:
             self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
         self.may_sleep = may_sleep
-        self.captured: dict[Form, torch.cuda.CUDAGraph] = {}
+        self.captured: dict[Form, RoundGraph] = {}
         self.guard: GraphGuard | None = None  # of all of them
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
-        self.logprobs = RowLogprobs(largest * self.num_nodes, self.runner.model.vocab_size, device)
-        self.choices = RowChoices(num_rows, self.runner.model.vocab_size, device)
+        vocab_size = self.runner.model.vocab_size
+        self.logprobs = RowLogprobs(largest * self.num_nodes, vocab_size, device)
+        self.masks = RowMasks(largest * self.num_nodes, vocab_size, device)
+        self.choices = RowChoices(num_rows, vocab_size, device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
         self._turn = 0  # state.turn, as the device will have it after the last launch
@@ -91,7 +97,7 @@ class GraphRound:
 
     @property
     def num_slots(self) -> int:
-        """Of each request in a round: the places past those that stand whose KV is written."""
+        """Likewise: the places past those that stand whose KV is written."""
         return self.num_nodes
 
     def capture(self) -> None:
@@ -135,14 +141,18 @@ class GraphRound:
         self._flown = []
         if form.choosing.logprobs:
             self.logprobs.prepare()
-        if form.asleep:
-            run = partial(self.run_asleep, rows_B, form.choosing)
-        else:
-            run = partial(self.run, rows_B, form.num_steps, form.choosing)
-        self.captured[form], _ = capture(run, self.runner.graph_memory.pool)
+        self.captured[form] = self._graph_of(rows_B, form)
         self.counters["captures"] += 1
 
-    def _graph(self, form: Form) -> torch.cuda.CUDAGraph:
+    def _graph_of(self, rows_B: Tensor, form: Form) -> RoundGraph:
+        pool, parts = self.runner.graph_memory.pool, RoundParts(self, rows_B, form)
+        if form.choosing.masks:
+            self.masks.prepare()
+            return RuledGraphs(parts, pool)
+        run = partial(self.run, rows_B, form.num_steps, form.choosing)
+        return capture(parts.run if form.asleep else run, pool)[0]
+
+    def _graph(self, form: Form) -> RoundGraph:
         if form not in self.captured:
             start = perf_counter()
             with without_garbage_collection(), self.runner.graph_memory.measured():
@@ -151,7 +161,7 @@ class GraphRound:
         return self.captured[form]
 
     def seconds_of(self, batch_size: int, num_steps: int) -> float:
-        """How long a captured round takes, on requests of no text: the best of a few replays."""
+        """Of a captured round, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
         asleep = self.may_sleep and num_steps == 0
@@ -168,18 +178,6 @@ class GraphRound:
         self.count(rows, chosen_BN, accepted_B, choosing)
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
-    @torch.inference_mode()
-    def run_asleep(self, rows_B: Tensor, choosing: Choosing = BEST) -> None:
-        """A round of no drafts, which the drafter does not look at."""
-        assert isinstance(self.drafter, SleepyRowDrafter)
-        rows = self.begin(rows_B)
-        batch = self.runner.new_row_batch(rows, rows.roots_B[:, None])
-        batch.capture_layers = ()
-        chosen_BN = self.forward(batch, rows, choosing).best.view(-1, 1)
-        accepted_B = self.accept(rows, chosen_BN, chosen_BN[:, :0])
-        self.count(rows, chosen_BN, accepted_B, choosing)
-        self.drafter.miss_rows(rows, accepted_B)
-
     def begin(self, rows_B: Tensor) -> RowBatch:
         """The requests as the round before has left them; it is this round's turn from here on."""
         return RowBatch(rows_B, *begin_round(self.state, rows_B))
@@ -191,16 +189,23 @@ class GraphRound:
 
     def forward(self, batch: ForwardBatch, rows: RowBatch, choosing: Choosing) -> RowsOutput:
         """The target's tokens, as its requests want them chosen."""
+        return self.choose(self.runner.forward_extend(batch), batch, rows, choosing)
+
+    def choose(
+        self, hidden_TH: Tensor, batch: ForwardBatch, rows: RowBatch, choosing: Choosing
+    ) -> RowsOutput:
+        """hidden_TH: what the model gives for the batch."""
+        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         if choosing == BEST:
-            return self.runner.forward_rows(batch)
-        hidden = self.runner.forward_extend(batch)
-        logits_TV = self.runner.model.compute_logits(hidden)
+            return RowsOutput(self.runner.model.best_tokens(hidden_TH), hidden_TH, features)
+        logits_TV = self.runner.model.compute_logits(hidden_TH)
         raw_TV = logits_TV.clone() if choosing.logprobs else None
+        if choosing.masks:
+            logits_TV = self.masks.apply(logits_TV)
         tokens_T = self.choices.tokens(logits_TV, rows, batch, choosing)
         if raw_TV is not None:
             self.logprobs.take(raw_TV, tokens_T)
-        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
-        return RowsOutput(tokens_T, hidden, features)
+        return RowsOutput(tokens_T, hidden_TH, features)
 
     def count(
         self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor, choosing: Choosing
@@ -211,38 +216,17 @@ class GraphRound:
 
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
         """Moves the requests on, and tells the host -> accepted drafts, int64 [B]."""
-        context = self.table.shape[1]
-        given = rows.rows_B, chosen_BN, drafts_BK, context, self.simulated
+        given = rows.rows_B, chosen_BN, drafts_BK, self.table.shape[1], self.simulated
         return accept_chain(self.state, *given)
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         """Whether the batch is of the kind that the graphs were made for."""
-        if batch.batch_size > self.batch_sizes[-1]:
-            reason = "batch larger than any captured"
-        elif not self.padding and batch.batch_size not in self.batch_sizes:
-            reason = "batch size not captured, padding off"
-        elif batch.sampling.max_logprobs is not None and not self.logprobs_fly:
-            reason = "logprobs"
-        elif batch.sampling.edits is not None and not self.edits:
-            reason = "edited logits"
-        elif not self.choices.fits(batch.reqs):
-            reason = "more requests edit their logits than there are tables for"
-        elif not batch.sampling.all_greedy and not self.samples:
-            reason = "sampling, with a verifier that weighs drafts"
-        elif any(req.grammar is not None for req in batch.reqs):
-            reason = "grammar"
-        elif any(req.sampling.speculative.max_depth is not None for req in batch.reqs):
-            reason = "a request limits its drafts"
-        elif not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
-            reason = "memory nearly full"
-        elif not self._has_graphs(batch.reqs):
-            reason = "memory for graphs is spent"
-        else:
-            return True
-        count_fallback(self.counters, "round", reason)
-        return False
+        ground = find_ground(self, batch)
+        if ground is not None:
+            count_fallback(self.counters, "round", ground)
+        return ground is None
 
-    def _has_graphs(self, reqs: list[Req]) -> bool:
+    def has_graphs(self, reqs: list[Req]) -> bool:
         """Or memory for them."""
         forms = self._forms(self._size(len(reqs)), Choosing.of(reqs))
         return not self.runner.graph_memory.is_spent or all(one in self.captured for one in forms)
@@ -259,12 +243,15 @@ class GraphRound:
         self.state.lens[rows], self.state.roots[rows] = lens, roots
         form = self._form(reqs, num_drafted, asleep)
         self.choices.write(reqs, rows, form.choosing)
-        return self._fly(reqs, num_drafted, form)
+        flight = self._fly(reqs, num_drafted, form)
+        self.send_masks(flight)
+        return flight
 
     def follow(
         self, reqs: list[Req], num_drafted: list[int], asleep: bool = False
     ) -> Flight | None:
-        """Fly requests of the flight before, whatever comes of it."""
+        """Fly requests of the flight before, whatever comes of it. When that is committed, and
+        before anything else runs, `send_masks` must follow."""
         form = self._form(reqs, num_drafted, asleep)
         fits = self.padding or form.batch_size == len(reqs)
         return self._fly(reqs, num_drafted, form) if fits and form in self.captured else None
@@ -291,12 +278,25 @@ class GraphRound:
         graph.replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
-        if form.choosing.logprobs:
-            self.logprobs.send(self._turn)
-        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        landed.record()
         outcome = self.state.outcomes[self._turn, : len(reqs), : form.num_steps + 2]
-        return Flight(reqs, num_drafted, outcome, landed, form, self._turn)
+        landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        flight = Flight(reqs, num_drafted, outcome, landed, form, self._turn)
+        if not form.choosing.masks:
+            self._end(flight)
+        return flight
+
+    def send_masks(self, flight: Flight) -> None:
+        """Where grammars rule a request of a round: what they allow, and the rest of the round."""
+        graph = self.captured[flight.form]
+        if isinstance(graph, RuledGraphs):
+            graph.finish(flight.reqs)
+            self._end(flight)
+
+    def _end(self, flight: Flight) -> None:
+        """All of a round is launched."""
+        if flight.form.choosing.logprobs:
+            self.logprobs.send(flight.turn)
+        flight.landed.record()
 
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""

@@ -157,6 +157,7 @@ class Engine:
         if self.flights is not None and self.flights.in_the_air:
             landing = self.flights.land()
             self._commit(landing.reqs, landing.result)
+            self.flights.send_masks()
             return self._collect()
         batch = self.scheduler.schedule()
         self._release_drafts()

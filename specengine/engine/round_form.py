@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ class Form:
     asleep: bool = False  # the drafter does not look
 
 
+class RoundGraph(Protocol):
+    """A CUDA graph, or several that are launched one after the other."""
+
+    def replay(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Flight:
     """A round on its way. What it decides is in `outcome` once `landed` has passed."""
@@ -33,7 +40,7 @@ class Flight:
     turn: int  # half of the buffers that the host reads
 
 
-def least_seconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+def least_seconds(graph: RoundGraph, replays: int) -> float:
     """Of a replay."""
     times = []
     for _ in range(replays):

@@ -23,6 +23,7 @@ class Choosing:
     samples: bool = False
     edits: bool = False
     logprobs: bool = False
+    masks: bool = False
 
     @classmethod
     def of(cls, reqs: list[Req]) -> Choosing:
@@ -30,6 +31,7 @@ class Choosing:
             samples=not all(req.sampling.is_greedy for req in reqs),
             edits=any(map(edits_logits, reqs)),
             logprobs=any(req.sampling.logprobs is not None for req in reqs),
+            masks=any(req.grammar is not None for req in reqs),
         )
 
 

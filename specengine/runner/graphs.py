@@ -6,7 +6,7 @@ import bisect
 import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -51,12 +51,26 @@ def without_garbage_collection() -> Iterator[None]:
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
     runs twice before, which compiles kernels and creates library handles outside the capture."""
+    _warm_up([run])
+    return _record(run, pool)
+
+
+def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torch.cuda.CUDAGraph]:
+    """Likewise of each part. What one leaves for the next stays where it is: hold on to it."""
+    _warm_up(parts)
+    return [_record(part, pool)[0] for part in parts]
+
+
+def _warm_up(parts: Sequence[Callable[[], object]]) -> None:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
-        for _ in range(2):
-            run()
+        for part in (*parts, *parts):
+            part()
     torch.cuda.current_stream().wait_stream(stream)
+
+
+def _record(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     graph = torch.cuda.CUDAGraph()
     with (
         torch.inference_mode(),

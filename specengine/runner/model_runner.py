@@ -17,7 +17,6 @@ from specengine.core.interfaces import (
     KVPool,
     LogitsOutput,
     ReqToTokenTable,
-    RowsOutput,
 )
 from specengine.kernels.row_places import row_places
 from specengine.layers.attention import attention_layers
@@ -160,12 +159,6 @@ class ModelRunner:
             starts = torch.arange(0, requests * width + 1, width, device=self.device)
             self._even[key] = lens, starts
         return self._even[key]
-
-    def forward_rows(self, batch: ForwardBatch) -> RowsOutput:
-        """Run the model on a planned batch, for the best token of each row."""
-        hidden = self.forward_extend(batch)
-        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
-        return RowsOutput(self.model.best_tokens(hidden), hidden, features)
 
     @torch.inference_mode()
     def forward(

@@ -73,10 +73,15 @@ class ConstrainedDraft:
         starts = [0, *accumulate(self.proposal.num_nodes)]
         builder = MaskBuilder(starts[-1], batch.sampling.vocab_size)
         for index, tree in self.trees.items():
-            req = batch.reqs[index]
-            for legal in legal_nodes(_grammar(req), tree):
-                builder.add(starts[index] + legal.node, req, _grammar(req), legal.depth)
+            add_masks(builder, starts[index], batch.reqs[index], tree)
         return masked(batch, builder.send(batch.sampling.device))
+
+
+def add_masks(builder: MaskBuilder, first_row: int, req: Req, tree: HostTree) -> None:
+    """Of a request that has a grammar: a row a node, from `first_row` on. Rows of nodes that it
+    forbids keep every token, for nobody gets there."""
+    for legal in legal_nodes(_grammar(req), tree):
+        builder.add(first_row + legal.node, req, _grammar(req), legal.depth)
 
 
 def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft:

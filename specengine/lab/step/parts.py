@@ -27,7 +27,7 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         *parts,
         Watched(flying.drafter, "draft_rows", "draft"),
         *_heads(flying.drafter, "best_tokens", "draft head"),
-        Watched(runner, "forward_rows", "verify"),
+        Watched(flying, "forward", "verify"),
         Watched(runner.model, "best_tokens", "verify head"),
         Watched(flying.drafter, "observe_rows", "observe"),
     ]

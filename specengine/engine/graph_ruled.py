@@ -1,0 +1,107 @@
+"""Rounds in which grammars rule some requests: in three graphs, with the host's masks between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.request import Req
+from specengine.core.spec import SleepyRowDrafter
+from specengine.engine.round_form import Form
+from specengine.runner.graphs import capture_parts
+
+if TYPE_CHECKING:
+    from specengine.engine.graph_round import GraphRound
+
+
+@dataclass(frozen=True)
+class _Drafted:
+    rows: RowBatch
+    drafts_BK: Tensor
+
+
+@dataclass(frozen=True)
+class _Seen:
+    batch: ForwardBatch
+    hidden_TH: Tensor
+
+
+class RoundParts:
+    """A round of chains, taken apart: `draft` and `look` do without masks, and so may be launched
+    before the tokens are known that the masks follow from; `decide` needs them. Each leaves behind
+    what the next one takes. Where the drafter sleeps, it does not look at the round."""
+
+    def __init__(self, graph_round: GraphRound, rows_B: Tensor, form: Form) -> None:
+        """rows_B: of the page table."""
+        self.graph_round = graph_round
+        self.rows_B = rows_B
+        self.form = form
+        self.drafted: _Drafted
+        self.seen: _Seen
+
+    def run(self) -> None:
+        self.draft()
+        self.look()
+        self.decide()
+
+    @torch.inference_mode()
+    def draft(self) -> None:
+        rows = self.graph_round.begin(self.rows_B)
+        drafts_BK = self.graph_round.drafter.draft_rows(rows, self.form.num_steps)
+        self.drafted = _Drafted(rows, drafts_BK)
+
+    @torch.inference_mode()
+    def look(self) -> None:
+        """The target's states at every node."""
+        rows, runner = self.drafted.rows, self.graph_round.runner
+        tokens_BN = torch.cat([rows.roots_B[:, None], self.drafted.drafts_BK], dim=1)
+        batch = runner.new_row_batch(rows, tokens_BN)
+        if self.form.asleep:
+            batch.capture_layers = ()
+        self.seen = _Seen(batch, runner.forward_extend(batch))
+
+    @torch.inference_mode()
+    def decide(self) -> None:
+        flying, choosing, rows = self.graph_round, self.form.choosing, self.drafted.rows
+        output = flying.choose(self.seen.hidden_TH, self.seen.batch, rows, choosing)
+        chosen_BN = output.best.view(len(self.rows_B), -1)
+        accepted_B = flying.accept(rows, chosen_BN, self.drafted.drafts_BK)
+        flying.count(rows, chosen_BN, accepted_B, choosing)
+        if self.form.asleep:
+            assert isinstance(flying.drafter, SleepyRowDrafter)
+            flying.drafter.miss_rows(rows, accepted_B)
+        else:
+            flying.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
+
+
+class RuledGraphs:
+    """A graph a part, and the masks of the grammars before the last of them. What the parts leave
+    for each other lies in the pool: between `replay` and `finish` no other graph may run."""
+
+    def __init__(self, parts: RoundParts, pool: Any) -> None:
+        self.parts = parts
+        graphs = capture_parts([parts.draft, parts.look, parts.decide], pool)
+        self._draft, self._look, self._decide = graphs
+        drafts_BK = torch.zeros(parts.form.batch_size, parts.form.num_steps, dtype=torch.int64)
+        self._drafts_BK = drafts_BK.pin_memory() if parts.form.num_steps else drafts_BK
+        self._drafted = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def replay(self) -> None:
+        """Launch what needs no masks."""
+        self._draft.replay()
+        if self.parts.form.num_steps:
+            self._drafts_BK.copy_(self.parts.drafted.drafts_BK, non_blocking=True)
+            self._drafted.record()
+        self._look.replay()
+
+    def finish(self, reqs: list[Req]) -> None:
+        """Make the masks while the device looks, and launch the rest. The requests' grammars stand
+        after the tokens that the round starts from."""
+        if self.parts.form.num_steps:
+            self._drafted.synchronize()
+        self.parts.graph_round.masks.send(reqs, self._drafts_BK[: len(reqs)].tolist())
+        self._decide.replay()

@@ -1,0 +1,55 @@
+"""What grammars leave to the nodes of rounds that fly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.request import Req
+from specengine.engine.draft_nodes import HostTree
+from specengine.engine.grammar.drafts import add_masks
+from specengine.engine.grammar.masks import MaskBuilder
+from specengine.kernels.apply_token_bitmask import apply_token_bitmask
+
+
+class RowMasks:
+    """A mask for every node that has one, in buffers that graphs read. Made when a request first
+    has a grammar."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        """num_rows: nodes of the largest round."""
+        self.num_rows = num_rows
+        self.vocab_size = vocab_size
+        self.device = device
+        self._words: Tensor | None = None  # int32 [num_rows, W]
+        self._slots: Tensor | None = None  # int32 [num_rows], of _words; -1 where all is allowed
+
+    def prepare(self) -> None:
+        """Before a graph is captured that masks."""
+        if self._words is None:
+            shape = self.num_rows, (self.vocab_size + 31) // 32
+            self._words = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self._slots = torch.full(shape[:1], -1, dtype=torch.int32, device=self.device)
+
+    def send(self, reqs: list[Req], drafts: list[list[int]]) -> None:
+        """Before the rows of a round are chosen. drafts: chains of one length, after the requests'
+        last tokens."""
+        assert self._words is not None
+        assert self._slots is not None
+        nodes = 1 + len(drafts[0])
+        builder = MaskBuilder(len(reqs) * nodes, self.vocab_size)
+        for index, (req, drafted) in enumerate(zip(reqs, drafts, strict=True)):
+            if req.grammar is not None and not req.is_finished:
+                chain = HostTree([req.last_token, *drafted], list(range(-1, len(drafted))))
+                add_masks(builder, index * nodes, req, chain)
+        self._slots.fill_(-1)
+        mask = builder.send(self.device)
+        if mask is not None:
+            self._words[: len(mask.words_MW)].copy_(mask.words_MW)
+            self._slots[: len(mask.slots_R)].copy_(mask.slots_R)
+
+    def apply(self, logits_RV: Tensor) -> Tensor:
+        """A copy, float32 [R, V], in which what is forbidden is -inf."""
+        assert self._words is not None
+        assert self._slots is not None
+        return apply_token_bitmask(logits_RV, self._words, self._slots[: len(logits_RV)])

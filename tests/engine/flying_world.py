@@ -1,0 +1,66 @@
+"""Whole engines whose rounds fly on a CPU: a graph is what it was made from, run when it is
+replayed, and nothing is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine import LLM
+from specengine.engine import graph_round, graph_ruled
+from specengine.engine.flights import Flights
+from specengine.engine.graph_build import _row_drafter
+from specengine.engine.graph_round import GraphRound
+from tests.engine.test_graph_round import DeviceLengths
+
+
+@dataclass(frozen=True)
+class EagerGraph:
+    run: Callable[[], object]
+
+    def replay(self) -> None:
+        self.run()
+
+
+class Passed:
+    """An event of a device that is never behind."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[EagerGraph]:
+    for part in (*parts, *parts):
+        part()
+    return [EagerGraph(part) for part in parts]
+
+
+def capture(run: Callable[[], object], pool: Any) -> tuple[EagerGraph, None]:
+    (graph,) = capture_parts([run], pool)
+    return graph, None
+
+
+def let_fly(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, overlaps: bool = True, most: int = 4
+) -> GraphRound:
+    """From now on. most: requests a round."""
+    monkeypatch.setattr(graph_round, "capture", capture)
+    monkeypatch.setattr(graph_ruled, "capture_parts", capture_parts)
+    monkeypatch.setattr(torch.cuda, "Event", Passed)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    parts, backend = llm.engine.parts, DeviceLengths(torch.device("cpu"))
+    found = _row_drafter(parts.drafter, most, torch.device("cpu"), chooses=False)
+    assert found is not None
+    drafter, steps = found
+    for runner in (parts.worker.runner, *getattr(drafter, "runners", ())):
+        runner.attn_backend = backend
+    flying = GraphRound(parts.worker, drafter, steps, [1, 2, most])
+    flying.edits = flying.logprobs_fly = flying.masks_fly = True
+    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps)
+    return flying
