@@ -1,0 +1,117 @@
+"""What a request with a grammar costs its neighbours: a batch without one, one that flies with
+them, and one for which the whole batch takes the host's round.
+
+    python benchmarks/step/grammar_neighbour.py
+
+Weights are random, so that next to nothing of a random draft stands: look at the time of a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine.core.config import ModelConfig
+from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.loop import Engine
+from specengine.lab.throughput.random_draft import random_eagle3
+from specengine.runner.loader.source import resolve_model
+
+NEW_TOKENS = 256
+FREE = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+# A text that goes on for as long as it may.
+ENDLESS = GrammarSpec.json_schema(
+    {"type": "array", "items": {"type": "string"}, "minItems": NEW_TOKENS}
+)
+RULED = replace(FREE, grammar=ENDLESS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-shape")
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[8, 64])
+    parser.add_argument("--load-format", default="dummy")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    config = resolve_model(ModelConfig(model=args.model)).hf_config
+    with random_eagle3(config, min(16384, config.vocab_size)) as folder:
+        eagle3 = SpecConfig(
+            algorithm="EAGLE3", adaptive=False, draft_model_path=str(folder), num_steps=3
+        )
+        for name, spec in {"no speculation": None, "EAGLE3 chain of 3": eagle3}.items():
+            for row in measure(args, spec):
+                rows.append({"drafts": name, **row})
+                print(rows[-1], flush=True)
+    notes = (
+        f"{args.model}, random weights, {NEW_TOKENS} new tokens, greedy, prefill included, best "
+        "of 3. The grammar: a JSON list of strings."
+    )
+    print(report.write("grammar-neighbour", "The neighbours of a grammar", rows, notes))
+
+
+def measure(args: argparse.Namespace, spec: SpecConfig | None) -> Iterator[dict[str, Any]]:
+    llm = LLM(
+        args.model,
+        spec,
+        load_format=args.load_format,
+        max_total_tokens=131072,
+        cuda_graph_bs=tuple(args.batch_sizes),
+        unproven_cuda_graphs=True,
+    )
+    let_end(llm.engine)
+    flying = llm.engine.graph_round
+    assert flying is not None, "without a GPU there are no rounds in graphs"
+    for size in args.batch_sizes:
+        free = [FREE] * (size - 1)
+        for batch, last, masks_fly in (
+            ("none", FREE, True),
+            ("one, in flight", RULED, True),
+            ("one, the host's rounds", RULED, False),
+        ):
+            flying.masks_fly = masks_fly
+            once(llm, [*free, last])
+            best = min((once(llm, [*free, last]) for _ in range(3)), key=lambda row: row["ms"])
+            yield {"batch": size, "grammars": batch, **best}
+
+
+def let_end(engine: Engine) -> None:
+    """Shapes have no token that ends a text, which grammars do not do without."""
+    parts = engine.parts
+    if not parts.eos_ids:
+        ends = frozenset({parts.vocab_size - 1})
+        grammars = GrammarCompiler(parts.tokenizer, parts.vocab_size, ends)
+        engine.parts = replace(parts, grammars=grammars)
+
+
+def once(llm: LLM, params: list[SamplingParams]) -> dict[str, Any]:
+    """Of the requests without a grammar: the first ones."""
+    dice = random.Random(0)
+    prompts = [[dice.randrange(256) for _ in range(30)] for _ in params]
+    torch.cuda.synchronize()
+    start = perf_counter()
+    outputs = llm.generate(prompts, params, progress=False)
+    torch.cuda.synchronize()
+    seconds = perf_counter() - start
+    for one in outputs:
+        assert len(one.token_ids) == NEW_TOKENS, "the grammar came to its end"
+    free = outputs[:-1]
+    return {
+        "tok/s of the free": sum(len(one.token_ids) for one in free) / seconds,
+        "ms": 1000 * seconds / max(sum(one.spec.histogram) for one in outputs),
+    }
+
+
+if __name__ == "__main__":
+    main()
