@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specengine.target.verify.coins import Coins
+from specengine.kernels.accept_coins import accept_coins
+from specengine.kernels.accept_coins_ref import end_of_path
+from specengine.kernels.dispatch import Backend
+from specengine.layers.sampler import Sampler
+from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier, Verdict
 
@@ -21,21 +25,23 @@ class TargetOnlyVerifier(SampledVerifier):
 
     needs_draft_probs = False
 
+    def __init__(self, sampler: Sampler | None = None, backend: Backend = "auto") -> None:
+        """backend: "sgl" walks with sglang-kernel, on a GPU."""
+        super().__init__(sampler)
+        self.backend = backend
+
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         nodes_BN = probs.nodes()
         is_child_BNN = probs.parents_BN[:, None, :] == nodes_BN[:, :, None]
         is_child_BNN &= (probs.depths_BN > 0)[:, None, :]
         chances_BNN = probs.target_of_tokens()[:, None, :] * is_child_BNN
-        chosen_BN = coins.pick(chances_BNN, nodes_BN)
-        stands_BN = chosen_BN.gather(1, probs.parents_BN) == nodes_BN
-        ends_B = _end_of_path(stands_BN | (nodes_BN == 0), probs)
+        if self.backend == "sgl":
+            assert isinstance(coins, KeyedCoins)
+            given = chances_BNN, probs.parents_BN, coins.uniforms_BN
+            ends_B = accept_coins(*given, backend=self.backend)
+        else:
+            ends_B = end_of_path(coins.pick(chances_BNN, nodes_BN))
         return Verdict(ends_B, _without_children(probs, ends_B))
-
-
-def _end_of_path(stands_BN: Tensor, probs: RoundProbs) -> Tensor:
-    """int64 [B], the deepest node that stands together with all above it."""
-    broken_BN = (probs.mask_BNN & ~stands_BN[:, None, :]).any(-1)
-    return probs.depths_BN.masked_fill(broken_BN, -1).argmax(-1)
 
 
 def _without_children(probs: RoundProbs, nodes_B: Tensor) -> Tensor:

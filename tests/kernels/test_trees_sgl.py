@@ -6,16 +6,20 @@ from __future__ import annotations
 import random
 import sys
 from importlib.util import find_spec
+from itertools import accumulate
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.kernels.accept_chain import Simulated
+from specengine.kernels.accept_coins import accept_coins
 from specengine.kernels.accept_tree import accept_tree
 from specengine.kernels.tree_build import tree_build
 from specengine.kernels.tree_step import Found
+from specengine.target.verify.target_only import TargetOnlyVerifier
 from tests.device import DEVICE
 from tests.kernels.test_accept_tree import (
     CONTEXT,
@@ -26,6 +30,7 @@ from tests.kernels.test_accept_tree import (
     state_of,
     tree_of,
 )
+from tests.target.verify_world import TableTarget, decode_batch, propose, request
 
 
 def build_tree_kernel_efficient(
@@ -89,6 +94,58 @@ def verify_tree_greedy(
         accept_token_num[b] = accepted
 
 
+def tree_speculative_sampling_target_only(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    uniform_samples: Tensor,
+    uniform_samples_for_final_sampling: Tensor,
+    target_probs: Tensor,
+    draft_probs: Tensor,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+    deterministic: bool = True,
+) -> None:
+    """Where a coin is above the sum of siblings so far, the next of them is looked at; what was
+    rejected is written to draft_probs, and taken from the target before the last token is drawn."""
+    assert {x.dtype for x in (predicts, accept_index, accept_token_num)} == {torch.int32}
+    assert {x.dtype for x in (uniform_samples, target_probs, draft_probs)} == {torch.float32}
+    assert uniform_samples_for_final_sampling.dtype == torch.float32
+    assert deterministic
+    walks = (candidates, retrive_index, retrive_next_token, retrive_next_sibling)
+    for b, (tokens, index, child, sibling) in enumerate(
+        zip(*(x.tolist() for x in walks), strict=True)
+    ):
+        last, accepted, most = 0, 0, accept_index.shape[1] - 1
+        accept_index[b, 0] = index[0]
+        while accepted < most:
+            mass, node = torch.zeros(()), child[last]
+            while node != -1:
+                chance = target_probs[b, last, tokens[node]]
+                mass = mass + chance
+                stands = uniform_samples[b, last] <= mass / max(threshold_acc, 1e-9)
+                if stands or chance >= threshold_single:
+                    break
+                draft_probs[b, last, tokens[node]] = chance
+                node = sibling[node]
+            if node == -1:
+                break
+            predicts[index[last]] = tokens[node]
+            accepted, last = accepted + 1, node
+            accept_index[b, accepted] = index[node]
+        accept_token_num[b] = accepted
+        rest = target_probs[b, last]
+        if accepted < most:
+            rest = (rest - draft_probs[b, last]).clamp(min=0)
+        sums = rest.cumsum(0)
+        over = (sums > uniform_samples_for_final_sampling[b] * sums[-1]).nonzero()
+        predicts[index[last]] = int(over[0]) if len(over) else len(rest) - 1
+
+
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cuda":
@@ -96,10 +153,14 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
             pytest.skip("sglang-kernel is not installed")
         return
     module = ModuleType("sgl_kernel")
-    for function in (build_tree_kernel_efficient, verify_tree_greedy):
+    for function in (
+        build_tree_kernel_efficient,
+        verify_tree_greedy,
+        tree_speculative_sampling_target_only,
+    ):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "sgl_kernel", module)
-    for name in ("tree_build_sgl", "accept_tree_sgl"):
+    for name in ("tree_build_sgl", "accept_tree_sgl", "accept_coins_sgl"):
         monkeypatch.delitem(sys.modules, f"specengine.kernels.{name}", raising=False)
 
 
@@ -147,6 +208,52 @@ def test_the_same_paths_are_accepted(seed: int) -> None:
         assert torch.equal(getattr(theirs, name), tensor), name
     for name, tensor in vars(states[0]).items():
         assert torch.equal(getattr(states[1], name), tensor), name
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_coins_fall_on_the_same_paths(seed: int) -> None:
+    rng = random.Random(seed)
+    parents = torch.tensor([random_tree(rng)[0] for _ in range(4)])
+    chances = torch.zeros(4, NODES, NODES, dtype=torch.float64)
+    for b, row in enumerate(parents.tolist()):
+        for node, parent in enumerate(row[1:], start=1):
+            # In steps of which float32 makes exact sums; 8 of them are below 1.
+            chances[b, parent, node] = rng.choice([0, rng.randrange(1 << 9)]) / (1 << 12)
+    uniforms = torch.tensor(
+        [[rng.choice([0.0, 0.25, rng.random()]) for _ in range(NODES)] for _ in range(4)]
+    ).double()
+    given = [x.to(DEVICE) for x in (chances, parents.clamp(min=0), uniforms)]
+    ours = accept_coins(*given, backend="torch")
+    assert torch.equal(accept_coins(*given, backend="sgl"), ours)
+    for b, end in enumerate(ours.tolist()):
+        assert end == walk_by_coins(chances[b].tolist(), uniforms[b].tolist())
+
+
+def walk_by_coins(chances: list[list[float]], uniforms: list[float]) -> int:
+    node = 0
+    while True:
+        below = list(accumulate(chances[node]))
+        if uniforms[node] >= below[-1]:
+            return node
+        node = next(child for child, mass in enumerate(below) if uniforms[node] < mass)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_target_only_sampling_gives_the_same_tokens(seed: int) -> None:
+    """Of ragged trees, under every filter, the token after the path included."""
+    options: list[dict[str, Any]] = [
+        {"temperature": 0.7},
+        {"temperature": 0.0},
+        {"temperature": 1.5, "top_k": 4},
+        {"top_p": 0.8},
+    ]
+    drafts = [([1, 2, 3, 4], [0, 0, 1, 2]), ([4], [0]), ([3, 0, 5], [0, 0, 0]), ([], [])]
+    reqs = [request(seed=10 * seed + i, **one) for i, one in enumerate(options)]
+    target, batch = TableTarget(6, seed=5), decode_batch(reqs, 6)
+    proposal = propose([1] * len(reqs), drafts)
+    output = target(batch, proposal)
+    ours = TargetOnlyVerifier().accept(output, batch, proposal)
+    assert TargetOnlyVerifier(backend="sgl").accept(output, batch, proposal) == ours
 
 
 def test_nothing_is_simulated() -> None:
