@@ -15,7 +15,12 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, RowDrafter, TreeRowDrafter
+from specengine.core.spec import (
+    DraftProposal,
+    HesitantRowDrafter,
+    RowDrafter,
+    TreeRowDrafter,
+)
 from specengine.draft.row_edits import RowEdits
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -116,6 +121,9 @@ class DraftLoops:
         edited = batch.sampling.edits is not None
         if edited and self.draws_trees:
             return "trees of edited logits"
+        drafter = self.drafter
+        if isinstance(drafter, HesitantRowDrafter) and not all(map(drafter.is_ready, batch.reqs)):
+            return "a request that the drafter has seen too little of"
         if not all(req.reserved_len >= req.kv_len + self._slots(steps) for req in batch.reqs):
             return "memory nearly full"
         size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]

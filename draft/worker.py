@@ -98,9 +98,9 @@ class DraftWorker(TpModelWorker, ABC):
         most = map(self.nodes, batch.reqs)
         return [min(pair) for pair in zip(tree_sizes(levels, self.topk), most, strict=True)]
 
-    def best_tokens(self, states_TH: Tensor, edits: RowEdits | None) -> Tensor:
+    def best_tokens(self, states_TH: Tensor, edits: RowEdits | None, level: int = 0) -> Tensor:
         """int64 [T], the target's ids of the most probable tokens, a row a request."""
-        model = self.runner.model
+        model = self.runner_of(level).model
         if edits is None:
             return model.best_tokens(states_TH)
         best_T = edits.apply(model.compute_logits(states_TH)).argmax(-1)

@@ -7,13 +7,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import (
+    ForwardMode,
+    ModelWorkerBatch,
+    RowBatch,
+    ScheduleBatch,
+    Tree,
+)
 from specengine.core.config import SpecConfig
-from specengine.core.interfaces import LogitsOutput
+from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
+from specengine.draft.row_edits import RowEdits
 from specengine.draft.worker import row_of
+from specengine.kernels.keep_rows import keep_rows
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 
@@ -32,6 +40,9 @@ class MtpLayersWorker(MtpWorker):
     A round drafts through the layers: layer 0 is at the root already, layer k runs its last k rows
     on the k tokens drafted so far. Those are the rows that it will run again on what was accepted.
 
+    On the device alone, layer k runs its rows of a round k places before those of layer 0; there
+    must be as many.
+
     A request begins with the first token that no cached prefix had: layer k has its rows from there
     on, and drafts no deeper than there are rows. The last k rows of a shared prefix may hold what
     another request drafted, which costs a little acceptance at most.
@@ -47,6 +58,9 @@ class MtpLayersWorker(MtpWorker):
         super().__init__(runners, spec, node_limit, num_rows)
         self.layer_states = self.states.new_zeros(len(runners), *self.states.shape)
         self.states = self.layer_states[0]
+        for runner in runners:
+            runner.first_keys = self.runner.first_keys
+        self.flies = False  # on the device alone; set by whoever wants that
         self._first: dict[Req, int] = {}  # its first row
         # of this round
         self._path_BD = torch.empty(0)  # tokens drafted so far
@@ -54,8 +68,11 @@ class MtpLayersWorker(MtpWorker):
 
     @property
     def row_steps(self) -> int | None:
-        """The layers' waiting states are kept track of on the host."""
-        return None
+        return super().row_steps if self.flies else None
+
+    def is_ready(self, req: Req) -> bool:
+        """Rows before its first one may be another request's, too."""
+        return req.kv_len - self._first[req] >= len(self.runners) - 1
 
     def release(self, req: Req) -> None:
         self._first.pop(req, None)
@@ -81,6 +98,39 @@ class MtpLayersWorker(MtpWorker):
             features = rows.inputs_of_next(states[step.req_pool_indices], output.hidden)
             states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
             rows = rows.of_next()
+
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None) -> Tensor:
+        if num_steps == 0:
+            return rows.roots_B.new_empty(len(rows.roots_B), 0)
+        waiting_LBH = self.layer_states.index_select(1, rows.rows_B)
+        states_BWH = waiting_LBH[0, :, None]
+        path_BD = self.best_tokens(waiting_LBH[0], edits)[:, None]
+        for layer in range(1, num_steps):
+            new_BWH = self._run_rows(layer, rows, path_BD, states_BWH)
+            last_B = self.best_tokens(new_BWH[:, -1].contiguous(), edits, layer)
+            path_BD = torch.cat([path_BD, last_B[:, None]], dim=1)
+            states_BWH = torch.cat([waiting_LBH[layer, :, None], new_BWH], dim=1)
+        return path_BD
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """Rows past the accepted ones run along; later rounds write over what they leave."""
+        waiting_LBH = self.layer_states.index_select(1, rows.rows_B)
+        states_BNH = self.features(output, None).view(*tokens_BN.shape, -1)
+        for layer, states in enumerate(self.layer_states):
+            new_BNH = self._run_rows(layer, rows, tokens_BN, states_BNH)
+            keep_rows(states, rows.rows_B, new_BNH.flatten(0, 1), accepted_B)
+            states_BNH = torch.cat([waiting_LBH[layer, :, None], new_BNH[:, :-1]], dim=1)
+
+    def _run_rows(
+        self, layer: int, rows: RowBatch, tokens_BW: Tensor, states_BWH: Tensor
+    ) -> Tensor:
+        """[B, W, H], of the W rows from `layer` places before the root on."""
+        before = RowBatch(rows.rows_B, (rows.lens_B - layer).clamp(min=0), rows.roots_B)
+        step = self.runners[layer].new_row_batch(before, tokens_BW)
+        step.features = states_BWH.flatten(0, 1)
+        return self.runners[layer].forward_extend(step).view(states_BWH.shape)
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         device = self.runner.device

@@ -156,6 +156,15 @@ class SleepyRowDrafter(RowDrafter, Protocol):
 
 
 @runtime_checkable
+class HesitantRowDrafter(RowDrafter, Protocol):
+    """A RowDrafter that must have seen some of a request before rounds may run on the device."""
+
+    def is_ready(self, req: Req) -> bool:
+        """As the host knows the request; once ready, it stays so."""
+        ...
+
+
+@runtime_checkable
 class ForeseenDrafter(Protocol):
     """A drafter whose drafts have a shape that is known before they are made."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.spec import HesitantRowDrafter
 
 if TYPE_CHECKING:
     from specengine.engine.graph_round import GraphRound
@@ -29,6 +30,9 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "grammar"
     if any(req.sampling.speculative.max_depth is not None for req in batch.reqs):
         return "a request limits its drafts"
+    drafter = flying.drafter
+    if isinstance(drafter, HesitantRowDrafter) and not all(map(drafter.is_ready, batch.reqs)):
+        return "a request that the drafter has seen too little of"
     if not all(flying.has_slots(req, flying.num_slots) for req in batch.reqs):
         return "memory nearly full"
     return None if flying.has_graphs(batch.reqs) else "memory for graphs is spent"

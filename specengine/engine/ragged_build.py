@@ -10,6 +10,7 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import DecoderModel
 from specengine.core.spec import Drafter
 from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, draws_chains, draws_trees
+from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
@@ -63,7 +64,7 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
         return {}
     if not config.graph.unproven_cuda_graphs:
         return {}
-    if isinstance(inner, StandaloneWorker):
+    if isinstance(inner, StandaloneWorker | MtpLayersWorker):
         inner.flies = True
     if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):
         return {}
