@@ -21,6 +21,7 @@ class RoundState:
 
     lens: Tensor  # int64 [num_rows], tokens whose KV stands
     roots: Tensor  # int64 [num_rows], the last token
+    limits: Tensor  # int64 [num_rows], drafts that may stand in a round, even if all are right
     turn: Tensor  # int64 [1], which half of outcomes is this round's
     outcomes: Tensor  # int64 [2, B, at least K + 2], on the device or pinned: accepted, tokens
 
@@ -31,6 +32,7 @@ class RoundState:
         return cls(
             lens,
             torch.zeros_like(lens),
+            torch.full_like(lens, num_steps),
             torch.zeros(1, dtype=torch.int64, device=device),
             outcomes.pin_memory() if device.type == "cuda" else outcomes,
         )
@@ -68,7 +70,7 @@ def accept_chain(
     """Count the drafts that the target chose too, and move each request on by them::
 
         for b in range(B):
-            accepted[b] = first k with drafts[b, k] != chosen[b, k], or K
+            accepted[b] = first k with drafts[b, k] != chosen[b, k], or K; limits[rows[b]] at most
             outcomes[turn, b] = (accepted[b], *chosen[b])
             if rows[b] != 0:
                 lens[rows[b]] = min(lens[rows[b]] + accepted[b] + 1, context - 1)

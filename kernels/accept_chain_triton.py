@@ -63,6 +63,7 @@ def _accept_chain_kernel(
     rows_ptr,
     lens_ptr,
     roots_ptr,
+    limits_ptr,
     turn_ptr,
     outcomes_ptr,
     accepted_ptr,
@@ -89,7 +90,7 @@ def _accept_chain_kernel(
         drafts = tl.load(drafts_ptr + request * stride_drafts + nodes, mask=is_draft, other=-1)
         # The first node where they differ; past the drafts they always do.
         accepted = tl.min(tl.where((drafts == chosen) & is_draft, BLOCK, nodes), 0).to(tl.int64)
-    accepted = tl.minimum(accepted, steps)
+    accepted = tl.minimum(tl.minimum(accepted, steps), tl.load(limits_ptr + row))
     tl.store(accepted_ptr + request, accepted)
     outcomes_ptr += tl.load(turn_ptr) * stride_turn + request * stride_outcomes
     tl.store(outcomes_ptr, accepted)
@@ -114,6 +115,7 @@ def accept_chain(
         rows_B,
         state.lens,
         state.roots,
+        state.limits,
         state.turn,
         state.outcomes,
         accepted,

@@ -28,6 +28,7 @@ def _accept_tree_kernel(
     rows_ptr,
     lens_ptr,
     roots_ptr,
+    limits_ptr,
     turn_ptr,
     outcomes_ptr,
     accepted_ptr,
@@ -56,6 +57,7 @@ def _accept_tree_kernel(
     most = tl.zeros([], tl.int64) + steps
     if IS_SIMULATED:
         most = (uniform(length, row) < part).to(tl.int64) + whole
+    most = tl.minimum(most, tl.load(limits_ptr + row))
     outcomes_ptr += tl.load(turn_ptr) * stride_turn + request * stride_outcomes
     path_ptr += request * (steps + 1)
     path_rows_ptr += request * (steps + 1)
@@ -111,6 +113,7 @@ def accept_tree(
         rows_B,
         state.lens,
         state.roots,
+        state.limits,
         state.turn,
         state.outcomes,
         accepted,

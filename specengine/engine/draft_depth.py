@@ -24,6 +24,12 @@ class NodeLimit:
         return limit if self.most is None else min(limit, self.most)
 
 
+def depth_within(req: Req, most: int) -> int:
+    """Levels that a request lets be drafted for it."""
+    limit = req.sampling.speculative.max_depth
+    return most if limit is None else min(limit, most)
+
+
 def draft_within_limits(
     drafter: Drafter, batch: ScheduleBatch, most: int | None = None
 ) -> DraftProposal:

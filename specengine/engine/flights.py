@@ -10,7 +10,7 @@ from specengine.core.request import Req
 from specengine.core.spec import Drafter, VerifyResult
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.draft_depth import draft_within_limits
+from specengine.engine.draft_depth import depth_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Flight
@@ -60,7 +60,7 @@ class Flights:
         """Fly a batch of the kind that graph_round.can_run says yes to."""
         self._since = perf_counter() if self._landed is None else self._landed
         self._depth = self._choose(batch.batch_size)
-        drafted = [self._depth] * batch.batch_size
+        drafted = [depth_within(req, self._depth) for req in batch.reqs]
         drafts = self.graph_round.drafter
         if isinstance(drafts, HostDrafts) and self._depth:
             proposal = draft_within_limits(self.drafter, batch, self._depth)
@@ -106,7 +106,8 @@ class Flights:
             self._chosen = depth
             return None
         self._depth = depth
-        return self.graph_round.follow(reqs, [depth] * len(reqs), self._asleep)
+        drafted = [depth_within(req, depth) for req in reqs]
+        return self.graph_round.follow(reqs, drafted, self._asleep)
 
     def _choose(self, batch_size: int) -> int:
         self._asleep = False

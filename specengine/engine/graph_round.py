@@ -16,6 +16,7 @@ from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import RowDrafter, VerifyResult
+from specengine.engine.draft_depth import depth_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground
 from specengine.engine.round_form import Flight, Form, RoundGraph, least_seconds
@@ -175,7 +176,7 @@ class GraphRound:
         output = self.verify(rows, drafts_BK, choosing)
         chosen_BN = output.best.view(len(rows_B), num_steps + 1)
         accepted_B = self.accept(rows, chosen_BN, drafts_BK)
-        self.count(rows, chosen_BN, accepted_B, choosing)
+        self.choices.count(rows, chosen_BN, accepted_B, choosing)
         self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     def begin(self, rows_B: Tensor) -> RowBatch:
@@ -207,13 +208,6 @@ class GraphRound:
             self.logprobs.take(raw_TV, tokens_T)
         return RowsOutput(tokens_T, hidden_TH, features)
 
-    def count(
-        self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor, choosing: Choosing
-    ) -> None:
-        """The tokens that came of it, for penalties."""
-        if choosing.edits:
-            self.choices.edits.count(rows, tokens_BN, accepted_B)
-
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
         """Moves the requests on, and tells the host -> accepted drafts, int64 [B]."""
         given = rows.rows_B, chosen_BN, drafts_BK, self.table.shape[1], self.simulated
@@ -238,9 +232,11 @@ class GraphRound:
     def launch(self, reqs: list[Req], num_drafted: list[int], asleep: bool = False) -> Flight:
         """Fly requests whose state the host knows. num_drafted: of each, at most steps[-1]. asleep:
         the drafter does not look; then nothing is drafted."""
-        state = [[row_of(req), req.kv_len, req.last_token] for req in reqs]
-        rows, lens, roots = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
+        deepest = self.steps[-1]
+        state = [[row_of(r), r.kv_len, r.last_token, depth_within(r, deepest)] for r in reqs]
+        rows, lens, roots, limits = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows] = lens, roots
+        self.state.limits[rows] = limits
         form = self._form(reqs, num_drafted, asleep)
         self.choices.write(reqs, rows, form.choosing)
         flight = self._fly(reqs, num_drafted, form)

@@ -70,7 +70,7 @@ class RoundParts:
         output = flying.choose(self.seen.hidden_TH, self.seen.batch, rows, choosing)
         chosen_BN = output.best.view(len(self.rows_B), -1)
         accepted_B = flying.accept(rows, chosen_BN, self.drafted.drafts_BK)
-        flying.count(rows, chosen_BN, accepted_B, choosing)
+        flying.choices.count(rows, chosen_BN, accepted_B, choosing)
         if self.form.asleep:
             assert isinstance(flying.drafter, SleepyRowDrafter)
             flying.drafter.miss_rows(rows, accepted_B)

@@ -43,7 +43,7 @@ class GraphTreeRound(GraphRound):
         output = self.verify_tree(rows, tree, choosing)
         paths = self.accept_tree(rows, output.best, tree, num_steps)
         self.keep(rows, paths)
-        self.count(rows, paths.tokens_BW, paths.accepted_B, choosing)
+        self.choices.count(rows, paths.tokens_BW, paths.accepted_B, choosing)
         self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
     def verify_tree(self, rows: RowBatch, tree: DraftTree, choosing: Choosing) -> RowsOutput:

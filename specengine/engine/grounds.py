@@ -28,8 +28,6 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "sampling, with a verifier that weighs drafts"
     if any(req.grammar is not None for req in batch.reqs) and not flying.masks_fly:
         return "grammar"
-    if any(req.sampling.speculative.max_depth is not None for req in batch.reqs):
-        return "a request limits its drafts"
     drafter = flying.drafter
     if isinstance(drafter, HesitantRowDrafter) and not all(map(drafter.is_ready, batch.reqs)):
         return "a request that the drafter has seen too little of"

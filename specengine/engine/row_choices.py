@@ -87,6 +87,13 @@ class RowChoices:
         places = Places(rows.rows_B, rows.lens_B, nodes, depths_R)
         return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=True)
 
+    def count(
+        self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor, choosing: Choosing
+    ) -> None:
+        """The tokens that came of a round, for penalties."""
+        if choosing.edits:
+            self.edits.count(rows, tokens_BN, accepted_B)
+
 
 def row_of(req: Req) -> int:
     """Of the page table."""

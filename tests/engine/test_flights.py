@@ -27,13 +27,13 @@ class ScriptedRound:
     count: int = 0
     counters: Counter[str] = field(default_factory=Counter)
 
-    def launch(self, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
+    def launch(self, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
         return self._fly("launch", reqs, drafted, asleep)
 
-    def follow(self, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
+    def follow(self, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
         return self._fly("follow", reqs, drafted, asleep)
 
-    def _fly(self, verb: str, reqs: list[str], drafted: list[int], asleep: bool) -> Any:
+    def _fly(self, verb: str, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
         self.count += 1
         self.diary.append(f"{verb} {self.count}: {'asleep' if asleep else max(drafted)}")
         return SimpleNamespace(reqs=reqs, num_drafted=drafted, name=self.count)
@@ -42,6 +42,11 @@ class ScriptedRound:
         self.diary.append(f"land {flight.name}")
         count = len(flight.reqs)
         return VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None)
+
+
+def request(max_depth: int | None = None) -> Any:
+    speculative = SimpleNamespace(max_depth=max_depth)
+    return SimpleNamespace(sampling=SimpleNamespace(speculative=speculative))
 
 
 @dataclass
@@ -77,7 +82,7 @@ def fly(device: ScriptedRound, plan: list[int] | None, follows: list[bool], roun
         cast(Any, depths),
         overlaps=True,
     )
-    batch = SimpleNamespace(reqs=["a", "b"], batch_size=2)
+    batch = SimpleNamespace(reqs=[request(), request()], batch_size=2)
     for _ in range(rounds):
         if not flights.in_the_air:
             flights.launch(cast(Any, batch))
@@ -103,6 +108,18 @@ def test_depths_are_observed_with_the_round_that_had_them() -> None:
     depths = fly(device, [3, 0, 3], [True, True, False], 3)
     assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
     assert depths.seen == [(2, 3), (2, 0), (2, 3)]
+
+
+def test_what_requests_allow_is_drafted() -> None:
+    device = ScriptedRound()
+    scheduler = SimpleNamespace(follow=lambda reqs, nodes: reqs)
+    flights = Flights(
+        cast(Any, device), cast(Any, ScriptedDrafter()), cast(Any, scheduler), None, overlaps=True
+    )
+    reqs = [request(), request(0), request(2), request(9)]
+    flights.launch(cast(Any, SimpleNamespace(reqs=reqs, batch_size=4)))
+    for _ in range(2):
+        assert flights.land().result.num_drafted == [3, 0, 2, 3]
 
 
 def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
@@ -133,7 +150,7 @@ def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:
         cast(Any, depths),
         overlaps=True,
     )
-    flights.launch(cast(Any, SimpleNamespace(reqs=["a"], batch_size=1)))
+    flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     flights.land()
     assert device.diary == ["launch 1: 0", "land 1"], "drafts need the token that landed"
     assert not flights.in_the_air

@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.batch import ForwardBatch
 from specengine.core.errors import GraphInputError
 from specengine.core.interfaces import AttentionLayer
 from specengine.core.request import TokenLogprob
-from specengine.core.sampling import SpecControl
 from specengine.core.spec import RowDrafter
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine import row_choices
@@ -283,7 +282,10 @@ class TestOnTheGpu:
         eager = make(target, None, disable_cuda_graph=True)
         flags = {"disable_overlap_schedule": not overlap, "unproven_cuda_graphs": True}
         flying = make(target, drafts[name], **flags)
-        on_the_ground = replace(GREEDY, max_tokens=6, speculative=SpecControl(enabled=False))
+        grammar = GrammarSpec.regex("[a-z]{40}")
+        on_the_ground = replace(GREEDY, max_tokens=6, grammar=grammar)
+        assert flying.engine.graph_round is not None
+        flying.engine.graph_round.masks_fly = False
         mixed = [*EDITED, on_the_ground, *SAMPLED[:2], *EDITED]
         for params in (EDITED, mixed):
             prompts = [PROMPTS[i % 3] + str(i) for i in range(len(params))]
@@ -291,7 +293,7 @@ class TestOnTheGpu:
             assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         stats = flying.engine.stats().graphs["round"]
         assert stats.replays > 10
-        assert stats.fallbacks.keys() == {"a request limits its drafts"}
+        assert stats.fallbacks.keys() == {"grammar"}
 
     @pytest.mark.parametrize("name", ["plain", "EAGLE3", "NGRAM"])
     def test_logprobs_come_along(

@@ -29,6 +29,24 @@ def test_the_matching_run_is_accepted(device: torch.device, backend: str) -> Non
     assert state.roots.tolist() == [0, 7, 1, 3, 9]
 
 
+def test_a_request_may_limit_what_stands(device: torch.device, backend: str) -> None:
+    chosen = torch.tensor([[5, 6, 7], [5, 9, 7], [1, 6, 7]], device=device)
+    drafts = torch.tensor([[5, 6], [5, 6], [1, 6]], device=device)
+    rows = torch.tensor([1, 3, 2], device=device)
+    state = state_of([0, 10, 20, 30], [0, 1, 2, 3], 2, device)
+    state.limits.copy_(torch.tensor([2, 1, 0, 2]))
+    accepted = accept_chain(state, rows, chosen, drafts, 100, backend=backend)  # type: ignore[arg-type]
+    assert accepted.tolist() == [1, 1, 0]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    assert state.outcomes[0, :3, 0].tolist() == [1, 1, 0]
+    assert state.lens.tolist() == [0, 12, 21, 32]
+    assert state.roots.tolist() == [0, 6, 1, 9]
+    state.limits.zero_()
+    accept_chain(state, rows, chosen, drafts, 100, Simulated(2, 0.0), backend=backend)  # type: ignore[arg-type]
+    assert state.lens.tolist() == [0, 13, 22, 33]
+
+
 def test_without_drafts_a_token_is_chosen(device: torch.device, backend: str) -> None:
     chosen = torch.tensor([[5], [6]], device=device)
     drafts = torch.empty(2, 0, dtype=torch.int64, device=device)

@@ -82,6 +82,24 @@ def test_the_walk_of_the_verifier(seed: int, backend: Backend, device: torch.dev
     assert state.roots.tolist() == [0, walks[2].tokens[-1], 0, walks[0].tokens[-1]]
 
 
+@pytest.mark.parametrize("limit", [0, 1, 2, 9])
+def test_a_request_may_limit_what_stands(
+    limit: int, backend: Backend, device: torch.device
+) -> None:
+    tree = tree_of([[-1, 0, 0, 2, 3]], [[5, 6, 7, 7, 7]], device)
+    state = state_of([0, 3], device)
+    state.limits[1] = limit
+    chosen, rows = torch.full((1, 5), 7, device=device), torch.tensor([1], device=device)
+    chosen[0, 3] = 8
+    found = accept_tree(state, rows, chosen, tree, 3, CONTEXT, backend=backend)
+    kept = min(limit, 2)
+    assert paths_of(found) == [[0, 2, 3][: kept + 1]]
+    assert found.tokens_BW[0, : kept + 1].tolist() == [7, 7, 8][: kept + 1]
+    assert set(found.nodes_BW[0, kept + 1 :].tolist()) <= {0}
+    assert state.lens[1] == 4 + kept
+    assert state.roots[1] == (8 if kept == 2 else 7)
+
+
 def test_the_first_of_equal_siblings(backend: Backend, device: torch.device) -> None:
     tree = tree_of([[-1, 0, 0, 2]], [[5, 7, 7, 7]], device)
     chosen = torch.full((1, 4), 7, device=device)
