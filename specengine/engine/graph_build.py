@@ -81,7 +81,7 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
     graph_round.edits = config.graph.unproven_cuda_graphs
     graph_round.logprobs_fly = graph_round.edits and not isinstance(graph_round, GraphTreeRound)
-    graph_round.masks_fly = graph_round.logprobs_fly
+    graph_round.masks_fly = graph_round.edits
     graph_round.capture()
     return graph_round
 

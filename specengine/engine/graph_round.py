@@ -81,7 +81,7 @@ class GraphRound:
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
         vocab_size = self.runner.model.vocab_size
         self.logprobs = RowLogprobs(largest * self.num_nodes, vocab_size, device)
-        self.masks = RowMasks(largest * self.num_nodes, vocab_size, device)
+        self.masks = RowMasks(largest * self.num_slots, vocab_size, device)
         self.choices = RowChoices(num_rows, vocab_size, device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
@@ -145,8 +145,11 @@ class GraphRound:
         self.captured[form] = self._graph_of(rows_B, form)
         self.counters["captures"] += 1
 
+    def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
+        return RoundParts(self, rows_B, form)
+
     def _graph_of(self, rows_B: Tensor, form: Form) -> RoundGraph:
-        pool, parts = self.runner.graph_memory.pool, RoundParts(self, rows_B, form)
+        pool, parts = self.runner.graph_memory.pool, self.parts_of(rows_B, form)
         if form.choosing.masks:
             self.masks.prepare()
             return RuledGraphs(parts, pool)

@@ -11,6 +11,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.request import Req
 from specengine.core.spec import SleepyRowDrafter
+from specengine.engine.draft_nodes import HostTree
 from specengine.engine.round_form import Form
 from specengine.runner.graphs import capture_parts
 
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Drafted:
+class Drafted:
     rows: RowBatch
     drafts_BK: Tensor
 
 
 @dataclass(frozen=True)
-class _Seen:
+class Seen:
+    """The target's states at every node."""
+
     batch: ForwardBatch
     hidden_TH: Tensor
 
@@ -40,8 +43,8 @@ class RoundParts:
         self.graph_round = graph_round
         self.rows_B = rows_B
         self.form = form
-        self.drafted: _Drafted
-        self.seen: _Seen
+        self.drafted: Drafted
+        self.seen: Seen
 
     def run(self) -> None:
         self.draft()
@@ -52,17 +55,16 @@ class RoundParts:
     def draft(self) -> None:
         rows = self.graph_round.begin(self.rows_B)
         drafts_BK = self.graph_round.drafter.draft_rows(rows, self.form.num_steps)
-        self.drafted = _Drafted(rows, drafts_BK)
+        self.drafted = Drafted(rows, drafts_BK)
 
     @torch.inference_mode()
     def look(self) -> None:
-        """The target's states at every node."""
         rows, runner = self.drafted.rows, self.graph_round.runner
         tokens_BN = torch.cat([rows.roots_B[:, None], self.drafted.drafts_BK], dim=1)
         batch = runner.new_row_batch(rows, tokens_BN)
         if self.form.asleep:
             batch.capture_layers = ()
-        self.seen = _Seen(batch, runner.forward_extend(batch))
+        self.seen = Seen(batch, runner.forward_extend(batch))
 
     @torch.inference_mode()
     def decide(self) -> None:
@@ -77,6 +79,17 @@ class RoundParts:
         else:
             flying.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
+    @property
+    def shown(self) -> Tensor:
+        """What the host must know of the drafts, int64; the drafting leaves it on the device."""
+        return self.drafted.drafts_BK
+
+    def trees(self, shown: Tensor, reqs: list[Req]) -> list[HostTree]:
+        """What was drafted. shown: on the host."""
+        above = list(range(-1, self.form.num_steps))
+        drafts = shown[: len(reqs)].tolist()
+        return [HostTree([r.last_token, *run], above) for r, run in zip(reqs, drafts, strict=True)]
+
 
 class RuledGraphs:
     """A graph a part, and the masks of the grammars before the last of them. What the parts leave
@@ -86,15 +99,16 @@ class RuledGraphs:
         self.parts = parts
         graphs = capture_parts([parts.draft, parts.look, parts.decide], pool)
         self._draft, self._look, self._decide = graphs
-        drafts_BK = torch.zeros(parts.form.batch_size, parts.form.num_steps, dtype=torch.int64)
-        self._drafts_BK = drafts_BK.pin_memory() if parts.form.num_steps else drafts_BK
+        self._shown = torch.zeros(parts.shown.shape, dtype=torch.int64)
+        if parts.form.num_steps:
+            self._shown = self._shown.pin_memory()
         self._drafted = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def replay(self) -> None:
         """Launch what needs no masks."""
         self._draft.replay()
         if self.parts.form.num_steps:
-            self._drafts_BK.copy_(self.parts.drafted.drafts_BK, non_blocking=True)
+            self._shown.copy_(self.parts.shown, non_blocking=True)
             self._drafted.record()
         self._look.replay()
 
@@ -103,5 +117,5 @@ class RuledGraphs:
         after the tokens that the round starts from."""
         if self.parts.form.num_steps:
             self._drafted.synchronize()
-        self.parts.graph_round.masks.send(reqs, self._drafts_BK[: len(reqs)].tolist())
+        self.parts.graph_round.masks.send(reqs, self.parts.trees(self._shown, reqs))
         self._decide.replay()

@@ -7,12 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, Tree
+from specengine.core.batch import ForwardBatch, RowBatch, Tree
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import TreeRowDrafter, VerifyResult
+from specengine.engine.draft_nodes import HostTree
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Flight
+from specengine.engine.graph_ruled import Drafted, RoundParts, Seen
+from specengine.engine.round_form import Flight, Form
 from specengine.engine.row_choices import BEST, Choosing
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.kv_move import KVPaths
@@ -41,16 +43,25 @@ class GraphTreeRound(GraphRound):
         rows = self.begin(rows_B)
         tree = self.drafter.draft_tree_rows(rows, num_steps)
         output = self.verify_tree(rows, tree, choosing)
-        paths = self.accept_tree(rows, output.best, tree, num_steps)
+        self.go_on(rows, output, tree, Form(len(rows_B), num_steps, choosing))
+
+    def go_on(self, rows: RowBatch, output: RowsOutput, tree: DraftTree, form: Form) -> None:
+        """By the path that stands."""
+        paths = self.accept_tree(rows, output.best, tree, form.num_steps)
         self.keep(rows, paths)
-        self.choices.count(rows, paths.tokens_BW, paths.accepted_B, choosing)
+        self.choices.count(rows, paths.tokens_BW, paths.accepted_B, form.choosing)
         self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
+
+    def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
+        return (TreeParts if form.num_steps else RoundParts)(self, rows_B, form)
 
     def verify_tree(self, rows: RowBatch, tree: DraftTree, choosing: Choosing) -> RowsOutput:
         """The target's token at each node."""
+        return self.forward(self.batch_of(rows, tree), rows, choosing)
+
+    def batch_of(self, rows: RowBatch, tree: DraftTree) -> ForwardBatch:
         shape = Tree(tree.depths_BN.view(-1), tree.mask_BNN)
-        batch = self.runner.new_row_batch(rows, tree.tokens_BN, tree=shape)
-        return self.forward(batch, rows, choosing)
+        return self.runner.new_row_batch(rows, tree.tokens_BN, tree=shape)
 
     def accept_tree(
         self, rows: RowBatch, chosen_T: Tensor, tree: DraftTree, num_steps: int
@@ -79,6 +90,41 @@ class GraphTreeRound(GraphRound):
     def land(self, flight: Flight) -> VerifyResult:
         drafted = [self.drafter.num_tree_nodes(n) - 1 if n else 0 for n in flight.num_drafted]
         return replace(super().land(flight), num_drafted=drafted)
+
+
+class TreeParts(RoundParts):
+    """Of a tree."""
+
+    graph_round: GraphTreeRound
+    tree: DraftTree  # left behind by the drafting
+    tokens_and_parents_2BN: Tensor  # likewise
+
+    @torch.inference_mode()
+    def draft(self) -> None:
+        flying = self.graph_round
+        rows = flying.begin(self.rows_B)
+        self.tree = flying.drafter.draft_tree_rows(rows, self.form.num_steps)
+        self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
+        self.tokens_and_parents_2BN = torch.stack([self.tree.tokens_BN, self.tree.parents_BN])
+
+    @torch.inference_mode()
+    def look(self) -> None:
+        batch = self.graph_round.batch_of(self.drafted.rows, self.tree)
+        self.seen = Seen(batch, self.graph_round.runner.forward_extend(batch))
+
+    @torch.inference_mode()
+    def decide(self) -> None:
+        flying, choosing, rows = self.graph_round, self.form.choosing, self.drafted.rows
+        output = flying.choose(self.seen.hidden_TH, self.seen.batch, rows, choosing)
+        flying.go_on(rows, output, self.tree, self.form)
+
+    @property
+    def shown(self) -> Tensor:
+        return self.tokens_and_parents_2BN
+
+    def trees(self, shown: Tensor, reqs: list[Req]) -> list[HostTree]:
+        tokens, parents = shown[:, : len(reqs)].tolist()
+        return [HostTree(*pair) for pair in zip(tokens, parents, strict=True)]
 
 
 def _of_paths(output: RowsOutput, paths: AcceptedPaths) -> RowsOutput:

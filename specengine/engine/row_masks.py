@@ -31,17 +31,15 @@ class RowMasks:
             self._words = torch.zeros(shape, dtype=torch.int32, device=self.device)
             self._slots = torch.full(shape[:1], -1, dtype=torch.int32, device=self.device)
 
-    def send(self, reqs: list[Req], drafts: list[list[int]]) -> None:
-        """Before the rows of a round are chosen. drafts: chains of one length, after the requests'
-        last tokens."""
+    def send(self, reqs: list[Req], trees: list[HostTree]) -> None:
+        """Before the rows of a round are chosen. trees: what is drafted, of one size."""
         assert self._words is not None
         assert self._slots is not None
-        nodes = 1 + len(drafts[0])
+        nodes = len(trees[0].tokens)
         builder = MaskBuilder(len(reqs) * nodes, self.vocab_size)
-        for index, (req, drafted) in enumerate(zip(reqs, drafts, strict=True)):
+        for index, (req, tree) in enumerate(zip(reqs, trees, strict=True)):
             if req.grammar is not None and not req.is_finished:
-                chain = HostTree([req.last_token, *drafted], list(range(-1, len(drafted))))
-                add_masks(builder, index * nodes, req, chain)
+                add_masks(builder, index * nodes, req, tree)
         self._slots.fill_(-1)
         mask = builder.send(self.device)
         if mask is not None:

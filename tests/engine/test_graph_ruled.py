@@ -42,7 +42,7 @@ BATCHES = {
     "logprobs": [FREE, replace(SAMPLED, logprobs=1), RULED[2], RULED[1]],
     "edits": [RULED[3], replace(FREE, logit_bias={9: -3.0}), RULED[0], FREE],
 }
-NAMES = ["plain", "EAGLE", "EAGLE3", "NGRAM"]
+NAMES = ["plain", "EAGLE", "EAGLE3", "a tree", "NGRAM"]
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
 )
@@ -68,6 +68,13 @@ def specs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, S
         "plain": None,
         "EAGLE": eagle,
         "EAGLE3": replace(eagle, algorithm="EAGLE3", draft_model_path=eagle3),
+        "a tree": replace(
+            eagle,
+            algorithm="EAGLE3",
+            draft_model_path=eagle3,
+            eagle_topk=3,
+            num_draft_tokens=9,
+        ),
         "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False, ngram_min_match=1),
     }
 
@@ -86,6 +93,14 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
     return [one.token_ids for one in found]
 
 
+def batches_of(name: str) -> list[tuple[str, list[SamplingParams]]]:
+    """Those that fly."""
+    told = {
+        batch for batch, params in BATCHES.items() if any(p.logprobs is not None for p in params)
+    }
+    return [pair for pair in BATCHES.items() if name != "a tree" or pair[0] not in told]
+
+
 @pytest.fixture(scope="module")
 def expected(target: Path) -> dict[str, list[list[int]]]:
     llm = make(target, None, disable_cuda_graph=True)
@@ -95,7 +110,7 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
 @ON_CPU
 @pytest.mark.parametrize(
     ("name", "overlaps"),
-    [("plain", True), ("EAGLE", True), ("EAGLE3", True), ("EAGLE3", False), ("NGRAM", True)],
+    [(name, True) for name in NAMES] + [("EAGLE3", False)],
 )
 def test_grammars_fly(
     name: str,
@@ -107,7 +122,8 @@ def test_grammars_fly(
 ) -> None:
     llm = make(target, specs[name])
     flying = let_fly(llm, monkeypatch, overlaps)
-    for batch, params in BATCHES.items():
+    flying.logprobs_fly = name != "a tree"
+    for batch, params in batches_of(name):
         assert tokens(llm, params) == expected[batch], batch
     counters = dict(flying.counters)
     assert counters.pop("replays") > 20
@@ -244,7 +260,7 @@ class TestOnTheGpu:
         flags = {"unproven_cuda_graphs": True, "disable_overlap_schedule": not overlap}
         llm = make(target, specs[name], **flags)
         for _ in range(2):  # with captures, and without
-            for batch, params in BATCHES.items():
+            for batch, params in batches_of(name):
                 assert tokens(llm, params) == expected[batch], batch
         stats = llm.engine.stats().graphs["round"]
         assert stats.replays > 40
