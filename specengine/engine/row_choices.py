@@ -18,7 +18,8 @@ from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_ro
 
 @dataclass(frozen=True)
 class Choosing:
-    """What a round must be able to do for its requests, beside taking the best token."""
+    """What a round must be able to do for its requests, beside taking the best token. One that
+    edits, masks or tells logprobs can sample as well, so that there are fewer kinds."""
 
     samples: bool = False
     edits: bool = False
@@ -27,12 +28,12 @@ class Choosing:
 
     @classmethod
     def of(cls, reqs: list[Req]) -> Choosing:
-        return cls(
-            samples=not all(req.sampling.is_greedy for req in reqs),
-            edits=any(map(edits_logits, reqs)),
-            logprobs=any(req.sampling.logprobs is not None for req in reqs),
-            masks=any(req.grammar is not None for req in reqs),
-        )
+        edits = any(map(edits_logits, reqs))
+        logprobs = any(req.sampling.logprobs is not None for req in reqs)
+        masks = any(req.grammar is not None for req in reqs)
+        all_greedy = all(req.sampling.is_greedy for req in reqs)
+        samples = edits or logprobs or masks or not all_greedy
+        return cls(samples, edits, logprobs, masks)
 
 
 BEST = Choosing()
