@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specengine.kernels.native import ops as native
 
-Backend = Literal["auto", "torch", "triton", "native", "cuda", "wide", "sgl"]
+Backend = Literal["auto", "torch", "triton", "native", "cuda", "sgl"]
 
 
 @cache

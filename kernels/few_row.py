@@ -19,9 +19,6 @@ from specengine.kernels.dispatch import Backend, has_dependent_launch, use_trito
 MAX_ROWS = 64
 MAX_HIDDEN = 2048
 MAX_HIDDEN_OF_ONE_ROW = 8192
-# Rows of wide layers that "wide" takes: none, until benchmarks/kernels/few_row_wide.py has shown it
-# ahead of cuBLAS. Meant for 32.
-MAX_WIDE_ROWS = 0
 
 
 def fits(x: Tensor) -> bool:
@@ -29,15 +26,11 @@ def fits(x: Tensor) -> bool:
     rows, hidden = x.shape
     if rows == 1:
         return use_triton("auto", x) and hidden <= MAX_HIDDEN_OF_ONE_ROW
-    return _pays(x) or _streams(x)
+    return _pays(x)
 
 
 def _pays(x: Tensor) -> bool:
     return 0 < x.shape[0] <= MAX_ROWS and x.shape[1] <= MAX_HIDDEN and _has_tiles(x)
-
-
-def _streams(x: Tensor) -> bool:
-    return 1 < x.shape[0] <= MAX_WIDE_ROWS and x.shape[1] > MAX_HIDDEN and _has_tiles(x)
 
 
 def _has_tiles(x: Tensor) -> bool:
@@ -49,10 +42,6 @@ def _has_tiles(x: Tensor) -> bool:
 
 def _module(backend: Backend, x: Tensor) -> ModuleType:
     """One row of a wide layer is faster in Triton: it is a stream of weights, and no product."""
-    if backend == "wide" or (backend == "auto" and _streams(x)):
-        from specengine.kernels import few_row_wide
-
-        return few_row_wide
     if backend == "cuda" or (
         backend == "auto" and _has_tiles(x) and (x.shape[0] > 1 or x.shape[1] <= MAX_HIDDEN)
     ):
@@ -70,7 +59,7 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto"
 ) -> Tensor:
     """x: [T, H], weight: [O, H], bias: [O] or None -> [T, O]."""
-    takes_kernel = backend in ("cuda", "wide") or (backend == "auto" and (_pays(x) or _streams(x)))
+    takes_kernel = backend == "cuda" or (backend == "auto" and _pays(x))
     module = _module(backend, x) if takes_kernel else few_row_ref
     out: Tensor = module.linear(x, weight, bias)
     return out
@@ -89,8 +78,8 @@ def norm_linear(
     """``linear(rms_norm(x, norm_weight, eps), weight, bias)``.
 
     x: [T, H], T <= MAX_ROWS; weight: [O, H]; bias: [O] or None -> [T, O] of out_dtype (x's).
-    Accumulates in float32. backend "triton" takes one row; "cuda", and "wide" for wide models, half
-    precision, H a multiple of 8, and give a row the same result whatever stands beside it.
+    Accumulates in float32. backend "triton" takes one row; "cuda" half precision, H a multiple of
+    8, and gives a row the same result whatever stands beside it.
     """
     module = _module(backend, x)
     out: Tensor = module.norm_linear(x, norm_weight, eps, weight, bias, out_dtype)

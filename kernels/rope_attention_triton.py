@@ -243,14 +243,14 @@ class Blocks:
     min_share: int
 
 
-def blocks_for(dtype: torch.dtype, head_dim: int, groups: int) -> Blocks:
-    """Measured on an H200 (benchmarks/results, rope-attention)."""
+def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
+    """Measured on an H200 (benchmarks/results, rope-attention and attention-backends)."""
     if dtype == torch.float32:
         return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
     if head_dim > 128:
         return Blocks(32, 4, 2, 128)
     if head_dim > 64 and groups >= 256:
-        return Blocks(64, 2, 2, 128)
+        return Blocks(64, 2 if rows <= 32 else 4, 2, 128)  # 64 rows spill in 2 warps
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
 
 
@@ -283,7 +283,7 @@ def rope_attention(
     rows = max(16, triton.next_power_of_2(batch.max_queries * group))
     block_dim = max(16, triton.next_power_of_2(head_dim))
     groups = requests * num_kv_heads
-    blocks = blocks_for(q.dtype, head_dim, groups)
+    blocks = blocks_for(q.dtype, head_dim, groups, rows)
     splits = num_splits or _choose_splits(batch, groups, blocks, q.device)
     shares = groups * splits * rows if splits > 1 else 1
     partial = torch.empty(shares * block_dim, dtype=torch.float32, device=q.device)

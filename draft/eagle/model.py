@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.kernels import few_row
+from specengine.kernels import few_row, layer_tail
 from specengine.kernels.joined_norm import joined_norm
-from specengine.layers.decoder import PACKED_MODULES, DecoderShape, SelfAttention
+from specengine.layers.decoder import PACKED_MODULES, DecoderShape, SelfAttention, tail_weights
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.mlp import GatedMLP
@@ -80,9 +80,16 @@ class EagleLayer(nn.Module):
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> Tensor:
         """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H]."""
-        if self.can_fuse and few_row.fits(residual):
-            return self.forward_few_rows(positions, attended, residual, batch)
-        heads = self.self_attn(positions, attended, batch)
+        attention = self.self_attn
+        if self.can_fuse and attention.o_proj.kernel is None:
+            weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
+            if layer_tail.fits(residual, weights):
+                heads = attention.attend(positions, attention.qkv_proj(attended), batch)
+                eps = self.post_attention_layernorm.eps
+                return layer_tail.layer_tail(heads, residual, weights, eps).stream
+            if few_row.fits(residual):
+                return self.forward_few_rows(positions, attended, residual, batch)
+        heads = attention(positions, attended, batch)
         normed, residual = self.post_attention_layernorm.add(heads, residual)
         out: Tensor = self.mlp(normed) + residual
         return out

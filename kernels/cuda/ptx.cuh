@@ -72,31 +72,79 @@ __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Four matrices of 8 x 8 values, a row from the address of each lane.
-__device__ __forceinline__ uint4 load_matrices(u32 at) {
+__device__ __forceinline__ uint4 load_shared(u32 at) {
   uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
   return v;
 }
 
-__device__ __forceinline__ void store_shared(u32 at, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
-               :: "r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+// Of what other multiprocessors have written while this kernel runs: the first cache would not know.
+__device__ __forceinline__ uint4 load_from_l2(const u16* at) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+  return v;
 }
 
-// 16 bytes into shared memory; zeros if they do not exist.
-__device__ __forceinline__ void copy_async(u32 to, const u16* from, bool exists) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
+__device__ __forceinline__ u16 load_one_from_l2(const u16* at) {
+  u16 v;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(at) : "memory");
+  return v;
 }
 
-__device__ __forceinline__ void close_group() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
+// Barriers in shared memory: they turn when `count` threads have arrived and all bytes that were
+// expected have landed.
+__device__ __forceinline__ void prepare_barrier(u32 barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
 }
 
-// This thread's copies of all but the last OPEN groups have landed.
-template <int OPEN>
-__device__ __forceinline__ void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(OPEN) : "memory");
+// Before the barrier of the block after which they are used.
+__device__ __forceinline__ void show_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+
+// Arrives, and expects so many bytes.
+__device__ __forceinline__ void expect_bytes(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+
+// Until the barrier's turn `turn` (0, 1, 0...) has ended; that before the first has.
+__device__ __forceinline__ void wait_at(u32 barrier, int turn) {
+  u32 ended;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(ended) : "r"(barrier), "r"(turn) : "memory");
+  } while (!ended);
+}
+
+// Consecutive bytes, a multiple of 16, into shared memory; the barrier is told when they have landed.
+__device__ __forceinline__ void copy_bulk(u32 to, const u16* from, int bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// A barrier of some warps of the block. name: 1 to 15.
+__device__ __forceinline__ void meet_among(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(name), "r"(threads) : "memory");
+}
+
+// After what this thread has seen: a thread that sees the arrival sees that too.
+__device__ __forceinline__ void arrive_in_memory(int* counter) {
+  asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.s32 [%0], 1;" :: "l"(counter) : "memory");
+}
+
+__device__ __forceinline__ int seen_in_memory(const int* counter) {
+  int v;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(counter) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 32;"); }

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from specengine.kernels import few_row
+from specengine.kernels import few_row, layer_tail
+from specengine.kernels.layer_tail import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.linear import Linear, MergedLinear
@@ -99,6 +100,13 @@ class SelfAttention(nn.Module):
         return out
 
 
+def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> TailWeights:
+    """Of what stands behind attention in a layer without biases there, unpacked."""
+    return TailWeights(
+        attention.o_proj.plain, norm.weight, mlp.gate_up_proj.plain, mlp.down_proj.plain
+    )
+
+
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm. The residual stream is carried beside the
     layer's output and added inside the next norm."""
@@ -131,6 +139,38 @@ class DecoderLayer(nn.Module):
         hidden = self.self_attn(positions, hidden, batch)
         hidden, residual = self.post_attention_layernorm.add(hidden, residual)
         return self.mlp(hidden), residual
+
+    def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
+        """Whether `forward_streamed` is the way for rows [T, hidden_size]."""
+        if batch.compiles or not self.can_fuse or self.self_attn.o_proj.kernel is not None:
+            return False
+        whole_tiles = sum(self.self_attn.sizes) % layer_tail.TILE == 0
+        return whole_tiles and layer_tail.fits(hidden, self._tail_weights())
+
+    def forward_streamed(
+        self,
+        positions: Tensor,
+        before: Tail,
+        batch: ForwardBatch,
+        following: DecoderLayer | None,
+    ) -> Tail:
+        """The same layer, all behind attention in one kernel, which goes on to the projection of
+        the following layer. before: the stream, and this layer's projection, if that was made."""
+        qkv, norm = before.qkv, self.input_layernorm
+        if qkv is None:
+            qkv = self.self_attn.qkv_proj(norm(before.stream))
+        heads = self.self_attn.attend(positions, qkv, batch)
+        projection = None if following is None else following._projection()
+        return layer_tail.layer_tail(
+            heads, before.stream, self._tail_weights(), norm.eps, projection
+        )
+
+    def _tail_weights(self) -> TailWeights:
+        return tail_weights(self.self_attn, self.post_attention_layernorm, self.mlp)
+
+    def _projection(self) -> Projection:
+        qkv_proj = self.self_attn.qkv_proj
+        return Projection(self.input_layernorm.weight, qkv_proj.plain, qkv_proj.bias)
 
     def forward_compiled(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.kernels.layer_tail import Tail
 from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
@@ -30,6 +31,29 @@ class DecoderStack(nn.Module):
             DecoderLayer(shape, layer_id, rotary, window) for layer_id, window in enumerate(windows)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
+        hidden: Tensor = self.embed_tokens(input_ids)
+        first = cast(DecoderLayer, self.layers[0])
+        if first.is_streamed(hidden, batch):
+            return self.norm.add(self._stream(positions, hidden, batch), None)[0]
+        residual: Tensor | None = None
+        for layer_id, layer in enumerate(self.layers):
+            hidden, residual = layer(positions, hidden, residual, batch)
+            if layer_id in batch.capture_layers:
+                batch.captured.append(hidden if residual is None else hidden + residual)
+        return self.norm.add(hidden, residual)[0]
+
+    def _stream(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """The residual stream behind the layers. A layer's last product is the next one's first."""
+        tail, layers = Tail(hidden, None), [cast(DecoderLayer, layer) for layer in self.layers]
+        for layer_id, layer in enumerate(layers):
+            following = layers[layer_id + 1] if layer_id + 1 < len(layers) else None
+            tail = layer.forward_streamed(positions, tail, batch, following)
+            if layer_id in batch.capture_layers:
+                batch.captured.append(tail.stream)
+        return tail.stream
 
 
 class LlamaForCausalLM(nn.Module):
@@ -61,13 +85,8 @@ class LlamaForCausalLM(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
-        hidden: Tensor = self.model.embed_tokens(input_ids)
-        residual: Tensor | None = None
-        for layer_id, layer in enumerate(self.model.layers):
-            hidden, residual = layer(positions, hidden, residual, batch)
-            if layer_id in batch.capture_layers:
-                batch.captured.append(hidden if residual is None else hidden + residual)
-        return self.model.norm.add(hidden, residual)[0]
+        out: Tensor = self.model(input_ids, positions, batch)
+        return out
 
     def forward_split_prefill(
         self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int

@@ -81,7 +81,7 @@ def plain(world: World) -> dict[int, tuple[list[list[int]], int]]:
 def test_as_much_is_found_as_without_speculation(
     name: str, page_size: int, world: World, plain: dict[int, tuple[list[list[int]], int]]
 ) -> None:
-    engine = world.engine(world.specs[name], page_size)
+    engine = world.engine(replace(world.specs[name], adaptive=False), page_size)
     assert conversations(engine) == plain[page_size]
     assert engine.stats().spec.num_drafts > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,12 @@ def test_kv_takes_what_the_formula_says() -> None:
     """135M: 30 layers, K and V, 3 heads of 64, 2 bytes."""
     more, taken = 100_000, []
     for tokens in (more, 2 * more):
+        gc.collect()
         before = torch.cuda.memory_allocated()
         llm = LLM("smollm2-shape", load_format="dummy", max_total_tokens=tokens, cuda_graph_bs=(1,))
         taken.append(torch.cuda.memory_allocated() - before)
         del llm
+        gc.collect()
         torch.cuda.empty_cache()
     assert (taken[1] - taken[0]) / more == pytest.approx(30 * 2 * 3 * 64 * 2, rel=0.03)
 
@@ -52,7 +55,7 @@ def test_nothing_grows_over_5000_rounds() -> None:
         run(llm, 4, 400)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= allocated + (1 << 20)
-    assert torch.cuda.memory_reserved() == reserved
+    assert torch.cuda.memory_reserved() <= reserved
     assert llm.engine.scheduler.num_free_slots == free
     llm.engine.scheduler.check_invariant()
 

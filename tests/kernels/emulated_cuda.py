@@ -1,4 +1,4 @@
-"""CUDA C++ kernels on a CPU: compiled for one thread with the headers of tests/kernels/emulator."""
+"""CUDA C++ kernels on a CPU, compiled with the headers of tests/kernels/emulator."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ class EmulatedKernel:
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
-        """Blocks run in an order that is drawn."""
+        """Blocks begin in an order that is drawn; eight run by turns."""
         assert shared_bytes <= SHARED_BYTES
         assert grid[1:] == (1, 1)
         order = random.Random(0).sample(range(grid[0]), grid[0])
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        self.library.launch(grid[0], (ctypes.c_int * grid[0])(*order), threads, pointers)
+        drawn = (ctypes.c_int * grid[0])(*order)
+        self.library.launch(grid[0], drawn, threads, shared_bytes, pointers)
 
 
 def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:

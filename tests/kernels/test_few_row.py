@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specengine.kernels.activation import silu_and_mul
 from specengine.kernels.cuda import program
-from specengine.kernels.dispatch import Backend
 from specengine.kernels.few_row import (
     linear,
     linear_add,
@@ -88,11 +87,6 @@ class TestCuda:
         assert isinstance(request.param, torch.dtype)
         return request.param
 
-    @pytest.fixture(params=["cuda", "wide"])
-    def backend(self, request: pytest.FixtureRequest) -> Backend:
-        backend: Backend = request.param
-        return backend
-
     def draw(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.randn(shape, device="cuda").to(dtype)
 
@@ -102,65 +96,49 @@ class TestCuda:
 
     @pytest.mark.parametrize("hidden", [72, 576, 2048, 5000])
     @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64])
-    def test_every_operation(
-        self, rows: int, hidden: int, dtype: torch.dtype, backend: Backend
-    ) -> None:
+    def test_every_operation(self, rows: int, hidden: int, dtype: torch.dtype) -> None:
         outs = 104
         x, gain = self.draw(dtype, rows, hidden), self.draw(dtype, hidden)
         weight = self.draw(dtype, 2 * outs, hidden) * hidden**-0.5
         bias, residual = self.draw(dtype, 2 * outs), self.draw(dtype, rows, 2 * outs)
         for given in (None, bias):
             self.close(
-                norm_linear(x, gain, EPS, weight, given, backend=backend),
+                norm_linear(x, gain, EPS, weight, given, backend="cuda"),
                 norm_linear(x, gain, EPS, weight, given, backend="torch"),
             )
         self.close(
-            norm_gated_linear(x, gain, EPS, weight, backend=backend),
+            norm_gated_linear(x, gain, EPS, weight, backend="cuda"),
             norm_gated_linear(x, gain, EPS, weight, backend="torch"),
         )
         self.close(
-            linear_add(x, weight, residual, backend=backend),
+            linear_add(x, weight, residual, backend="cuda"),
             linear_add(x, weight, residual, backend="torch"),
         )
 
-    def test_linear(self, dtype: torch.dtype, backend: Backend) -> None:
+    def test_linear(self, dtype: torch.dtype) -> None:
         x, weight, bias = self.draw(dtype, 5, 72), self.draw(dtype, 40, 72), self.draw(dtype, 40)
-        self.close(linear(x, weight, bias, backend=backend), F.linear(x, weight, bias))
+        self.close(linear(x, weight, bias, backend="cuda"), F.linear(x, weight, bias))
 
-    def test_float_results(self, dtype: torch.dtype, backend: Backend) -> None:
+    def test_float_results(self, dtype: torch.dtype) -> None:
         x, gain, weight = self.draw(dtype, 2, 72), self.draw(dtype, 72), self.draw(dtype, 40, 72)
-        out = norm_linear(x, gain, EPS, weight, out_dtype=torch.float32, backend=backend)
+        out = norm_linear(x, gain, EPS, weight, out_dtype=torch.float32, backend="cuda")
         assert out.dtype is torch.float32
         self.close(out, norm_linear(x, gain, EPS, weight, backend="torch"))
 
-    def test_rows_of_a_wider_tensor(self, dtype: torch.dtype, backend: Backend) -> None:
+    def test_rows_of_a_wider_tensor(self, dtype: torch.dtype) -> None:
         x = self.draw(dtype, 3, 80)[:, 8:]
         weight, residual = self.draw(dtype, 40, 72), self.draw(dtype, 3, 40)
         before = residual.clone()
         self.close(
-            linear_add(x, weight, residual, backend=backend),
+            linear_add(x, weight, residual, backend="cuda"),
             linear_add(x, weight, residual, backend="torch"),
         )
         assert torch.equal(residual, before)
 
-    def test_a_row_does_not_depend_on_its_neighbours(
-        self, dtype: torch.dtype, backend: Backend
-    ) -> None:
+    def test_a_row_does_not_depend_on_its_neighbours(self, dtype: torch.dtype) -> None:
         x, gain = self.draw(dtype, 64, 576), self.draw(dtype, 576)
         weight = self.draw(dtype, 3072, 576)
-        whole = norm_gated_linear(x, gain, EPS, weight, backend=backend)
+        whole = norm_gated_linear(x, gain, EPS, weight, backend="cuda")
         for rows in (1, 4, 16, 33):
-            part = norm_gated_linear(x[:rows], gain, EPS, weight, backend=backend)
+            part = norm_gated_linear(x[:rows], gain, EPS, weight, backend="cuda")
             assert torch.equal(part, whole[:rows])
-
-    def test_a_chain_of_shared_tiles(self, dtype: torch.dtype) -> None:
-        """Launches that overlap use one meeting place by turns."""
-        x = self.draw(dtype, 4, 4096)
-        weights = [self.draw(dtype, 4096, 4096) * 4096**-0.5 for _ in range(4)]
-        alone = [linear(x, weight, backend="wide") for weight in weights]
-        torch.cuda.synchronize()
-        for _ in range(10):
-            for weight, expected in zip(weights, alone, strict=True):
-                assert torch.equal(linear(x, weight, backend="wide"), expected)
-            once = [linear(x, weight, backend="wide") for weight in weights]
-            assert all(torch.equal(a, b) for a, b in zip(once, alone, strict=True))

@@ -11,6 +11,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
+from specengine.kernels import layer_tail, layer_tail_cuda, layer_tail_ref
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
@@ -143,6 +144,27 @@ def test_fused_layer_equals_the_plain_one(
     plain = mini_runner(model).logits(ForwardMode.EXTEND, [tokens])
     monkeypatch.setattr("specengine.kernels.few_row.fits", lambda x: True)
     _assert_near(mini_runner(model).logits(ForwardMode.EXTEND, [tokens]), plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_streamed_layers_equal_the_plain_ones(
+    family: str, small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that go on to the next one's projection; hidden states are kept on the way."""
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    model = _load(small_models[family])
+    found = []
+    for streams in (False, True):
+        if streams:
+            monkeypatch.setattr(layer_tail, "fits", lambda *_: True)
+            monkeypatch.setattr(layer_tail_cuda, "layer_tail", layer_tail_ref.layer_tail)
+        runner = mini_runner(model)
+        batch = runner.batch(ForwardMode.EXTEND, [PROMPT[:12]])
+        batch.capture_layers = (0, 2)
+        hidden = model(batch.input_ids, batch.positions, batch)
+        found.append([hidden, *batch.captured])
+    for plain, streamed in zip(*found, strict=True):
+        _assert_near(streamed, plain)
 
 
 @pytest.mark.parametrize(("quantization", "error"), [(None, 0.03), ("int8", 0.05), ("int4", 0.5)])

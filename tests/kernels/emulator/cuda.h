@@ -1,15 +1,16 @@
 // As much of CUDA C++ as the kernels of specengine use, on one CPU thread. A CUDA thread is a fiber
-// that runs until a barrier or an instruction of its whole warp; blocks run one after another. It shows
-// whether indices, swizzles and orders are right, and copies that are read before they have landed
-// (they read as NaN until then). It shows nothing about races between warps, or about speed.
+// that runs until a barrier or an instruction of its whole warp. Some blocks run by turns, as on
+// multiprocessors, so that they can wait for each other. It shows whether indices, swizzles and orders
+// are right, and copies that are read before they have landed (they read as NaN until then). It shows
+// nothing about races between warps, or about speed.
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -26,71 +27,81 @@ using std::min;
 struct uint4 {
   unsigned x, y, z, w;
 };
-struct float4 {
-  float x, y, z, w;
-};
 struct Place {
   int x;
 };
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 static Place threadIdx, blockIdx, gridDim;
 
 const int WARP = 32, MOST_WARPS = 32, SHARED_BYTES = 232448;
 extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
 
-struct Copy {
-  unsigned to;
-  const void* from;
-  bool exists;
-};
-
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
   bool ended = false;
-  std::vector<Copy> open;
-  std::deque<std::vector<Copy>> groups;
 };
-
-static std::vector<Fiber> fibers;
-static ucontext_t scheduler;
-static std::function<void()> body;
-
-inline Fiber& me() { return fibers[threadIdx.x]; }
-inline int lane() { return threadIdx.x % WARP; }
-inline int warp() { return threadIdx.x / WARP; }
 
 struct Barrier {
   int arrived = 0;
   long passed = 0;
 
-  void meet(int count) {
-    const long mine = passed;
-    if (++arrived == count) {
-      arrived = 0;
-      passed++;
-    } else {
-      while (passed == mine) swapcontext(&me().context, &scheduler);
-    }
-  }
+  void meet(int count);
 };
 
-static Barrier of_warp[MOST_WARPS], of_block;
+struct Landing {
+  unsigned to;
+  const void* from;
+  int bytes;
+};
 
-inline void __syncwarp() { of_warp[warp()].meet(WARP); }
-inline void __syncthreads() { of_block.meet(fibers.size()); }
+// A barrier in shared memory (mbarrier).
+struct SharedBarrier {
+  int count = 0, arrived = 0;
+  long open_bytes = 0, turns = 0;
+  std::vector<Landing> landings;
+};
+
+const int AT_ONCE_MOST = 8, NAMES = 16;
+
+struct Block {
+  int index = -1;
+  std::vector<Fiber> fibers;
+  std::vector<unsigned char> shared;
+  Barrier of_warp[MOST_WARPS], named[NAMES];
+  std::map<unsigned, SharedBarrier> barriers;
+};
+
+static Block blocks[AT_ONCE_MOST];
+static int slot;  // of the block that runs
+static ucontext_t scheduler;
+static std::function<void()> body;
+
+inline Block& here() { return blocks[slot]; }
+inline Fiber& me() { return here().fibers[threadIdx.x]; }
+inline void yield() { swapcontext(&me().context, &scheduler); }
+inline int lane() { return threadIdx.x % WARP; }
+inline int warp() { return threadIdx.x / WARP; }
+
+inline void Barrier::meet(int count) {
+  const long mine = passed;
+  if (++arrived == count) {
+    arrived = 0;
+    passed++;
+  } else {
+    while (passed == mine) yield();
+  }
+}
+
+inline void __syncwarp() { here().of_warp[warp()].meet(WARP); }
+inline void __syncthreads() { here().named[0].meet(here().fibers.size()); }
 inline void __threadfence() {}
 
 inline int atomicAdd(int* at, int value) {
   *at += value;
   return *at - value;
-}
-template <class T>
-inline T __ldcg(const T* at) {
-  return *at;
 }
 inline unsigned long __cvta_generic_to_shared(const void* at) {
   return (const unsigned char*)at - shared_memory;
@@ -106,12 +117,12 @@ inline float __expf(float v) { return expf(v); }
 // What every lane of the warp shows, seen by all of them.
 template <class T>
 struct Board {
-  T of[MOST_WARPS][WARP];
+  T of[AT_ONCE_MOST][MOST_WARPS][WARP];
 
   const T* show(T value) {
-    of[warp()][lane()] = value;
+    of[slot][warp()][lane()] = value;
     __syncwarp();
-    return of[warp()];
+    return of[slot][warp()];
   }
 };
 

@@ -26,27 +26,42 @@ static void start(Fiber& fiber) {
   makecontext(&fiber.context, run_fiber, 0);
 }
 
-static void run_block(int threads) {
-  fibers.clear();
-  fibers.resize(threads);
-  memset(shared_memory, 0xff, SHARED_BYTES);
-  for (Fiber& fiber : fibers) start(fiber);
-  for (bool any = true; any;) {
-    any = false;
-    for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) {
-      if (me().ended) continue;
-      any = true;
-      swapcontext(&scheduler, &me().context);
-    }
-  }
+static void begin(Block& block, int index, int threads, int shared_bytes) {
+  block = Block();
+  block.index = index;
+  block.fibers.resize(threads);
+  block.shared.assign(shared_bytes, 0xff);
+  for (Fiber& fiber : block.fibers) start(fiber);
 }
 
-// order: in which the blocks run.
-extern "C" void launch(int blocks, const int* order, int threads, void** arguments) {
-  body = bound(KERNEL, arguments);
-  gridDim.x = blocks;
-  for (int i = 0; i < blocks; i++) {
-    blockIdx.x = order[i];
-    run_block(threads);
+// Every thread of a block, until it waits; whether any was left.
+static bool run_turn(Block& block) {
+  bool any = false;
+  blockIdx.x = block.index;
+  memcpy(shared_memory, block.shared.data(), block.shared.size());
+  for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
+    if (me().ended) continue;
+    any = true;
+    swapcontext(&scheduler, &me().context);
   }
+  memcpy(block.shared.data(), shared_memory, block.shared.size());
+  return any;
+}
+
+// order: in which the blocks begin.
+extern "C" void launch(int count, const int* order, int threads, int shared_bytes, void** arguments) {
+  body = bound(KERNEL, arguments);
+  gridDim.x = count;
+  int next = 0, running = 0;
+  for (slot = 0; slot < AT_ONCE_MOST && next < count; slot++, running++)
+    begin(here(), order[next++], threads, shared_bytes);
+  while (running > 0)
+    for (slot = 0; slot < AT_ONCE_MOST; slot++) {
+      if (here().index < 0 || run_turn(here())) continue;
+      here() = Block();
+      if (next < count)
+        begin(here(), order[next++], threads, shared_bytes);
+      else
+        running--;
+    }
 }

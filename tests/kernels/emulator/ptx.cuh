@@ -42,35 +42,56 @@ inline void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   __syncwarp();
 }
 
-inline uint4 load_matrices(u32 at) {
-  static Board<u32> board;
-  const u32* of = board.show(at);
-  u32 v[4];
-  for (int i = 0; i < 4; i++) memcpy(&v[i], shared_memory + of[i * 8 + lane() / 4] + lane() % 4 * 4, 4);
-  __syncwarp();
-  return {v[0], v[1], v[2], v[3]};
+inline uint4 load_shared(u32 at) {
+  uint4 v;
+  memcpy(&v, shared_memory + at, 16);
+  return v;
+}
+inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
+inline u16 load_one_from_l2(const u16* at) { return *at; }
+
+inline void prepare_barrier(u32 barrier, int count) {
+  here().barriers[barrier] = SharedBarrier();
+  here().barriers[barrier].count = count;
+}
+inline void show_barriers() {}
+
+// Everything lands at the last moment.
+inline void turn_if_complete(SharedBarrier& barrier) {
+  if (barrier.arrived < barrier.count || barrier.open_bytes != 0) return;
+  for (const Landing& copy : barrier.landings)
+    memcpy(shared_memory + copy.to, copy.from, copy.bytes);
+  barrier.landings.clear();
+  barrier.arrived = 0;
+  barrier.turns++;
 }
 
-inline void store_shared(u32 at, uint4 v) { memcpy(shared_memory + at, &v, 16); }
-
-inline void copy_async(u32 to, const u16* from, bool exists) {
-  memset(shared_memory + to, 0xff, 16);
-  me().open.push_back({to, from, exists});
+inline void arrive_at(u32 at) {
+  SharedBarrier& barrier = here().barriers.at(at);
+  barrier.arrived++;
+  turn_if_complete(barrier);
 }
 
-inline void close_group() {
-  me().groups.push_back(me().open);
-  me().open.clear();
+inline void expect_bytes(u32 at, int bytes) {
+  here().barriers.at(at).open_bytes += bytes;
+  arrive_at(at);
 }
 
-template <int OPEN>
-inline void wait_for_groups() {
-  auto& groups = me().groups;
-  for (; (int)groups.size() > OPEN; groups.pop_front())
-    for (const Copy& copy : groups.front()) {
-      if (copy.exists)
-        memcpy(shared_memory + copy.to, copy.from, 16);
-      else
-        memset(shared_memory + copy.to, 0, 16);
-    }
+inline void copy_bulk(u32 to, const u16* from, int bytes, u32 at) {
+  if (bytes <= 0 || bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+  SharedBarrier& barrier = here().barriers.at(at);
+  memset(shared_memory + to, 0xff, bytes);
+  barrier.landings.push_back({to, from, bytes});
+  barrier.open_bytes -= bytes;
+  turn_if_complete(barrier);
 }
+
+inline void wait_at(u32 at, int turn) {
+  while (here().barriers.at(at).turns % 2 == turn) yield();
+}
+
+inline void meet_among(int name, int threads) { here().named[name].meet(threads); }
+
+inline void arrive_in_memory(int* counter) { ++*counter; }
+inline int seen_in_memory(const int* counter) { return *counter; }
+inline void pause() { yield(); }

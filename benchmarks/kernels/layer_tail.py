@@ -1,0 +1,110 @@
+"""A wide model's layers for few rows: cuBLAS, Triton (one row), and one kernel after attention.
+
+    python benchmarks/kernels/layer_tail.py
+
+Layers of an 8B model in a chain, without attention, inside one graph; microseconds a layer. Every
+layer has weights of its own, so that they come from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+import report
+from few_row import EPS, chain_us
+
+from specengine.kernels import few_row, layer_tail_cuda
+from specengine.kernels.activation import silu_and_mul
+from specengine.kernels.layer_tail import MOST_ROWS, Projection, TailWeights, layer_tail
+from specengine.kernels.norm import fused_add_rms_norm
+
+HIDDEN, QKV, INTERMEDIATE, LAYERS = 4096, 6144, 14336, 8
+BYTES = 2 * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE)
+
+
+def draw(*size: int) -> Tensor:
+    return torch.empty(size, device="cuda", dtype=torch.bfloat16).normal_(std=size[-1] ** -0.5)
+
+
+@dataclass(frozen=True)
+class Layer:
+    weights: TailWeights
+    following: Projection
+
+    @classmethod
+    def draw(cls) -> Layer:
+        gain = torch.ones(HIDDEN, device="cuda", dtype=torch.bfloat16)
+        gate_up, down = draw(2 * INTERMEDIATE, HIDDEN), draw(HIDDEN, INTERMEDIATE)
+        tail = TailWeights(draw(HIDDEN, HIDDEN), gain, gate_up, down)
+        return cls(tail, Projection(gain, draw(QKV, HIDDEN), None))
+
+    def one_row(self, heads: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        tail, following = self.weights, self.following
+        stream = few_row.linear_add(heads, tail.out, stream, backend="triton")
+        gates = few_row.norm_gated_linear(stream, tail.gain, EPS, tail.gate_up, backend="triton")
+        stream = few_row.linear_add(gates, tail.down, stream, backend="triton")
+        gain, weight = following.gain, following.weight
+        return few_row.norm_linear(stream, gain, EPS, weight, backend="triton"), stream
+
+    def fused(self, heads: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        tail = layer_tail(heads, stream, self.weights, EPS, self.following, backend="cuda")
+        assert tail.qkv is not None
+        return tail.qkv, tail.stream
+
+    def unfused(self, heads: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
+        tail, following = self.weights, self.following
+        x, stream = fused_add_rms_norm(F.linear(heads, tail.out), stream, tail.gain, EPS)
+        x = F.linear(silu_and_mul(F.linear(x, tail.gate_up)), tail.down)
+        x, stream = fused_add_rms_norm(x, stream, following.gain, EPS)
+        return F.linear(x, following.weight), stream
+
+
+Step = Callable[[Layer, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def layer_us(layers: list[Layer], rows: int, step: Step) -> float:
+    first = torch.randn((rows, HIDDEN), device="cuda").bfloat16()
+
+    def run(_: int) -> None:
+        heads, stream = first, first
+        for layer in layers:
+            qkv, stream = step(layer, heads, stream)
+            heads = qkv[:, :HIDDEN]
+
+    return chain_us(run, 1) / len(layers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 24, 32, 64])
+    parser.add_argument("--stages", type=int, nargs="+", default=[layer_tail_cuda.STAGES])
+    args = parser.parse_args()
+    layers = [Layer.draw() for _ in range(LAYERS)]
+    found: list[dict[str, Any]] = []
+    for rows in args.rows:
+        row: dict[str, Any] = {"rows": rows, "cuBLAS us": layer_us(layers, rows, Layer.unfused)}
+        row["Triton us"] = layer_us(layers, rows, Layer.one_row) if rows == 1 else None
+        for stages in args.stages:
+            layer_tail_cuda.STAGES = stages
+            fits = rows <= MOST_ROWS
+            took = layer_us(layers, rows, Layer.fused) if fits else None
+            row[f"one kernel, {stages} stages us"] = took
+            row[f"{stages} stages TB/s"] = BYTES / took / 1e6 if took else None
+        found.append(row)
+        print(row, flush=True)
+    print(report.write("layer-tail", "A wide layer for few rows", found))
+
+
+if __name__ == "__main__":
+    main()
