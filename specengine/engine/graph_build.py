@@ -72,7 +72,8 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     if _tree_steps(drafter) is not None and not config.graph.unproven_cuda_graphs:
         logger.info(_NO_GRAPHS, "no GPU has run those of trees yet (--unproven-cuda-graphs)")
         return None
-    may_sleep = chooses and isinstance(drafter, SleepyRowDrafter)
+    unseen = parts.worker.runner.attn_backend.limits.first_keys  # what it slept through
+    may_sleep = chooses and unseen and isinstance(drafter, SleepyRowDrafter)
     given = steps, list(sizes), padding, forced, may_sleep
     if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
         graph_round: GraphRound = GraphTreeRound(parts.worker, drafter, *given)

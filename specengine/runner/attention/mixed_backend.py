@@ -1,0 +1,57 @@
+"""Our own kernel for rounds, FlashAttention for long prompts: each where it was measured ahead."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.flash_attention import FlashAttention
+from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.flash_backend import FlashAttentionBackend, FlashPlan
+from specengine.runner.attention.triton_backend import TritonAttentionBackend
+
+# Queries x keys of the longest request from which FlashAttention is ahead (benchmarks/results,
+# attention-backends: behind by a quarter at 512 x 512, ahead by 1.4 to 2.5 times from 4 M on).
+_LEAST_WORK = 1 << 20
+
+
+class MixedAttentionBackend(TritonAttentionBackend):
+    """The plan says which of the two runs. Graphs, decoding, verification and trees are ours."""
+
+    def __init__(self, device: torch.device, flash: FlashAttention) -> None:
+        super().__init__(device)
+        self.flash = FlashAttentionBackend(flash)
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
+        if self._is_long_prompt(batch):
+            return attach_plan(self.name, batch, FlashPlan(batch.max_seq_len))
+        return super().init_forward_metadata(batch)
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        if self._is_flash(batch):
+            return None
+        return super().forward_fused(q, k, v, layer, batch)
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        if self._is_flash(batch):
+            return self.flash.forward_extend(q, layer, batch)
+        return super().forward_extend(q, layer, batch)
+
+    def _is_flash(self, batch: ForwardBatch) -> bool:
+        return batch.attn_plan is not None and isinstance(batch.attn_plan.metadata, FlashPlan)
+
+    def _is_long_prompt(self, batch: ForwardBatch) -> bool:
+        if batch.tree is not None or batch.first_keys is not None or not batch.attn_layers:
+            return False
+        if batch.max_extend_len * batch.max_seq_len < _LEAST_WORK:
+            return False
+        limits = self.flash.limits
+        assert limits.dtypes is not None
+        assert limits.head_dims is not None
+        k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(batch.attn_layers[0].layer_id)
+        heads = {layer.head_dim for layer in batch.attn_layers}
+        return k_cache.dtype in limits.dtypes and heads <= limits.head_dims
