@@ -63,7 +63,7 @@ class AttentionLimits:
     windows_under_trees: bool = True
     layers_alike: bool = False  # heads, scale and window of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
-    first_keys: bool = True  # keeps what lies before them unseen
+    first_keys: bool = False  # keeps unseen what lies before a request's first key
 
 
 class AttentionBackend(Protocol):

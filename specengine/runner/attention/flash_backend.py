@@ -39,7 +39,6 @@ class FlashAttentionBackend(OneForward):
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=frozenset(range(8, 257, 8)),
         windows_under_trees=False,
-        first_keys=False,
     )
 
     def __init__(self, flash: FlashAttention) -> None:

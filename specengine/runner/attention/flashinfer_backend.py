@@ -68,7 +68,6 @@ class FlashInferAttentionBackend(OneForward):
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=frozenset({64, 128, 256}),
         windows_under_trees=False,
-        first_keys=False,
         layers_alike=True,
         plans_on_host=True,
     )
