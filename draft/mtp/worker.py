@@ -127,8 +127,9 @@ class MtpLayersWorker(MtpWorker):
         self, layer: int, rows: RowBatch, tokens_BW: Tensor, states_BWH: Tensor
     ) -> Tensor:
         """[B, W, H], of the W rows from `layer` places before the root on."""
-        before = RowBatch(rows.rows_B, (rows.lens_B - layer).clamp(min=0), rows.roots_B)
-        step = self.runners[layer].new_row_batch(before, tokens_BW)
+        if layer:
+            rows = RowBatch(rows.rows_B, (rows.lens_B - layer).clamp(min=0), rows.roots_B)
+        step = self.runners[layer].new_row_batch(rows, tokens_BW)
         step.features = states_BWH.flatten(0, 1)
         return self.runners[layer].forward_extend(step).view(states_BWH.shape)
 

@@ -102,8 +102,7 @@ def test_limits_hold_in_a_mixed_batch(
     if not llm.engine.drafter.proposes_tree:
         assert one.num_draft_tokens <= one.num_steps
         assert two.num_draft_tokens <= 2 * two.num_steps
-    # Graphs of whole rounds take no such batch, and draft past the end of an output.
-    alike = run(make(folders, case, disable_cuda_graph=True), [FREE] * len(PROMPTS))[0].spec
+    alike = run(make(folders, case), [FREE] * len(PROMPTS))[0].spec
     assert free == alike, "the neighbours' limits cost it nothing"
 
 
