@@ -68,7 +68,6 @@ def measure(args: argparse.Namespace, spec: SpecConfig | None) -> Iterator[dict[
         load_format=args.load_format,
         max_total_tokens=131072,
         cuda_graph_bs=tuple(args.batch_sizes),
-        unproven_cuda_graphs=True,
     )
     let_end(llm.engine)
     flying = llm.engine.graph_round

@@ -82,7 +82,6 @@ def measure(
         load_format="dummy",
         max_total_tokens=131072,
         cuda_graph_bs=tuple(args.batch_sizes),
-        unproven_cuda_graphs=True,
     )
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, **params)
     rows = []

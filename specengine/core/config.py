@@ -132,11 +132,6 @@ class GraphConfig(Section):
         False, "capture decoder layers as torch.compile makes them, not the engine's own kernels"
     )
     torch_compile_max_bs: int = option(32, "largest batch size that torch.compile is for")
-    unproven_cuda_graphs: bool = option(
-        False,
-        "also use graphs that no GPU has run yet: drafts beside the host, STANDALONE rounds, and "
-        "rounds of trees, of edited logits (bias, penalties, min_tokens) and with logprobs",
-    )
     debug_cuda_graph: bool = option(False, "check before each replay that no input has moved")
 
     def _check_ranges(self) -> None:

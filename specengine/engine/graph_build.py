@@ -69,9 +69,6 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
         return None
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found
-    if _tree_steps(drafter) is not None and not config.graph.unproven_cuda_graphs:
-        logger.info(_NO_GRAPHS, "no GPU has run those of trees yet (--unproven-cuda-graphs)")
-        return None
     unseen = parts.worker.runner.attn_backend.limits.first_keys  # what it slept through
     may_sleep = chooses and unseen and isinstance(drafter, SleepyRowDrafter)
     given = steps, list(sizes), padding, forced, may_sleep
@@ -80,9 +77,6 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     else:
         graph_round = GraphRound(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
-    graph_round.edits = config.graph.unproven_cuda_graphs
-    graph_round.logprobs_fly = graph_round.edits and not isinstance(graph_round, GraphTreeRound)
-    graph_round.masks_fly = graph_round.edits
     graph_round.capture()
     return graph_round
 

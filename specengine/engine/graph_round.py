@@ -48,9 +48,8 @@ class GraphRound:
     """
 
     samples = True  # whether requests that sample fly
-    edits = False  # likewise, with edited logits; no GPU has run these yet
-    logprobs_fly = False  # nor these; of trees the host would not know which nodes stood
-    masks_fly = False  # grammars' (graph_ruled.py): likewise
+    logprobs_fly = True  # whether those fly that want logprobs
+    masks_fly = True  # whether those fly that a grammar rules (graph_ruled.py)
 
     def __init__(
         self,

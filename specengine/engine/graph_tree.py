@@ -30,6 +30,7 @@ class GraphTreeRound(GraphRound):
     """
 
     drafter: TreeRowDrafter
+    logprobs_fly = False  # the host would not know which nodes stood
 
     @property
     def num_slots(self) -> int:

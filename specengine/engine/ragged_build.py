@@ -62,8 +62,6 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
     inner = getattr(drafter, "inner", drafter)
     if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
         return {}
-    if not config.graph.unproven_cuda_graphs:
-        return {}
     if isinstance(inner, StandaloneWorker | MtpLayersWorker):
         inner.flies = True
     if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):

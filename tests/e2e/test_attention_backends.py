@@ -93,7 +93,7 @@ def test_an_engine_over_fixed_buffers(
         monkeypatch.setattr(module, "capture", capture)
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
-    counters = graphs_on_the_cpu(llm, unproven=True)
+    counters = graphs_on_the_cpu(llm)
     run_on(llm, backend)
     parts = llm.engine.parts
     llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts)

@@ -65,6 +65,5 @@ def let_fly(
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
     kind = GraphTreeRound if is_tree else GraphRound
     flying = kind(parts.worker, drafter, steps, [1, 2, most])
-    flying.edits = flying.logprobs_fly = flying.masks_fly = True
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps)
     return flying

@@ -132,7 +132,7 @@ class TestOnTheGpu:
         self, form: str, overlap: bool, folders: dict[str, Path]
     ) -> None:
         eager = make(folders[form], SPEC, disable_cuda_graph=True)
-        flags = {"unproven_cuda_graphs": True, "disable_overlap_schedule": not overlap}
+        flags = {"disable_overlap_schedule": not overlap}
         flying = make(folders[form], SPEC, **flags)
         for count in (1, 3, 2):
             expected = eager.generate(PROMPTS[:count], GREEDY)
@@ -147,7 +147,7 @@ class TestOnTheGpu:
     def test_depths_that_change_do_not_change_tokens(self, folders: dict[str, Path]) -> None:
         eager = make(folders["mimo"], None, disable_cuda_graph=True)
         adaptive = replace(SPEC, adaptive=True)
-        flying = make(folders["mimo"], adaptive, unproven_cuda_graphs=True)
+        flying = make(folders["mimo"], adaptive)
         params = [replace(one, max_tokens=200) for one in (GREEDY, *SAMPLED[:2])]
         for count in (3, 1):
             expected = [one.token_ids for one in eager.generate(PROMPTS[:count], params[:count])]

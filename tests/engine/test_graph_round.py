@@ -144,7 +144,6 @@ def test_rounds_without_the_host(
     batch = engine.scheduler.schedule()
     assert batch is not None
     flying = on_the_cpu(by_hand)
-    flying.edits = flying.logprobs_fly = True
     assert flying.can_run(batch)
     state, choosing = flying.state, Choosing.of(batch.reqs)
     rows = torch.tensor([*(req.req_pool_idx or 0 for req in batch.reqs), 0])
@@ -203,7 +202,7 @@ class TestOnTheGpu:
     ) -> None:
         eager = make(target, drafts[name], disable_cuda_graph=True)
         flags = {"disable_overlap_schedule": not overlap, "cuda_graph_bs": (1, 2, 8)}
-        flying = make(target, drafts[name], unproven_cuda_graphs=True, **flags)
+        flying = make(target, drafts[name], **flags)
         for count in (1, 3, 2):
             expected = eager.generate(PROMPTS[:count], GREEDY)
             found = flying.generate(PROMPTS[:count], GREEDY)
@@ -280,7 +279,7 @@ class TestOnTheGpu:
     ) -> None:
         """Tokens are counted on the device, until other rounds run in between and back again."""
         eager = make(target, None, disable_cuda_graph=True)
-        flags = {"disable_overlap_schedule": not overlap, "unproven_cuda_graphs": True}
+        flags = {"disable_overlap_schedule": not overlap}
         flying = make(target, drafts[name], **flags)
         grammar = GrammarSpec.regex("[a-z]{40}")
         on_the_ground = replace(GREEDY, max_tokens=6, grammar=grammar)
@@ -300,7 +299,7 @@ class TestOnTheGpu:
         self, name: str, target: Path, drafts: dict[str, SpecConfig | None]
     ) -> None:
         eager = make(target, None, disable_cuda_graph=True)
-        flying = make(target, drafts[name], unproven_cuda_graphs=True)
+        flying = make(target, drafts[name])
         for params in (TOLD, [GREEDY, *TOLD[:2]]):
             expected, found = eager.generate(PROMPTS, params), flying.generate(PROMPTS, params)
             for one, other in zip(found, expected, strict=True):
@@ -327,7 +326,7 @@ class TestOnTheGpu:
     ) -> None:
         monkeypatch.setattr(row_choices, "MOST_EDITING", 1)
         eager = make(target, None, disable_cuda_graph=True)
-        flying = make(target, drafts["EAGLE3"], unproven_cuda_graphs=True)
+        flying = make(target, drafts["EAGLE3"])
         params = [EDITED[0], replace(EDITED[1], max_tokens=9), SAMPLED[0]]
         expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
         assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected

@@ -122,7 +122,6 @@ def test_grammars_fly(
 ) -> None:
     llm = make(target, specs[name])
     flying = let_fly(llm, monkeypatch, overlaps)
-    flying.logprobs_fly = name != "a tree"
     for batch, params in batches_of(name):
         assert tokens(llm, params) == expected[batch], batch
     counters = dict(flying.counters)
@@ -257,7 +256,7 @@ class TestOnTheGpu:
         specs: dict[str, SpecConfig | None],
         expected: dict[str, list[list[int]]],
     ) -> None:
-        flags = {"unproven_cuda_graphs": True, "disable_overlap_schedule": not overlap}
+        flags = {"disable_overlap_schedule": not overlap}
         llm = make(target, specs[name], **flags)
         for _ in range(2):  # with captures, and without
             for batch, params in batches_of(name):
@@ -274,6 +273,6 @@ class TestOnTheGpu:
     ) -> None:
         spec = specs["EAGLE3"]
         assert spec is not None
-        llm = make(target, replace(spec, adaptive=True), unproven_cuda_graphs=True)
+        llm = make(target, replace(spec, adaptive=True))
         for batch, params in (*BATCHES.items(), *BATCHES.items()):
             assert tokens(llm, params) == expected[batch], batch

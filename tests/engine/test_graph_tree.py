@@ -49,7 +49,7 @@ SHAPES = {
 
 
 def make(target: Path, spec: SpecConfig | None, **flags: object) -> LLM:
-    return make_any(target, spec, unproven_cuda_graphs=True, **flags)
+    return make_any(target, spec, **flags)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,6 @@ class ByHand:
         steps = self.drafter.tree_row_steps
         assert steps is not None
         self.round = GraphTreeRound(worker, self.drafter, [steps], [4])
-        self.round.edits = True
         assert self.round.can_run(batch)
         state = self.round.state
         # A row of padding, and in no order that would hide a mistake.
@@ -271,7 +270,6 @@ class TestOnTheGpu:
         eager = make(target, None, disable_cuda_graph=True)
         expected = [one.token_ids for one in eager.generate(prompts, params)]
         small = {"max_total_tokens": 256, "page_size": 4, "context_length": 150}
-        small |= {"unproven_cuda_graphs": True}
         flying = LLM(str(target), specs["EAGLE3, 4"], dtype="float32", **small)
         assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         flying.engine.scheduler.check_invariant()

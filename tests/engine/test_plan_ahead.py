@@ -117,7 +117,7 @@ def test_into_the_buffers_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     for shape in ("chain", "tree"):
         on_the_spot, ahead = make(SHAPES[shape]), make(SHAPES[shape])
         for llm in (on_the_spot, ahead):
-            graphs_on_the_cpu(llm, unproven=True)
+            graphs_on_the_cpu(llm)
         counts = plan_ahead(ahead)
         params = [replace(GREEDY, max_tokens=24)] * 2
         check_same_bits(on_the_spot, ahead, params)
