@@ -48,8 +48,7 @@ class GraphRound:
     """
 
     samples = True  # whether requests that sample fly
-    logprobs_fly = True  # whether those fly that want logprobs
-    masks_fly = True  # whether those fly that a grammar rules (graph_ruled.py)
+    masks_fly = True  # likewise, whom a grammar rules (graph_ruled.py)
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class GraphRound:
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
         vocab_size = self.runner.model.vocab_size
-        self.logprobs = RowLogprobs(largest * self.num_nodes, vocab_size, device)
+        self.logprobs = RowLogprobs(largest * self.num_slots, vocab_size, device)
         self.masks = RowMasks(largest * self.num_slots, vocab_size, device)
         self.choices = RowChoices(num_rows, vocab_size, device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)

@@ -30,7 +30,6 @@ class GraphTreeRound(GraphRound):
     """
 
     drafter: TreeRowDrafter
-    logprobs_fly = False  # the host would not know which nodes stood
 
     @property
     def num_slots(self) -> int:
@@ -50,6 +49,8 @@ class GraphTreeRound(GraphRound):
         """By the path that stands."""
         paths = self.accept_tree(rows, output.best, tree, form.num_steps)
         self.keep(rows, paths)
+        if form.choosing.logprobs:
+            self.logprobs.keep(paths.rows_T)
         self.choices.count(rows, paths.tokens_BW, paths.accepted_B, form.choosing)
         self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 

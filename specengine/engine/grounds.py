@@ -18,8 +18,6 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "batch larger than any captured"
     if not flying.padding and size not in flying.batch_sizes:
         return "batch size not captured, padding off"
-    if sampling.max_logprobs is not None and not flying.logprobs_fly:
-        return "logprobs"
     if not flying.choices.fits(batch.reqs):
         return "more requests edit their logits than there are tables for"
     if not sampling.all_greedy and not flying.samples:

@@ -35,6 +35,11 @@ class RowLogprobs:
         assert self._table is not None
         self._table[: len(tokens_T)] = pack_logprobs(logits_TV, tokens_T, self.most)
 
+    def keep(self, rows_T: Tensor) -> None:
+        """Of the nodes of trees those on the paths that stand, as if they had been chains."""
+        assert self._table is not None
+        self._table[: len(rows_T)] = self._table.index_select(0, rows_T)
+
     def send(self, turn: int) -> None:
         assert self._table is not None
         assert self._on_host is not None

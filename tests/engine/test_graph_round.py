@@ -307,17 +307,6 @@ class TestOnTheGpu:
                 assert_close(one.completions[0].logprobs, other.completions[0].logprobs)
         assert not flying.engine.stats().graphs["round"].fallbacks
 
-    def test_what_has_not_flown_yet_waits_for_a_flag(
-        self, target: Path, drafts: dict[str, SpecConfig | None]
-    ) -> None:
-        eager = make(target, None, disable_cuda_graph=True)
-        flying = make(target, drafts["EAGLE3"])
-        for params in ([GREEDY, EDITED[0], SAMPLED[0]], [GREEDY, TOLD[0], SAMPLED[0]]):
-            expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
-            assert [one.token_ids for one in flying.generate(PROMPTS, params)] == expected
-        stats = flying.engine.stats().graphs["round"]
-        assert stats.fallbacks.keys() == {"edited logits", "logprobs"}
-
     def test_more_edits_than_tables(
         self,
         target: Path,

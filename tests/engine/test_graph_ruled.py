@@ -93,14 +93,6 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
     return [one.token_ids for one in found]
 
 
-def batches_of(name: str) -> list[tuple[str, list[SamplingParams]]]:
-    """Those that fly."""
-    told = {
-        batch for batch, params in BATCHES.items() if any(p.logprobs is not None for p in params)
-    }
-    return [pair for pair in BATCHES.items() if name != "a tree" or pair[0] not in told]
-
-
 @pytest.fixture(scope="module")
 def expected(target: Path) -> dict[str, list[list[int]]]:
     llm = make(target, None, disable_cuda_graph=True)
@@ -122,7 +114,7 @@ def test_grammars_fly(
 ) -> None:
     llm = make(target, specs[name])
     flying = let_fly(llm, monkeypatch, overlaps)
-    for batch, params in batches_of(name):
+    for batch, params in BATCHES.items():
         assert tokens(llm, params) == expected[batch], batch
     counters = dict(flying.counters)
     assert counters.pop("replays") > 20
@@ -259,7 +251,7 @@ class TestOnTheGpu:
         flags = {"disable_overlap_schedule": not overlap}
         llm = make(target, specs[name], **flags)
         for _ in range(2):  # with captures, and without
-            for batch, params in batches_of(name):
+            for batch, params in BATCHES.items():
                 assert tokens(llm, params) == expected[batch], batch
         stats = llm.engine.stats().graphs["round"]
         assert stats.replays > 40

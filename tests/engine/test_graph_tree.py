@@ -24,13 +24,16 @@ from specengine.kernels.tree_build import DraftTree
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import predictable
+from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import (
     EDITED,
     GREEDY,
     NEW_TOKENS,
     PROMPTS,
     SAMPLED,
+    TOLD,
     DeviceLengths,
+    assert_close,
 )
 from tests.engine.test_graph_round import make as make_any
 
@@ -218,9 +221,34 @@ def test_tokens_are_chosen_as_requests_want(
     assert found == expected
 
 
+@ON_CPU
+def test_logprobs_come_along(
+    target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flying = make(target, specs["EAGLE3, 4"])
+    counters = let_fly(flying, monkeypatch).counters
+    check_logprobs(flying, target)
+    assert counters.keys() == {"captures", "replays"}
+
+
+def check_logprobs(flying: LLM, target: Path) -> None:
+    eager = make(target, None, disable_cuda_graph=True)
+    for params in (TOLD, [GREEDY, *TOLD[:2]]):
+        expected, found = eager.generate(PROMPTS, params), flying.generate(PROMPTS, params)
+        for one, other in zip(found, expected, strict=True):
+            assert one.token_ids == other.token_ids
+            assert_close(one.completions[0].logprobs, other.completions[0].logprobs)
+    assert flying.engine.scheduler.spec_totals.num_accepted_tokens > 20
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:
+    def test_logprobs_come_along(self, target: Path, specs: dict[str, SpecConfig]) -> None:
+        flying = make(target, specs["EAGLE3, 4"])
+        check_logprobs(flying, target)
+        assert not flying.engine.stats().graphs["round"].fallbacks
+
     @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
     @pytest.mark.parametrize("name", SHAPES)
     def test_graphs_change_nothing(
