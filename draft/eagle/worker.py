@@ -132,8 +132,8 @@ class EagleWorker(DraftWorker):
         states_TH = self.runner.forward_extend(step)
         keep_rows(self.states, rows.rows_B, states_TH, accepted_B)
 
-    def miss_rows(self, rows: RowBatch, accepted_B: Tensor) -> None:
-        self.first_keys[rows.rows_B] = rows.lens_B + accepted_B + 1
+    def miss_rows(self, rows: Tensor, lens: Tensor) -> None:
+        self.first_keys[rows] = lens
 
     def extend_states(
         self, batch: ScheduleBatch, tokens: list[list[int]], features: Tensor

@@ -150,8 +150,9 @@ class SleepyRowDrafter(RowDrafter, Protocol):
     """A RowDrafter that need not look at every round. While it sleeps nothing is drafted; the first
     round after that is observed before it drafts."""
 
-    def miss_rows(self, rows: RowBatch, accepted_B: Tensor) -> None:
-        """In place of `observe_rows`."""
+    def miss_rows(self, rows: Tensor, lens: Tensor) -> None:
+        """Before it looks again: of requests in these rows of the page table, int64 [R], it has not
+        observed all that lies before lens, int64 [R]."""
         ...
 
 

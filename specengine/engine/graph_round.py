@@ -15,7 +15,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
-from specengine.core.spec import RowDrafter, VerifyResult
+from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
 from specengine.engine.draft_depth import depth_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground
@@ -83,6 +83,7 @@ class GraphRound:
         self.choices = RowChoices(num_rows, vocab_size, device)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
+        self._missed: set[int] = set()  # rows of rounds that the drafter has not looked at
         self._turn = 0  # state.turn, as the device will have it after the last launch
 
     @property
@@ -253,6 +254,16 @@ class GraphRound:
         fits = self.padding or form.batch_size == len(reqs)
         return self._fly(reqs, num_drafted, form) if fits and form in self.captured else None
 
+    def wake(self) -> None:
+        """Before the drafter looks again, in a round of any kind."""
+        if self._missed:
+            assert isinstance(self.drafter, SleepyRowDrafter)
+            rows = (
+                torch.tensor([*self._missed]).pin_memory().to(self.rows.device, non_blocking=True)
+            )
+            self.drafter.miss_rows(rows, self.state.lens[rows])
+            self._missed.clear()
+
     def _size(self, batch_size: int) -> int:
         return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
 
@@ -267,6 +278,10 @@ class GraphRound:
     def _fly(self, reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
         graph = self._graph(form)
         rows = [row_of(req) for req in reqs] + [0] * (form.batch_size - len(reqs))
+        if not form.asleep:
+            self.wake()
+        elif rows != self._flown or not self._missed:
+            self._missed.update(rows)
         if rows != self._flown:
             self.rows[: form.batch_size].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
             self._flown = rows

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.request import Req
-from specengine.core.spec import SleepyRowDrafter
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.round_form import Form
 from specengine.runner.graphs import capture_parts
@@ -73,10 +72,7 @@ class RoundParts:
         chosen_BN = output.best.view(len(self.rows_B), -1)
         accepted_B = flying.accept(rows, chosen_BN, self.drafted.drafts_BK)
         flying.choices.count(rows, chosen_BN, accepted_B, choosing)
-        if self.form.asleep:
-            assert isinstance(flying.drafter, SleepyRowDrafter)
-            flying.drafter.miss_rows(rows, accepted_B)
-        else:
+        if not self.form.asleep:
             flying.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     @property

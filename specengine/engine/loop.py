@@ -173,6 +173,8 @@ class Engine:
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
         """Rounds that somebody looks at keep their depth."""
+        if self.flights is not None:
+            self.flights.interrupt()
         adaptive = self.parts.adaptive
         if adaptive is None or self.round.recorders:
             return self.round.run(batch)

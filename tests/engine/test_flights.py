@@ -27,6 +27,9 @@ class ScriptedRound:
     count: int = 0
     counters: Counter[str] = field(default_factory=Counter)
 
+    def wake(self) -> None:
+        """Nothing was missed."""
+
     def launch(self, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
         return self._fly("launch", reqs, drafted, asleep)
 

@@ -188,6 +188,7 @@ def test_rounds_that_the_drafter_sleeps_through(
     for batch in ("one of four", "all"):
         assert tokens(llm, BATCHES[batch]) == expected[batch]
     assert {form.asleep for form in flying.captured if form.choosing.masks} == {True, False}
+    assert max(parts.drafter.first_keys) > 8  # type: ignore[attr-defined]
 
 
 @ON_CPU

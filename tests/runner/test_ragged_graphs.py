@@ -203,7 +203,7 @@ class TestOnTheGpu:
         for params in [[GREEDY] * 4, *BATCHES, [GREEDY]]:
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()
-        assert stats.graphs["verify"].replays > 10
+        assert stats.graphs["verify"].replays > 5
         assert not stats.graphs["verify"].fallbacks
         assert replayed.engine.scheduler.spec_totals.num_accepted_tokens > 0
 
@@ -212,7 +212,7 @@ class TestOnTheGpu:
         eager = make(target, specs["EAGLE3"], disable_cuda_graph=True)
         replayed = make(target, specs["EAGLE3"], **flags)
         replayed.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
-        for params in (BATCHES[1], BATCHES[0]):
+        for params in (BATCHES[1], BATCHES[1][:1]):
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()
         assert stats.graphs["verify"].fallbacks["batch size not captured, padding off"] > 0

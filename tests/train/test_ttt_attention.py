@@ -122,6 +122,7 @@ def test_block_mask_holds_every_block_that_is_seen(lens: list[int]) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex_attention's gradient needs CUDA")
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks at it
 def test_compiled_form_learns_what_the_padded_form_learns() -> None:
     lens = [3, 150, 1, 77, 300, 130]
     batch = packed(random_documents(lens, 50)).to(torch.device("cuda"))
