@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from time import perf_counter
 
@@ -25,7 +24,7 @@ from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
-from specengine.runner.graph_guard import GraphGuard, standing_inputs
+from specengine.runner.graph_guard import GraphGuard, round_inputs
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
@@ -111,25 +110,12 @@ class GraphRound:
             if self.samples:
                 self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
         if self.runner.guards_graphs:
-            self.guard = GraphGuard(self._inputs)
-        logger.info(
-            "captured %d round graphs of %s drafts in %.1f s, %.2f GiB",
-            len(self.captured),
-            self.steps,
-            perf_counter() - start,
-            (free_before - torch.cuda.mem_get_info()[0]) / (1 << 30),
-        )
-
-    def _inputs(self) -> Iterator[tuple[str, Tensor]]:
-        """By name, what graphs of rounds read and write and nobody may move."""
-        yield "rows", self.rows
-        for name, tensor in vars(self.state).items():
-            yield f"state.{name}", tensor
-        draft = getattr(self.drafter, "runner", self.runner)
-        for whose, runner in (("the target's", self.runner), ("the draft's", draft)):
-            table, kv = runner.pools.req_to_token_pool, runner.pools.token_to_kv_pool
-            for name, tensor in standing_inputs(table, kv, runner.model):
-                yield f"{whose} {name}", tensor
+            runners = {"the target's": self.runner}
+            runners |= {"the draft's": getattr(self.drafter, "runner", self.runner)}
+            self.guard = GraphGuard(partial(round_inputs, self.rows, self.state, runners))
+        took, used = perf_counter() - start, free_before - torch.cuda.mem_get_info()[0]
+        what = f"{len(self.captured)} round graphs of {self.steps} drafts"
+        logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))
 
     def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         forms = [Form(batch_size, steps, choosing) for steps in self.steps]

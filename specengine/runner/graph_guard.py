@@ -3,8 +3,9 @@ captured with, whatever lies there by then (--debug-cuda-graph)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -12,6 +13,9 @@ from specengine.core.batch import ForwardBatch
 from specengine.core.errors import GraphInputError
 from specengine.core.interfaces import DecoderModel, KVPool, ReqToTokenTable
 from specengine.layers.attention import Attention
+
+if TYPE_CHECKING:
+    from specengine.runner.model_runner import ModelRunner
 
 Named = Iterator[tuple[str, Tensor]]
 
@@ -68,3 +72,15 @@ def standing_inputs(table: ReqToTokenTable, kv: KVPool, model: DecoderModel) -> 
             yield f"values of {name}", values
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def round_inputs(rows: Tensor, state: object, runners: Mapping[str, ModelRunner]) -> Named:
+    """What graphs of whole rounds read and write: rows of the page table, the requests' state by
+    row (a dataclass of tensors), and what stands of each runner."""
+    yield "rows", rows
+    for name, tensor in vars(state).items():
+        yield f"state.{name}", tensor
+    for whose, runner in runners.items():
+        table, kv = runner.pools.req_to_token_pool, runner.pools.token_to_kv_pool
+        for name, tensor in standing_inputs(table, kv, runner.model):
+            yield f"{whose} {name}", tensor
