@@ -21,7 +21,7 @@ from tests.draft.eagle_reading import EagleReading
 
 STEPS = 3
 # The reading runs on the CPU; a GPU sums float32 in another order, and its tensor cores round more.
-TOLERANCE = 5e-3 if torch.cuda.is_available() else 1e-5
+TOLERANCE = 1e-4 if torch.cuda.is_available() else 1e-5
 PROMPTS = ["abcabcabcabcabc", "The quick brown fox", "x", "0123456789" * 4]
 FORMS: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
     "eagle": ("EAGLE", lambda to, target: checkpoints.eagle(to, target)),
