@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 
 from specengine.cli.args import add_config_arguments, add_model_argument, config_of
 from specengine.cli.logs import set_up_logging
@@ -25,10 +26,15 @@ def serve_forever(config: EngineConfig) -> None:
     from specengine.server.run import serve
     from specengine.server.service import ServedEngine
 
-    def build() -> ServedEngine:
-        from specengine.engine.async_engine import AsyncEngine
-        from specengine.engine.build import build_engine
+    with ExitStack() as until_the_end:
 
-        return AsyncEngine(build_engine(config))
+        def build() -> ServedEngine:
+            from specengine.engine.async_engine import AsyncEngine
+            from specengine.engine.build import build_engine
+            from specengine.engine.garbage import settled
 
-    serve(config.server, build)
+            engine = build_engine(config)
+            until_the_end.enter_context(settled())
+            return AsyncEngine(engine)
+
+        serve(config.server, build)

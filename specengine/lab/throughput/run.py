@@ -14,6 +14,7 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine, load
+from specengine.engine.garbage import settled
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.engine.registry import check_algorithm
@@ -61,8 +62,14 @@ class ThroughputBench:
             engines[PLAIN] = build_engine(replace(config, spec=SpecConfig()), loaded, again)
             startups.append(Startup(again.total, again.seconds))
         report = self._report(config, loaded, engines, startups)
+        with settled():
+            self._sweep(report, engines, loaded.model.vocab_size)
+        return report
+
+    def _sweep(self, report: Report, engines: dict[str, Engine], vocab_size: int) -> None:
+        work = self.plan.workload
         for batch_size in work.batch_sizes:
-            timings = _measure(list(engines.values()), work, batch_size, loaded.model.vocab_size)
+            timings = _measure(list(engines.values()), work, batch_size, vocab_size)
             for setting, engine, found in zip(
                 report.settings, engines.values(), timings, strict=True
             ):
@@ -71,7 +78,6 @@ class ThroughputBench:
                 setting.graphs = {k: asdict(v) for k, v in engine.stats().graphs.items()}
                 logger.info("%s: %s", setting.name, _line(setting.points[-1]))
             self.keep(report)
-        return report
 
     def _report(
         self,

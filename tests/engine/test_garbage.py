@@ -1,0 +1,35 @@
+"""What exists when an engine begins to serve is passed over; what comes later is not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from specengine.engine.garbage import settled
+
+
+class Knot:
+    """Refers to itself, so that only a collection frees it."""
+
+    def __init__(self) -> None:
+        self.knot = self
+
+
+def test_only_what_comes_later_is_looked_at() -> None:
+    standing = len(gc.get_objects())
+    with settled():
+        assert len(gc.get_objects()) < standing // 2
+        later = weakref.ref(Knot())
+        gc.collect()
+        assert later() is None
+
+
+def test_what_was_there_is_looked_at_again_afterwards() -> None:
+    before = Knot()
+    seen = weakref.ref(before)
+    with settled():
+        del before
+        gc.collect()
+        assert seen() is not None
+    gc.collect()
+    assert seen() is None
