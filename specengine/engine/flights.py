@@ -48,9 +48,14 @@ class Flights:
         self.naps = Naps() if depths is not None and graph_round.may_sleep else None
         self._depth = 0  # of the flight
         self._asleep = False  # nor does its drafter look at it
+        self._followed = False  # whether the flight was launched before the last one had landed
         self._chosen: int | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
         self._since = 0.0  # when the time of the flight began
+
+    @property
+    def _reads_text(self) -> bool:
+        return isinstance(self.graph_round.drafter, HostDrafts)
 
     @property
     def in_the_air(self) -> bool:
@@ -66,7 +71,7 @@ class Flights:
             proposal = draft_within_limits(self.drafter, batch, self._depth)
             drafts.set(proposal)
             drafted = proposal.num_drafted
-        captures = self.graph_round.counters["captures"]
+        captures, self._followed = self.graph_round.counters["captures"], False
         self.flight = self.graph_round.launch(batch.reqs, drafted, self._asleep)
         if self.graph_round.counters["captures"] != captures:
             self._since = perf_counter()  # capturing is no round's time
@@ -81,12 +86,15 @@ class Flights:
         committed, and then `send_masks` called, before anything else runs."""
         flight, depth, since = self.flight, self._depth, self._since
         assert flight is not None
+        is_usual = self._followed or depth > 0 or not self._reads_text
         self.flight = self._follow(flight) if self.overlaps else None
         result = self.graph_round.land(flight)
         self._landed = self._since = perf_counter()
         if self.depths is not None:
             counts = result.num_drafted, result.num_accepted
-            self.depths.observe(len(flight.reqs), depth, *counts, self._landed - since)
+            # Plain rounds overlap: the first of them tells nothing of what they cost.
+            took = self._landed - since if is_usual or not self.overlaps else None
+            self.depths.observe(len(flight.reqs), depth, *counts, took)
         return Landing(flight.reqs, result)
 
     def send_masks(self) -> None:
@@ -95,18 +103,17 @@ class Flights:
             self.graph_round.send_masks(self.flight)
 
     def _follow(self, flight: Flight) -> Flight | None:
-        reads_text = isinstance(self.graph_round.drafter, HostDrafts)
-        if reads_text and self._depth:
+        if self._reads_text and self._depth:
             return None
         slots = self.graph_round.num_nodes + self.graph_round.num_slots
         reqs = self.scheduler.follow(flight.reqs, slots)
         if not reqs:
             return None
         depth = self._choose(len(reqs))
-        if reads_text and depth:
+        if self._reads_text and depth:
             self._chosen = depth
             return None
-        self._depth = depth
+        self._depth, self._followed = depth, True
         drafted = [depth_within(req, depth) for req in reqs]
         return self.graph_round.follow(reqs, drafted, self._asleep)
 

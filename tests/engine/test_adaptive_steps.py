@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -166,3 +166,24 @@ def test_costs_are_measured_first_where_there_is_no_table() -> None:
     tried = Counter(steps.choose(3).num_steps for _ in range(5))
     assert tried == {2: 1, 0: 4}
     assert steps.choose(3).reason == "batch 3: K=2, the cost of drafts is not known yet"
+
+
+def test_plain_rounds_are_measured_behind_each_other() -> None:
+    """A plain round behind a drafted one has nothing to overlap with: its time is not told."""
+    steps, chosen = AdaptiveSteps([0, 3]), [3]
+    for _ in range(600):
+        depth = steps.choose(4).num_steps
+        seconds = 5.0 if depth else 1.0 if chosen[-1] == 0 else None
+        steps.observe(4, depth, [depth] * 4, [2 if depth else 0] * 4, seconds)
+        chosen.append(depth)
+    assert chosen[-200:].count(0) > 190
+
+
+def test_plain_rounds_are_tried_in_a_row() -> None:
+    steps, chosen = AdaptiveSteps([0, 3]), []
+    for _ in range(2000):
+        chosen.append(steps.choose(4).num_steps)
+        steps.observe(4, chosen[-1], [chosen[-1]] * 4, [min(chosen[-1], 2)] * 4, 1.0)
+    rows = [len(list(run)) for depth, run in groupby(chosen[600:-4]) if depth == 0]
+    assert rows
+    assert set(rows) == {4}

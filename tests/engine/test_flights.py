@@ -56,6 +56,7 @@ def request(max_depth: int | None = None) -> Any:
 class ScriptedDepths:
     plan: list[int]
     seen: list[tuple[int, int]] = field(default_factory=list)
+    timed: list[bool] = field(default_factory=list)
 
     def standing(self, batch_size: int) -> int | None:
         return self.seen[-1][1] if self.seen else None
@@ -63,9 +64,12 @@ class ScriptedDepths:
     def choose(self, batch_size: int) -> Any:
         return SimpleNamespace(num_steps=self.plan.pop(0))
 
-    def observe(self, size: int, steps: int, drafted: Any, accepted: Any, seconds: float) -> None:
-        assert seconds >= 0
+    def observe(
+        self, size: int, steps: int, drafted: Any, accepted: Any, seconds: float | None
+    ) -> None:
+        assert seconds is None or seconds >= 0
         self.seen.append((size, steps))
+        self.timed.append(seconds is not None)
 
 
 class ScriptedDrafter:
@@ -111,6 +115,7 @@ def test_depths_are_observed_with_the_round_that_had_them() -> None:
     depths = fly(device, [3, 0, 3], [True, True, False], 3)
     assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
     assert depths.seen == [(2, 3), (2, 0), (2, 3)]
+    assert all(depths.timed)
 
 
 def test_what_requests_allow_is_drafted() -> None:
@@ -139,8 +144,9 @@ def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
 
 def test_rounds_without_drafts_of_the_host_follow_each_other() -> None:
     device = ScriptedRound(HostDrafts(4, 3, torch.device("cpu")))
-    fly(device, [0, 0, 0], [True, True, False], 3)
+    depths = fly(device, [0, 0, 0], [True, True, False], 3)
     assert device.diary[:3] == ["launch 1: 0", "follow 2: 0", "land 1"]
+    assert depths.timed == [False, True, True], "the first overlaps with nothing"
 
 
 def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:

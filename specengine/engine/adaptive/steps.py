@@ -19,7 +19,8 @@ class Policy:
     min_rounds: int = 16  # between changes
     probe_every: int = 2  # rounds at least: one may be launched before the last has landed
     deep_tries: int = 2  # of the first rounds, where costs are to be learned
-    plain_tries: int = 4
+    plain_tries: int = 4  # likewise, and when none is tried again: in a row, since only a plain
+    # round behind another costs what plain decoding costs
 
 
 @dataclass
@@ -31,6 +32,7 @@ class _Place:
     changed: int = 0  # round of the last change
     probed: int = 0
     tries: Counter[int] = field(default_factory=Counter)
+    plain_left: int = 0  # of the plain rounds that are being tried
     last_run: dict[int, int] = field(default_factory=dict)
 
 
@@ -141,10 +143,14 @@ class AdaptiveSteps:
 
     def _keep_or_change(self, place: _Place, standing: Decision, view: Outlook) -> Decision:
         kept, best = standing.num_steps, view.best
+        if place.plain_left > 0 and kept:
+            place.plain_left -= 1
+            return self._try(place, 0, kept, view)
         wants = self._is_worth_it(kept, best, view)
         if wants and self.costs.is_settled(view.batch_size, best):
             if place.round - place.changed >= self.policy.min_rounds:
                 place.standing, place.changed = view.decide(best), place.round
+                place.plain_left = 0
                 return place.standing
             return standing
         targets = [best] if wants else self._probe_targets(kept, view.batch_size)
@@ -155,6 +161,11 @@ class AdaptiveSteps:
         loss = view.seconds[target] - view.tokens[target] * seconds / view.tokens[kept]
         if not self.budget.allows(loss, seconds):
             return standing
+        if target == 0 and not self.costs.is_fixed:
+            place.plain_left = self.policy.plain_tries - 1
+        return self._try(place, target, kept, view)
+
+    def _try(self, place: _Place, target: int, kept: int, view: Outlook) -> Decision:
         place.probed = place.round
         reason = f"batch {view.batch_size}: K={target} tried for a round; K={kept} stands"
         return Decision(target, reason, view.gain(target))
