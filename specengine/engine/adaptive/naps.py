@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_ASLEEP = 240  # rounds
+_ASLEEP = 600  # rounds
 _AWAKE = 16
 
 
