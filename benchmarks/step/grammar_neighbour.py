@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--load-format", default="dummy")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    config = resolve_model(ModelConfig(model=args.model)).hf_config
+    named = ModelConfig(model=args.model, load_format=args.load_format)
+    config = resolve_model(named).hf_config
     with random_eagle3(config, min(16384, config.vocab_size)) as folder:
         eagle3 = SpecConfig(
             algorithm="EAGLE3", adaptive=False, draft_model_path=str(folder), num_steps=3
