@@ -90,7 +90,8 @@ struct Around {
   const u16* x;
   int stride, num_rows;
   const u16* gain;      // of the norm before it, or none
-  const u16* residual;  // added after it, or none; rows of as many values as the results
+  const u16* residual;  // added after it, or none
+  int stride_residual;
   const u16* bias;
   u16* out;
   int width;  // of a row of results
@@ -172,9 +173,11 @@ __device__ __forceinline__ void finish(const Around& around, const Matrix& matri
     v *= scale;
     if (GATED) v = gated(v, up * scale);
     if (around.bias) v += widen(around.bias[column]);
-    const u64 place = (u64)r * around.width + column;
-    if (around.residual) v = rounded(v) + widen(load_one_from_l2(around.residual + place));
-    around.out[place] = narrow(v);
+    if (around.residual) {
+      const u64 place = (u64)r * around.stride_residual + column;
+      v = rounded(v) + widen(load_one_from_l2(around.residual + place));
+    }
+    around.out[(u64)r * around.width + column] = narrow(v);
   }
 }
 
@@ -290,17 +293,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * PRODUCERS, 1) layer_
 
   wait_for_last_kernel();
   const u16* none = 0;
-  work<false, false>(out_proj, {heads, stride_heads, num_rows, none, stream, none, middle, hidden,
-                                eps}, ring, sums, squares);
+  work<false, false>(out_proj, {heads, stride_heads, num_rows, none, stream, stride_stream, none,
+                                middle, hidden, eps}, ring, sums, squares);
   meet_blocks(counters + OUT);
-  work<true, true>(gate_up, {middle, hidden, num_rows, gain, none, none, gates, intermediate, eps},
+  work<true, true>(gate_up, {middle, hidden, num_rows, gain, none, 0, none, gates, intermediate,
+                              eps},
                    ring, sums, squares);
   meet_blocks(counters + GATE_UP);
-  work<false, false>(down, {gates, intermediate, num_rows, none, middle, none, next_stream, hidden,
-                            eps}, ring, sums, squares);
+  work<false, false>(down, {gates, intermediate, num_rows, none, middle, hidden, none, next_stream,
+                            hidden, eps}, ring, sums, squares);
   if (HAS_QKV) {
     meet_blocks(counters + DOWN);
-    work<true, false>(qkv_proj, {next_stream, hidden, num_rows, next_gain, none,
+    work<true, false>(qkv_proj, {next_stream, hidden, num_rows, next_gain, none, 0,
                                  HAS_BIAS ? qkv_bias : none, qkv, qkv_size, eps},
                       ring, sums, squares);
   }

@@ -56,9 +56,9 @@ class Layer:
 def rows_of(
     case: Case, count: int, device: str, dtype: torch.dtype = torch.bfloat16
 ) -> list[Tensor]:
-    """heads, with values between its rows that must not matter, and stream."""
+    """heads and stream, with values between their rows that must not matter."""
     heads = torch.randn(count, case.heads + 16, device=device).to(dtype)[:, : case.heads]
-    return heads, torch.randn(count, case.hidden, device=device).to(dtype)
+    return heads, torch.randn(count, 2 * case.hidden, device=device).to(dtype)[:, case.hidden :]
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
