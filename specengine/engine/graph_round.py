@@ -24,7 +24,7 @@ from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
-from specengine.runner.graph_guard import GraphGuard, round_inputs
+from specengine.runner.graph_guard import GraphGuard, Named, round_inputs
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
@@ -110,12 +110,16 @@ class GraphRound:
             if self.samples:
                 self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
         if self.runner.guards_graphs:
-            runners = {"the target's": self.runner}
-            runners |= {"the draft's": getattr(self.drafter, "runner", self.runner)}
-            self.guard = GraphGuard(partial(round_inputs, self.rows, self.state, runners))
+            self.guard = GraphGuard(self.inputs)
         took, used = perf_counter() - start, free_before - torch.cuda.mem_get_info()[0]
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
         logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))
+
+    def inputs(self) -> Named:
+        """What graphs read and write and nobody may move, as it is now."""
+        runners = {"the target's": self.runner}
+        runners["the draft's"] = getattr(self.drafter, "runner", self.runner)
+        return round_inputs(self.rows, self.state, runners)
 
     def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         forms = [Form(batch_size, steps, choosing) for steps in self.steps]
@@ -223,8 +227,7 @@ class GraphRound:
         deepest = self.steps[-1]
         state = [[row_of(r), r.kv_len, r.last_token, depth_within(r, deepest)] for r in reqs]
         rows, lens, roots, limits = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
-        self.state.lens[rows], self.state.roots[rows] = lens, roots
-        self.state.limits[rows] = limits
+        self.state.lens[rows], self.state.roots[rows], self.state.limits[rows] = lens, roots, limits
         form = self._form(reqs, num_drafted, asleep)
         self.choices.write(reqs, rows, form.choosing)
         flight = self._fly(reqs, num_drafted, form)
@@ -244,9 +247,8 @@ class GraphRound:
         """Before the drafter looks again, in a round of any kind."""
         if self._missed:
             assert isinstance(self.drafter, SleepyRowDrafter)
-            rows = (
-                torch.tensor([*self._missed]).pin_memory().to(self.rows.device, non_blocking=True)
-            )
+            missed = torch.tensor([*self._missed]).pin_memory()
+            rows = missed.to(self.rows.device, non_blocking=True)
             self.drafter.miss_rows(rows, self.state.lens[rows])
             self._missed.clear()
 

@@ -184,7 +184,7 @@ def test_rounds_without_the_host(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 def test_a_buffer_that_moved_is_noticed(target: Path, drafts: dict[str, SpecConfig | None]) -> None:
     flying = on_the_cpu(make(target, drafts["EAGLE3"], device="cpu"))
-    guard = GraphGuard(flying._inputs)
+    guard = GraphGuard(flying.inputs)
     guard.check()
     weights = flying.drafter.runner.model.fc  # type: ignore[attr-defined]
     weights.bias = torch.nn.Parameter(torch.zeros(64), requires_grad=False)

@@ -102,7 +102,13 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
 @ON_CPU
 @pytest.mark.parametrize(
     ("name", "overlaps"),
-    [(name, True) for name in NAMES] + [("EAGLE3", False)],
+    [
+        *(
+            pytest.param(name, True, marks=pytest.mark.slow if name == "EAGLE" else ())
+            for name in NAMES
+        ),
+        ("EAGLE3", False),
+    ],
 )
 def test_grammars_fly(
     name: str,
