@@ -10,7 +10,6 @@ import torch
 
 from specengine import LLM, SpecConfig
 from specengine.core.sampling import SpecControl
-from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle3
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 
@@ -23,18 +22,10 @@ LIMITS = [3, 0, 1]
 
 
 @pytest.fixture(scope="module")
-def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("graph-limits")
-    return almost_bigram(folder / "target", small_models["llama"], 0.03)
-
-
-@pytest.fixture(scope="module")
-def specs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecConfig]:
-    folder = tmp_path_factory.mktemp("graph-limits-drafts")
-    eagle3 = str(oracle_eagle3(folder / "eagle3", target, 250, focus=20.0))
+def specs(drafters: dict[str, str]) -> dict[str, SpecConfig]:
     return {
         "EAGLE3": SpecConfig(
-            algorithm="EAGLE3", adaptive=False, draft_model_path=eagle3, num_steps=3
+            algorithm="EAGLE3", adaptive=False, draft_model_path=drafters["EAGLE3"], num_steps=3
         ),
         "NGRAM": SpecConfig(
             algorithm="NGRAM", adaptive=False, ngram_min_match=1, num_draft_tokens=4

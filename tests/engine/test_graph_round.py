@@ -25,7 +25,6 @@ from specengine.engine.row_choices import Choosing
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from specengine.runner.graph_guard import GraphGuard
-from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 NEW_TOKENS = 24
@@ -48,28 +47,14 @@ class DeviceLengths(TritonAttentionBackend):
 
 
 @pytest.fixture(scope="module")
-def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("graph-round")
-    return almost_bigram(folder / "target", small_models["llama"], 0.03)
-
-
-@pytest.fixture(scope="module")
-def drafts(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecConfig | None]:
-    folder = tmp_path_factory.mktemp("graph-round-drafts")
-    paths = {
-        "EAGLE": oracle_eagle(folder / "eagle", target, noise=0.3),
-        "EAGLE3": oracle_eagle3(folder / "eagle3", target, 250, focus=20.0),
-        "STANDALONE": almost_bigram(folder / "standalone", target, 1.0),
-    }
+def drafts(drafters: dict[str, str]) -> dict[str, SpecConfig | None]:
     specs: dict[str, SpecConfig | None] = {
         "plain": None,
         "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False, ngram_min_match=1),
         "SUFFIX": SpecConfig(algorithm="SUFFIX", adaptive=False, num_draft_tokens=6),
     }
-    for name, path in paths.items():
-        specs[name] = SpecConfig(
-            algorithm=name, adaptive=False, draft_model_path=str(path), num_steps=3
-        )
+    for name, path in drafters.items():
+        specs[name] = SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
     return specs
 
 

@@ -16,7 +16,6 @@ from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
-from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 from tests.engine.flying_world import let_fly
 
 PROMPTS = ["The quick brown fox", "x", '{"a": [1, 22]} {"a": [1, 22]} ', "0123456789" * 4]
@@ -49,21 +48,11 @@ ON_CPU = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("graph-ruled")
-    return almost_bigram(folder / "target", small_models["llama"], 0.03)
-
-
-@pytest.fixture(scope="module")
-def specs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecConfig | None]:
-    folder = tmp_path_factory.mktemp("graph-ruled-drafts")
+def specs(drafters: dict[str, str]) -> dict[str, SpecConfig | None]:
     eagle = SpecConfig(
-        algorithm="EAGLE",
-        adaptive=False,
-        draft_model_path=str(oracle_eagle(folder / "eagle", target, noise=0.3)),
-        num_steps=3,
+        algorithm="EAGLE", adaptive=False, draft_model_path=drafters["EAGLE"], num_steps=3
     )
-    eagle3 = str(oracle_eagle3(folder / "eagle3", target, 250, focus=20.0))
+    eagle3 = drafters["EAGLE3"]
     return {
         "plain": None,
         "EAGLE": eagle,

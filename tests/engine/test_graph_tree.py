@@ -21,7 +21,6 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.row_choices import Choosing
 from specengine.kernels.tree_build import DraftTree
-from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import predictable
 from tests.engine.flying_world import let_fly
@@ -56,23 +55,12 @@ def make(target: Path, spec: SpecConfig | None, **flags: object) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("graph-tree")
-    return almost_bigram(folder / "target", small_models["llama"], 0.03)
-
-
-@pytest.fixture(scope="module")
-def specs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecConfig]:
-    folder = tmp_path_factory.mktemp("graph-tree-drafts")
-    paths = {
-        "EAGLE": oracle_eagle(folder / "eagle", target, noise=0.3),
-        "EAGLE3": oracle_eagle3(folder / "eagle3", target, 250, focus=20.0),
-    }
+def specs(drafters: dict[str, str]) -> dict[str, SpecConfig]:
     return {
         name: SpecConfig(
             algorithm=algorithm,
             adaptive=False,
-            draft_model_path=str(paths[algorithm]),
+            draft_model_path=drafters[algorithm],
             eagle_topk=topk,
             num_steps=steps,
             num_draft_tokens=nodes,

@@ -7,6 +7,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from tests.kernels.emulated_cuda import COMPILER, Compiled, compiler_into
+
 HAS_CUDA = torch.cuda.is_available()
 
 
@@ -34,3 +36,11 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         pytest.skip("the interpreter is tested where there is no CUDA device")
     _require_interpreter()
     return torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compiles CUDA C++ for this machine's processor."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler, or not Linux")
+    return compiler_into(tmp_path_factory.mktemp("emulated"))

@@ -59,8 +59,3 @@ def rows_of(
     """heads and stream, with values between their rows that must not matter."""
     heads = torch.randn(count, case.heads + 16, device=device).to(dtype)[:, : case.heads]
     return heads, torch.randn(count, 2 * case.hidden, device=device).to(dtype)[:, case.hidden :]
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    bound = 0.02 * float(expected.float().abs().max())
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=bound)

@@ -16,6 +16,7 @@ from specengine.kernels.few_row import (
     norm_linear,
 )
 from specengine.kernels.norm import rms_norm
+from tests.kernels import half_precision
 
 EPS = 1e-5
 HIDDEN, OUTS = 72, 40
@@ -90,10 +91,6 @@ class TestCuda:
     def draw(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.randn(shape, device="cuda").to(dtype)
 
-    def close(self, actual: Tensor, expected: Tensor) -> None:
-        bound = 0.02 * float(expected.float().abs().max())
-        torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=bound)
-
     @pytest.mark.parametrize("hidden", [72, 576, 2048, 5000])
     @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64])
     def test_every_operation(self, rows: int, hidden: int, dtype: torch.dtype) -> None:
@@ -102,34 +99,34 @@ class TestCuda:
         weight = self.draw(dtype, 2 * outs, hidden) * hidden**-0.5
         bias, residual = self.draw(dtype, 2 * outs), self.draw(dtype, rows, 2 * outs)
         for given in (None, bias):
-            self.close(
+            half_precision.close(
                 norm_linear(x, gain, EPS, weight, given, backend="cuda"),
                 norm_linear(x, gain, EPS, weight, given, backend="torch"),
             )
-        self.close(
+        half_precision.close(
             norm_gated_linear(x, gain, EPS, weight, backend="cuda"),
             norm_gated_linear(x, gain, EPS, weight, backend="torch"),
         )
-        self.close(
+        half_precision.close(
             linear_add(x, weight, residual, backend="cuda"),
             linear_add(x, weight, residual, backend="torch"),
         )
 
     def test_linear(self, dtype: torch.dtype) -> None:
         x, weight, bias = self.draw(dtype, 5, 72), self.draw(dtype, 40, 72), self.draw(dtype, 40)
-        self.close(linear(x, weight, bias, backend="cuda"), F.linear(x, weight, bias))
+        half_precision.close(linear(x, weight, bias, backend="cuda"), F.linear(x, weight, bias))
 
     def test_float_results(self, dtype: torch.dtype) -> None:
         x, gain, weight = self.draw(dtype, 2, 72), self.draw(dtype, 72), self.draw(dtype, 40, 72)
         out = norm_linear(x, gain, EPS, weight, out_dtype=torch.float32, backend="cuda")
         assert out.dtype is torch.float32
-        self.close(out, norm_linear(x, gain, EPS, weight, backend="torch"))
+        half_precision.close(out, norm_linear(x, gain, EPS, weight, backend="torch"))
 
     def test_rows_of_a_wider_tensor(self, dtype: torch.dtype) -> None:
         x = self.draw(dtype, 3, 80)[:, 8:]
         weight, residual = self.draw(dtype, 40, 72), self.draw(dtype, 3, 40)
         before = residual.clone()
-        self.close(
+        half_precision.close(
             linear_add(x, weight, residual, backend="cuda"),
             linear_add(x, weight, residual, backend="torch"),
         )

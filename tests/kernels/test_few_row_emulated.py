@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.kernels import few_row, few_row_cuda
-from tests.kernels.emulated_cuda import COMPILER, compiler_into
+from tests.kernels.emulated_cuda import Compiled
+from tests.kernels.half_precision import close
 
 EPS = 1e-5
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler, or not Linux")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
 
 @pytest.fixture(autouse=True)
-def _emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_row_cuda, "compiled", compiler_into(folder))
+def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_row_cuda, "compiled", emulated)
     torch.manual_seed(0)
 
 
 def draw(*shape: int) -> Tensor:
     return torch.randn(shape).bfloat16()
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    bound = 0.02 * float(expected.float().abs().max())
-    torch.testing.assert_close(actual.float(), expected.float(), rtol=0.02, atol=bound)
 
 
 def test_norm_and_gated_activation() -> None:

@@ -7,7 +7,8 @@ import torch
 
 from specengine.kernels import layer_tail_cuda
 from specengine.kernels.layer_tail import MAX_ROWS, fits
-from tests.kernels.layer_tail_cases import Case, Layer, close, rows_of
+from tests.kernels.half_precision import close
+from tests.kernels.layer_tail_cases import Case, Layer, rows_of
 
 WIDE = Case(4096, 4096, 14336, 6144)
 ODD = Case(2560, 1984, 6912, 2624, bias=True)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from specengine.kernels import layer_tail_cuda
-from tests.kernels.emulated_cuda import COMPILER, compiler_into
-from tests.kernels.layer_tail_cases import Case, Layer, close, rows_of
+from tests.kernels.emulated_cuda import Compiled
+from tests.kernels.half_precision import close
+from tests.kernels.layer_tail_cases import Case, Layer, rows_of
 
 BLOCKS = 3
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler, or not Linux")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
 
 @pytest.fixture(autouse=True)
-def _emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_tail_cuda, "compiled", compiler_into(folder))
+def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_tail_cuda, "compiled", emulated)
     monkeypatch.setattr(layer_tail_cuda, "multiprocessors", lambda device: BLOCKS)
     torch.manual_seed(0)
 

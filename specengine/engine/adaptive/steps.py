@@ -19,8 +19,9 @@ class Policy:
     min_rounds: int = 16  # between changes
     probe_every: int = 2  # rounds at least: one may be launched before the last has landed
     deep_tries: int = 2  # of the first rounds, where costs are to be learned
-    plain_tries: int = 4  # likewise, and when none is tried again: in a row, since only a plain
-    # round behind another costs what plain decoding costs
+    # Likewise, and whenever plain decoding is tried again: in a row, for only a plain round behind
+    # another costs what plain decoding costs.
+    plain_tries: int = 4
 
 
 @dataclass

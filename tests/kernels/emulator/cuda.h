@@ -97,7 +97,6 @@ inline void Barrier::meet(int count) {
 
 inline void __syncwarp() { here().of_warp[warp()].meet(WARP); }
 inline void __syncthreads() { here().named[0].meet(here().fibers.size()); }
-inline void __threadfence() {}
 
 inline int atomicAdd(int* at, int value) {
   *at += value;
