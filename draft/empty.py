@@ -8,7 +8,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, VerifyResult
 
 
 class EmptyDrafter:
@@ -35,7 +35,7 @@ class EmptyDrafter:
     def row_steps(self) -> int:
         return 0
 
-    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
         assert num_steps == 0
         return rows.roots_B.new_empty(len(rows.roots_B), 0)
 

@@ -31,14 +31,10 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class LoopDrafter(RowDrafter, Protocol):
-    """A RowDrafter whose chains may follow edited logits."""
+    """A RowDrafter with a model."""
 
     runner: ModelRunner
     target_ids: Tensor | None
-
-    def draft_rows(
-        self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -119,8 +115,6 @@ class DraftLoops:
         if not self.padding and batch.batch_size not in self.batch_sizes:
             return "batch size not captured, padding off"
         edited = batch.sampling.edits is not None
-        if edited and self.draws_trees:
-            return "trees of edited logits"
         drafter = self.drafter
         if isinstance(drafter, HesitantRowDrafter) and not all(map(drafter.is_ready, batch.reqs)):
             return "a request that the drafter has seen too little of"
@@ -175,7 +169,7 @@ class DraftLoops:
 
     def _run(self, rows: RowBatch, steps: int, edits: RowEdits | None) -> DraftRows:
         if isinstance(self.drafter, TreeRowDrafter) and self.draws_trees:
-            tree = self.drafter.draft_tree_rows(rows, steps)
+            tree = self.drafter.draft_tree_rows(rows, steps, edits)
             return DraftRows(tree.tokens_BN, tree.parents_BN)
         drafts_BK = self.drafter.draft_rows(rows, steps, edits)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)

@@ -12,9 +12,10 @@ from specengine.core.sampling_batch import LogitEdits, SamplingBatch
 
 @dataclass(frozen=True)
 class RowEdits:
-    """Fixed buffers, [B, Vd]: positive logits are divided by `scale` and others multiplied by it,
-    and then `shift` is added. So penalties, bias and min_tokens are what they are in layers/logits,
-    but that bias comes last, and that tokens drafted in the same round are not counted."""
+    """A core.spec.DraftEdits in fixed buffers, [B, Vd]: positive logits are divided by `scale` and
+    others multiplied by it, and then `shift` is added. So penalties, bias and min_tokens are what
+    they are in layers/logits, but that bias comes last, and that tokens drafted in the same round
+    are not counted."""
 
     scale_BV: Tensor
     shift_BV: Tensor
@@ -34,9 +35,16 @@ class RowEdits:
         self.scale_BV[: len(scale_BV)].copy_(scale_BV)
         self.shift_BV[: len(shift_BV)].copy_(shift_BV)
 
-    def apply(self, logits_BV: Tensor) -> Tensor:
-        scaled_BV = torch.where(logits_BV > 0, logits_BV / self.scale_BV, logits_BV * self.scale_BV)
-        return scaled_BV + self.shift_BV
+    def apply(self, logits_TV: Tensor, target_ids: Tensor | None) -> Tensor:
+        """Whatever target_ids: `fill` has turned all into the draft's vocabulary."""
+        scale_TV, shift_TV = self.scale_BV, self.shift_BV
+        per_request = len(logits_TV) // len(scale_TV)
+        if per_request > 1:
+            scale_TV, shift_TV = (
+                each.repeat_interleave(per_request, 0) for each in (scale_TV, shift_TV)
+            )
+        scaled_TV = torch.where(logits_TV > 0, logits_TV / scale_TV, logits_TV * scale_TV)
+        return scaled_TV + shift_TV
 
 
 def _dense(sampling: SamplingBatch, edits: LogitEdits) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, Tree
+from specengine.core.spec import DraftEdits
 from specengine.draft.choice import rank_scores
 from specengine.kernels.tree_build import DraftTree, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
@@ -26,8 +27,8 @@ class TreeWorker(Protocol):
 
 
 class TreeRows:
-    """Grows trees for greedy requests that edit no logits: the draft's best tokens, by probability
-    or, of static trees, by rank (EAGLE-2, Li et al. 2024, arXiv:2406.16858).
+    """Grows trees of the draft's best tokens, by probability or, of static trees, by rank (EAGLE-2,
+    Li et al. 2024, arXiv:2406.16858).
 
     A level's rows go to the slots after those of the levels before it, as in draft/worker.py.
     """
@@ -44,14 +45,14 @@ class TreeRows:
         topk = self.worker.topk
         return min(self.worker.max_nodes, 1 + topk + (num_steps - 1) * topk**2)
 
-    def draft(self, rows: RowBatch, num_steps: int) -> DraftTree:
+    def draft(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> DraftTree:
         worker = self.worker
         states_TH = worker.states.index_select(0, rows.rows_B)
         found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
-        beams = self._branch(states_TH, None, found)
+        beams = self._branch(states_TH, None, found, edits)
         for _ in range(1, num_steps):
             states_TH = self._descend(rows, states_TH, beams)
-            beams = self._branch(states_TH, beams, found)
+            beams = self._branch(states_TH, beams, found, edits)
         return tree_build(rows.roots_B, found, self.num_nodes(num_steps), num_steps)
 
     def _descend(self, rows: RowBatch, states_TH: Tensor, beams: Beams) -> Tensor:
@@ -63,8 +64,12 @@ class TreeRows:
         step.features = states_TH.index_select(0, beams.above_T)
         return runner.forward_extend(step)
 
-    def _branch(self, states_TH: Tensor, beams: Beams | None, found: Found) -> Beams:
+    def _branch(
+        self, states_TH: Tensor, beams: Beams | None, found: Found, edits: DraftEdits | None
+    ) -> Beams:
         worker = self.worker
         logits_TV = worker.runner.model.compute_logits(states_TH)
+        if edits is not None:
+            logits_TV = edits.apply(logits_TV, worker.target_ids)
         given = worker.topk, self.counters, worker.target_ids, self.rank_scores
         return tree_step(logits_TV, beams, found, *given)

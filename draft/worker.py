@@ -13,11 +13,10 @@ from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, 
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.loop_graphs import DraftLoops
-from specengine.draft.row_edits import RowEdits
 from specengine.draft.tree import draft_tree, tree_sizes
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
@@ -98,12 +97,12 @@ class DraftWorker(TpModelWorker, ABC):
         most = map(self.nodes, batch.reqs)
         return [min(pair) for pair in zip(tree_sizes(levels, self.topk), most, strict=True)]
 
-    def best_tokens(self, states_TH: Tensor, edits: RowEdits | None, level: int = 0) -> Tensor:
+    def best_tokens(self, states_TH: Tensor, edits: DraftEdits | None, level: int = 0) -> Tensor:
         """int64 [T], the target's ids of the most probable tokens, a row a request."""
         model = self.runner_of(level).model
         if edits is None:
             return model.best_tokens(states_TH)
-        best_T = edits.apply(model.compute_logits(states_TH)).argmax(-1)
+        best_T = edits.apply(model.compute_logits(states_TH), self.target_ids).argmax(-1)
         return best_T if self.target_ids is None else self.target_ids[best_T]
 
     def nodes(self, req: Req) -> int:

@@ -12,9 +12,8 @@ from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
-from specengine.core.spec import PrefillResult, VerifyResult
+from specengine.core.spec import DraftEdits, PrefillResult, VerifyResult
 from specengine.draft.eagle.model import Eagle3Model
-from specengine.draft.row_edits import RowEdits
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.kernels.keep_rows import keep_rows
@@ -96,7 +95,7 @@ class EagleWorker(DraftWorker):
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
         states_BH = self.states.index_select(0, rows.rows_B)
@@ -120,8 +119,10 @@ class EagleWorker(DraftWorker):
     def num_tree_nodes(self, num_steps: int) -> int:
         return self.tree_rows.num_nodes(num_steps)
 
-    def draft_tree_rows(self, rows: RowBatch, num_steps: int) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps)
+    def draft_tree_rows(
+        self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None
+    ) -> DraftTree:
+        return self.tree_rows.draft(rows, num_steps, edits)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

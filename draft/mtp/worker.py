@@ -17,9 +17,9 @@ from specengine.core.batch import (
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
+from specengine.core.spec import DraftEdits
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
-from specengine.draft.row_edits import RowEdits
 from specengine.draft.worker import row_of
 from specengine.kernels.keep_rows import keep_rows
 from specengine.runner.model_runner import ModelRunner
@@ -99,7 +99,7 @@ class MtpLayersWorker(MtpWorker):
             states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
             rows = rows.of_next()
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
         waiting_LBH = self.layer_states.index_select(1, rows.rows_B)

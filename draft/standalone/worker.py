@@ -12,8 +12,7 @@ from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
-from specengine.draft.row_edits import RowEdits
+from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
@@ -100,7 +99,7 @@ class StandaloneWorker(DraftWorker):
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: RowEdits | None = None) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
         before = RowBatch(rows.rows_B, (rows.lens_B - 1).clamp(min=0), rows.roots_B)
         last_B2 = torch.stack([self.previous[rows.rows_B], rows.roots_B], dim=1)
         step = self.runner.new_row_batch(before, last_B2)

@@ -97,6 +97,16 @@ class TextDrafter(Protocol):
     max_nodes: int
 
 
+class DraftEdits(Protocol):
+    """What requests change of their logits, as far as drafts follow it: tokens drafted in the same
+    round need not count. The target's own rows decide."""
+
+    def apply(self, logits_TV: Tensor, target_ids: Tensor | None) -> Tensor:
+        """logits_TV: float32, as many rows a request, in order; may be written over. target_ids:
+        int64 [V], the target's ids of a draft's vocabulary."""
+        ...
+
+
 @runtime_checkable
 class RowDrafter(Protocol):
     """A drafter of chains that needs nothing from the host in a round, so that a graph can hold the
@@ -108,8 +118,9 @@ class RowDrafter(Protocol):
         """How deep it drafts; None where it needs the host after all."""
         ...
 
-    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
-        """int64 [B, num_steps], after each root."""
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+        """int64 [B, num_steps], after each root. edits: what requests change of logits, where any
+        does."""
         ...
 
     def observe_rows(
@@ -140,7 +151,9 @@ class TreeRowDrafter(RowDrafter, Protocol):
         """Nodes of a tree so deep, root included."""
         ...
 
-    def draft_tree_rows(self, rows: RowBatch, num_steps: int) -> DraftTree:
+    def draft_tree_rows(
+        self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None
+    ) -> DraftTree:
         """num_steps: at least 1, and no node lies deeper."""
         ...
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
-from functools import partial
 from time import perf_counter
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
-from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
+from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, VerifyResult
 from specengine.engine.draft_depth import depth_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground
@@ -142,8 +141,7 @@ class GraphRound:
         if form.choosing.masks:
             self.masks.prepare()
             return RuledGraphs(parts, pool)
-        run = partial(self.run, rows_B, form.num_steps, form.choosing)
-        return capture(parts.run if form.asleep else run, pool)[0]
+        return capture(parts.run, pool)[0]
 
     def _graph(self, form: Form) -> RoundGraph:
         if form not in self.captured:
@@ -160,34 +158,21 @@ class GraphRound:
         asleep = self.may_sleep and num_steps == 0
         return least_seconds(self._graph(Form(batch_size, num_steps, asleep=asleep)), _TIMED)
 
-    @torch.inference_mode()
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
         """One round of the requests in these rows of the page table."""
-        rows = self.begin(rows_B)
-        drafts_BK = self.drafter.draft_rows(rows, num_steps)
-        output = self.verify(rows, drafts_BK, choosing)
-        chosen_BN = output.best.view(len(rows_B), num_steps + 1)
-        accepted_B = self.accept(rows, chosen_BN, drafts_BK)
-        self.choices.count(rows, chosen_BN, accepted_B, choosing)
-        self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
+        self.parts_of(rows_B, Form(len(rows_B), num_steps, choosing)).run()
 
     def begin(self, rows_B: Tensor) -> RowBatch:
         """The requests as the round before has left them; it is this round's turn from here on."""
         return RowBatch(rows_B, *begin_round(self.state, rows_B))
 
-    def verify(self, rows: RowBatch, drafts_BK: Tensor, choosing: Choosing) -> RowsOutput:
-        """The target's token after each root and each draft."""
-        tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
-        return self.forward(self.runner.new_row_batch(rows, tokens_BN), rows, choosing)
-
-    def forward(self, batch: ForwardBatch, rows: RowBatch, choosing: Choosing) -> RowsOutput:
-        """The target's tokens, as its requests want them chosen."""
-        return self.choose(self.runner.forward_extend(batch), batch, rows, choosing)
+    def draft_edits(self, rows: RowBatch, choosing: Choosing) -> DraftEdits | None:
+        return self.choices.edits.for_drafts(rows) if choosing.edits else None
 
     def choose(
         self, hidden_TH: Tensor, batch: ForwardBatch, rows: RowBatch, choosing: Choosing
     ) -> RowsOutput:
-        """hidden_TH: what the model gives for the batch."""
+        """The target's tokens, as requests want them chosen. hidden_TH: what the model gives."""
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         if choosing == BEST:
             return RowsOutput(self.runner.model.best_tokens(hidden_TH), hidden_TH, features)

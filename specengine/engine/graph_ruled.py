@@ -53,8 +53,9 @@ class RoundParts:
     @torch.inference_mode()
     def draft(self) -> None:
         rows = self.graph_round.begin(self.rows_B)
-        drafts_BK = self.graph_round.drafter.draft_rows(rows, self.form.num_steps)
-        self.drafted = Drafted(rows, drafts_BK)
+        flying, form = self.graph_round, self.form
+        edits = flying.draft_edits(rows, form.choosing)
+        self.drafted = Drafted(rows, flying.drafter.draft_rows(rows, form.num_steps, edits))
 
     @torch.inference_mode()
     def look(self) -> None:

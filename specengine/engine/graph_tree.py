@@ -15,7 +15,6 @@ from specengine.engine.draft_nodes import HostTree
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_ruled import Drafted, RoundParts, Seen
 from specengine.engine.round_form import Flight, Form
-from specengine.engine.row_choices import BEST, Choosing
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.kv_move import KVPaths
 from specengine.kernels.tree_build import DraftTree
@@ -35,16 +34,6 @@ class GraphTreeRound(GraphRound):
     def num_slots(self) -> int:
         return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
 
-    @torch.inference_mode()
-    def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
-        if num_steps == 0:
-            super().run(rows_B, num_steps, choosing)
-            return
-        rows = self.begin(rows_B)
-        tree = self.drafter.draft_tree_rows(rows, num_steps)
-        output = self.verify_tree(rows, tree, choosing)
-        self.go_on(rows, output, tree, Form(len(rows_B), num_steps, choosing))
-
     def go_on(self, rows: RowBatch, output: RowsOutput, tree: DraftTree, form: Form) -> None:
         """By the path that stands."""
         paths = self.accept_tree(rows, output.best, tree, form.num_steps)
@@ -57,11 +46,8 @@ class GraphTreeRound(GraphRound):
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return (TreeParts if form.num_steps else RoundParts)(self, rows_B, form)
 
-    def verify_tree(self, rows: RowBatch, tree: DraftTree, choosing: Choosing) -> RowsOutput:
-        """The target's token at each node."""
-        return self.forward(self.batch_of(rows, tree), rows, choosing)
-
     def batch_of(self, rows: RowBatch, tree: DraftTree) -> ForwardBatch:
+        """The verification."""
         shape = Tree(tree.depths_BN.view(-1), tree.mask_BNN)
         return self.runner.new_row_batch(rows, tree.tokens_BN, tree=shape)
 
@@ -105,7 +91,8 @@ class TreeParts(RoundParts):
     def draft(self) -> None:
         flying = self.graph_round
         rows = flying.begin(self.rows_B)
-        self.tree = flying.drafter.draft_tree_rows(rows, self.form.num_steps)
+        edits = flying.draft_edits(rows, self.form.choosing)
+        self.tree = flying.drafter.draft_tree_rows(rows, self.form.num_steps, edits)
         self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
         self.tokens_and_parents_2BN = torch.stack([self.tree.tokens_BN, self.tree.parents_BN])
 

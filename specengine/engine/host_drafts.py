@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch
 from specengine.core.interfaces import RowsOutput
-from specengine.core.spec import DraftProposal
+from specengine.core.spec import DraftEdits, DraftProposal
 
 
 class HostDrafts:
@@ -26,7 +26,8 @@ class HostDrafts:
             # From pageable memory: the call returns when the drafts have been read.
             self.tokens[:size, :steps].copy_(drafts_BK)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+        """Text says nothing of what requests change of logits."""
         return self.tokens[: len(rows.rows_B), :num_steps]
 
     def observe_rows(

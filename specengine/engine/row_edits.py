@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,27 @@ MOST_EDITING = 64  # requests at once; 9 bytes a token of the vocabulary each
 def edits_logits(req: Req) -> bool:
     sampling = req.sampling
     return bool(sampling.logit_bias) or sampling.has_penalties or is_held(req)
+
+
+@dataclass(frozen=True)
+class EditsOfDrafts:
+    """A core.spec.DraftEdits: the logits of each draft are edited as those of the round's root."""
+
+    tables: EditTables
+    rows: RowBatch
+
+    def apply(self, logits_TV: Tensor, target_ids: Tensor | None) -> Tensor:
+        full_TV, width = logits_TV, self.tables.bias.shape[1]
+        if target_ids is not None:
+            full_TV = logits_TV.new_zeros(len(logits_TV), width)
+            full_TV.index_copy_(1, target_ids, logits_TV)
+        rows, per_request = self.rows, len(logits_TV) // len(self.rows.rows_B)
+        rows_T, starts_T, roots_T = (
+            each.repeat_interleave(per_request) if per_request > 1 else each
+            for each in (rows.rows_B, rows.lens_B, rows.roots_B)
+        )
+        edit_rows_(full_TV, self.tables, Drafted(rows_T, starts_T, roots_T[:, None].contiguous()))
+        return full_TV if target_ids is None else full_TV[:, target_ids]
 
 
 class RowEdits:
@@ -87,6 +110,10 @@ class RowEdits:
             depths, mask = batch.tree.depths_T, batch.tree.mask_BNN
         drafted = Drafted(rows.rows_B, rows.lens_B, tokens_BN, depths, mask)
         return edit_rows_(logits_RV, self.tables, drafted)
+
+    def for_drafts(self, rows: RowBatch) -> EditsOfDrafts:
+        """What drafts follow of the same."""
+        return EditsOfDrafts(self.tables, rows)
 
     def count(self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor) -> None:
         """Of the tokens at each node of the accepted paths."""

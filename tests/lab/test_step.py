@@ -128,6 +128,7 @@ def test_parts_of_a_captured_round(small_models: dict[str, Path], tmp_path: Path
         ("draft", "draft head"),
         ("draft", "draft head"),
         ("verify",),
+        ("verify",),  # choosing tokens
         ("verify", "verify head"),
         ("observe",),
     ]

@@ -68,14 +68,13 @@ class State:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
         here others leave as well, in the middle of what histograms look at."""
-        if not self.retracts or (
-            engine.flights and engine.flights.in_the_air
-        ):  # whose requests must not leave
+        flights = engine.flights
+        if not self.retracts or (flights and flights.in_the_air):  # whose requests must not leave
             return
         scheduler = engine.scheduler
         scheduler.admission.demand.share = 0.0
         young = [req for req in scheduler.queues.running if len(req.output_ids) < LENGTH]
-        if step % _RETRACT_EVERY == 0 and young:
+        if (flights or step % _RETRACT_EVERY == 0) and young:
             scheduler.exits.retract(young[-1])
 
 

@@ -27,7 +27,8 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         *parts,
         Watched(flying.drafter, "draft_rows", "draft"),
         *_heads(flying.drafter, "best_tokens", "draft head"),
-        Watched(flying, "forward", "verify"),
+        Watched(runner, "forward_extend", "verify"),
+        Watched(flying, "choose", "verify"),
         Watched(runner.model, "best_tokens", "verify head"),
         Watched(flying.drafter, "observe_rows", "observe"),
     ]
