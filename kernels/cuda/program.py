@@ -8,13 +8,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from specengine.kernels import compilations, rehearsal
 
 Argument = Tensor | int | float | None
 
@@ -70,11 +72,27 @@ def _type(argument: Argument) -> Any:
     return ctypes.c_float if isinstance(argument, float) else ctypes.c_int
 
 
-@cache
+class Rehearsed(Kernel):
+    """A function on its way. Launching it does nothing."""
+
+    def launch(self, *_: object) -> None: ...
+
+
 def compiled(
     source: Path, name: str, defines: tuple[tuple[str, int], ...], shared_bytes: int, device: int
 ) -> Kernel:
     """The function `name` of a source file. shared_bytes: the most that a launch asks for."""
+    stage = rehearsal.current()
+    if stage is None:
+        return _loaded(source, name, defines, shared_bytes, device)
+    stage.ask((source, defines, device), partial(_binary, source, defines, device))
+    return Rehearsed(None)
+
+
+@cache
+def _loaded(
+    source: Path, name: str, defines: tuple[tuple[str, int], ...], shared_bytes: int, device: int
+) -> Kernel:
     from cuda.bindings import driver
 
     torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -101,6 +119,7 @@ def _binary(source: Path, defines: tuple[tuple[str, int], ...], device: int) -> 
     if path.exists():
         return path.read_bytes()
     binary = _compile(text, source.name, headers, options)
+    compilations.note()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as made:
         made.write(binary)

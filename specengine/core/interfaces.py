@@ -64,6 +64,7 @@ class AttentionLimits:
     layers_alike: bool = False  # heads, scale and window of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
     first_keys: bool = False  # keeps unseen what lies before a request's first key
+    rehearses: bool = False  # all that it launches is this project's: kernels.rehearsal holds it
 
 
 class AttentionBackend(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 import torch
@@ -18,15 +19,17 @@ from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.grammar.compiler import GrammarCompiler
-from specengine.engine.graph_build import make_flights
+from specengine.engine.graph_build import make_flights, make_graph_round
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
+from specengine.engine.rehearsal import can_rehearse, compile_ahead, rehearse
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.spec_options import draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
+from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
 from specengine.memory.allocator import TokenToKVPoolAllocator
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
@@ -97,20 +100,33 @@ def build_engine(
         one.guards_graphs = config.graph.debug_cuda_graph
         if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
             one.compile_max_bs = config.graph.torch_compile_max_bs
-    if not config.graph.disable_cuda_graph and config.graph.cuda_graph_bs is not None:
-        with phases.phase("capture graphs"):
-            padding = not config.graph.disable_cuda_graph_padding
-            runner.capture_graphs(list(config.graph.cuda_graph_bs), padding)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     engine.ragged_counters |= add_draft_loops(config, engine.drafter)
-    with phases.phase("capture rounds"):
-        engine.flights = make_flights(config, engine.parts)
+    _capture(config, engine, runner, phases)
     engine.round.plan_ahead = make_plan_ahead(config, engine.parts)
     record_trace(engine, loaded)
     graphs.log()
     logger.info("ready after %.1f s", phases.total)
     return engine
+
+
+def _capture(config: EngineConfig, engine: Engine, runner: ModelRunner, phases: Phases) -> None:
+    """All graphs that are made at start."""
+    sizes = config.graph.cuda_graph_bs
+    if config.graph.disable_cuda_graph or sizes is None:
+        return
+    graph_round = make_graph_round(config, engine.parts)
+    with phases.phase("compile kernels"):
+        compile_ahead(config, runner, graph_round)
+    with tally() as compiled:
+        with phases.phase("capture graphs"):
+            runner.capture_graphs(list(sizes), not config.graph.disable_cuda_graph_padding)
+        if graph_round is not None:
+            with phases.phase("capture rounds"):
+                engine.flights = make_flights(config, engine.parts, graph_round)
+    if compiled.kernels:
+        logger.info("compiled %d more kernels while capturing", compiled.kernels)
 
 
 @dataclass(frozen=True)
@@ -216,16 +232,12 @@ def _plan_memory(
         tokens = chunk if chunk > 0 else context
         requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
         tokens = min(tokens, requests * context)  # no position past the rotary table
-        size = (tokens, requests, loaded.device)
-        layers = draft.capture_layers
-        needed = [peak_of_forward(loaded.model, backend, shape, *size, capture_layers=layers)]
-        for model in draft.models:
-            features = draft.feature_size
-            needed.append(
-                peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=features)
-            )
-        peak += max(needed)
-        graphs = graph_bytes(config, loaded.model, max(needed) // tokens)
+        measure = partial(_peak, loaded, draft, backend, tokens, requests)
+        if can_rehearse(config, backend):
+            rehearse([measure])
+        needed = measure()
+        peak += needed
+        graphs = graph_bytes(config, loaded.model, needed // tokens)
     plan = MemoryPlan(
         total=memory.total(),
         fraction=_require(config.memory.mem_fraction_static),
@@ -241,6 +253,18 @@ def _plan_memory(
     plan.check(min(context, limit // page_size * page_size))
     plan.log()
     return plan
+
+
+def _peak(
+    loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend, tokens: int, requests: int
+) -> int:
+    """Bytes that a forward of this size needs, of the target or of a drafter's model."""
+    size, layers = (tokens, requests, loaded.device), draft.capture_layers
+    needed = [peak_of_forward(loaded.model, backend, _kv_shape(loaded), *size, layers)]
+    for model in draft.models:
+        width = draft.feature_size
+        needed.append(peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=width))
+    return max(needed)
 
 
 def _require(value: T | None) -> T:

@@ -25,11 +25,9 @@ _NO_GRAPHS = "no graphs of whole rounds: %s"
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 
 
-def make_flights(config: EngineConfig, parts: EngineParts) -> Flights | None:
-    """What lets rounds run on the device alone, where they can."""
-    graph_round = make_graph_round(config, parts)
-    if graph_round is None:
-        return None
+def make_flights(config: EngineConfig, parts: EngineParts, graph_round: GraphRound) -> Flights:
+    """Captures what lets rounds run on the device alone."""
+    graph_round.capture()
     overlaps = not config.schedule.disable_overlap_schedule
     depths = None if parts.adaptive is None else _depths(config, graph_round)
     return Flights(graph_round, parts.drafter, parts.scheduler, depths, overlaps)
@@ -48,8 +46,8 @@ def _depths(config: EngineConfig, graph_round: GraphRound) -> AdaptiveSteps:
 
 
 def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
-    """None without graphs, where somebody looks at rounds, where the drafter needs the host, and
-    where the verifier does more than compare tokens."""
+    """Not captured yet. None without graphs, where somebody looks at rounds, where the drafter needs
+    the host, and where the verifier does more than compare tokens."""
     sizes, forced = config.graph.cuda_graph_bs, config.spec.simulate_accept_length
     if config.graph.disable_cuda_graph or sizes is None:
         return None
@@ -77,7 +75,6 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     else:
         graph_round = GraphRound(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
-    graph_round.capture()
     return graph_round
 
 

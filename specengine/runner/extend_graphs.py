@@ -125,6 +125,13 @@ class ExtendGraphRunner:
             (memory.used - used_before) / (1 << 30),
         )
 
+    def rehearse(self, size: int) -> None:
+        """Run once what capturing this size records, under kernels.rehearsal."""
+        inputs = Inputs.of(self.buffer, size)
+        batch = self._fixed_batch(inputs, size)
+        self.runner.attn_backend.init_forward_metadata_capture(batch)
+        self._run(batch, inputs)
+
     def _capture_one(self, size: int, pool: Any) -> CapturedExtend:
         inputs = Inputs.of(self.buffer, size)
         batch = self._fixed_batch(inputs, size)

@@ -118,6 +118,12 @@ class DecodeGraphRunner:
             (memory.used - used_before) / (1 << 30),
         )
 
+    def rehearse(self, bs: int) -> None:
+        """Run once what capturing this size records, under kernels.rehearsal."""
+        batch = self._fixed_batch(bs)
+        self.runner.attn_backend.init_forward_metadata_capture(batch)
+        self._run(batch)
+
     def _capture_one(self, bs: int, pool: Any) -> CapturedDecode:
         batch = self._fixed_batch(bs)
         self.runner.attn_backend.init_forward_metadata_capture(batch)

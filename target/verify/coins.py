@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
+from specengine.kernels.accept_sampled_ref import pick_by
 
 
 class Coins(Protocol):
@@ -39,10 +40,4 @@ class KeyedCoins:
         return cls(draw(flat[0], flat[1], cls.stream, flat[2]).view(depths_BN.shape))
 
     def pick(self, chances_BMK: Tensor, nodes_BM: Tensor) -> Tensor:
-        uniforms_BM = self.uniforms_BN.gather(1, nodes_BM)
-        return (uniforms_BM[:, :, None] >= chances_BMK.cumsum(-1)).sum(-1)
-
-
-def stands(coins: Coins, chances_BM: Tensor, nodes_BM: Tensor) -> Tensor:
-    """bool [B, M]: the token of each node stands, with its own chance."""
-    return coins.pick(chances_BM[:, :, None], nodes_BM) == 0
+        return pick_by(self.uniforms_BN)(chances_BMK, nodes_BM)

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from specengine.kernels.accept_coins import accept_coins
 from specengine.kernels.accept_coins_ref import end_of_path
-from specengine.kernels.dispatch import Backend
-from specengine.layers.sampler import Sampler
+from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.probs import RoundProbs
-from specengine.target.verify.sampled import SampledVerifier, Verdict
+from specengine.target.verify.sampled import SampledVerifier
 
 
 class TargetOnlyVerifier(SampledVerifier):
@@ -20,15 +19,10 @@ class TargetOnlyVerifier(SampledVerifier):
     the target without them.
 
     Accepts what MatchVerifier accepts in distribution, without its seed-by-seed identity with plain
-    decoding. Siblings carry different tokens.
+    decoding. Siblings carry different tokens. As backend, "sgl" walks with sglang-kernel, on a GPU.
     """
 
     needs_draft_probs = False
-
-    def __init__(self, sampler: Sampler | None = None, backend: Backend = "auto") -> None:
-        """backend: "sgl" walks with sglang-kernel, on a GPU."""
-        super().__init__(sampler)
-        self.backend = backend
 
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         nodes_BN = probs.nodes()

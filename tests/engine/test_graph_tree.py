@@ -25,6 +25,7 @@ from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import predictable
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import (
+    BIASED,
     EDITED,
     GREEDY,
     NEW_TOKENS,
@@ -148,10 +149,15 @@ class ByHand:
 
 @ON_CPU
 @pytest.mark.parametrize("name", SHAPES)
-def test_trees_are_those_of_the_host(name: str, target: Path, specs: dict[str, SpecConfig]) -> None:
-    hand = ByHand(make(target, specs[name], device="cpu"), [GREEDY] * 3)
-    expected = hand.drafter.draft(hand.batch)
-    tree = hand.drafter.draft_tree_rows(hand.row_batch(), hand.round.steps[-1])
+@pytest.mark.parametrize("params", [[GREEDY] * 3, BIASED], ids=["greedy", "biased"])
+def test_trees_are_those_of_the_host(
+    name: str, params: list[SamplingParams], target: Path, specs: dict[str, SpecConfig]
+) -> None:
+    hand = ByHand(make(target, specs[name], device="cpu"), params)
+    expected, rows = hand.drafter.draft(hand.batch), hand.row_batch()
+    edits = hand.round.draft_edits(rows, hand.choosing)
+    assert (edits is None) == (params is not BIASED)
+    tree = hand.drafter.draft_tree_rows(rows, hand.round.steps[-1], edits)
     for i in range(len(PROMPTS)):
         same_tree(tree, len(PROMPTS) - i, expected, i)
         mask = tree.mask_BNN[len(PROMPTS) - i]

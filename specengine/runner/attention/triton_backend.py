@@ -22,7 +22,7 @@ class TritonAttentionBackend:
     """
 
     name = "triton"
-    limits = AttentionLimits(first_keys=True)
+    limits = AttentionLimits(first_keys=True, rehearses=True)
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
