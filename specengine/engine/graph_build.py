@@ -46,8 +46,8 @@ def _depths(config: EngineConfig, graph_round: GraphRound) -> AdaptiveSteps:
 
 
 def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
-    """Not captured yet. None without graphs, where somebody looks at rounds, where the drafter needs
-    the host, and where the verifier does more than compare tokens."""
+    """Not captured yet; None without graphs, where somebody looks at rounds, where the drafter
+    needs the host, and where the verifier does more than compare tokens."""
     sizes, forced = config.graph.cuda_graph_bs, config.spec.simulate_accept_length
     if config.graph.disable_cuda_graph or sizes is None:
         return None

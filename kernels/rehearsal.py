@@ -1,0 +1,121 @@
+"""Compiles kernels before they are needed, on all cores: in a rehearsal they are asked for as ever,
+but handed to a pool of threads, and none is launched.
+
+NVRTC, the passes of Triton and ptxas run beside Python's lock. What is left under it, a tenth of
+the time, is reading the kernels' own Python.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specengine.kernels.compilations import Tally, tally
+from specengine.kernels.dispatch import has_triton
+
+_MOST_THREADS = 32
+_one_at_a_time = Lock()  # a rehearsal changes how Triton launches, and changes it back
+_current: ContextVar[Rehearsal | None] = ContextVar("rehearsal", default=None)
+
+
+class Rehearsal:
+    """What one has asked for. tally: what no cache had."""
+
+    def __init__(self, pool: ThreadPoolExecutor, compiled: Tally) -> None:
+        self.tally = compiled
+        self._pool = pool
+        self._jobs: list[Future[object]] = []
+        self._asked: set[Hashable] = set()
+
+    def submit(self, job: Callable[[], object]) -> Future[object]:
+        future = self._pool.submit(job)
+        self._jobs.append(future)
+        return future
+
+    def ask(self, key: Hashable, job: Callable[[], object]) -> None:
+        """Submit a job once."""
+        if key not in self._asked:
+            self._asked.add(key)
+            self.submit(job)
+
+    def compiles(self) -> bool:
+        """Whether a kernel of those asked for so far was in no cache. Waits until that is known."""
+        for _ in as_completed(list(self._jobs)):
+            if self.tally.kernels:
+                break
+        return self.tally.kernels > 0
+
+
+def current() -> Rehearsal | None:
+    """This thread's."""
+    return _current.get()
+
+
+@contextmanager
+def rehearsal() -> Iterator[Rehearsal]:
+    """What this thread runs inside launches PyTorch's kernels and none of this project's, which are
+    compiled instead; all of them have been when it ends. Tensors that nobody wrote hold zeros: a
+    row, a token and a slot that exist. Keep nothing that was computed inside.
+
+    A kernel that does not compile says so when it is launched, not here.
+    """
+    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    with _one_at_a_time, tally() as compiled, ThreadPoolExecutor(threads) as pool:
+        stage = Rehearsal(pool, compiled)
+        token = _current.set(stage)
+        try:
+            zeros = _Zeros()  # type: ignore[no-untyped-call]
+            with zeros, _triton_compiles(stage):
+                yield stage
+        finally:
+            _current.reset(token)
+
+
+_UNWRITTEN = frozenset(
+    [
+        torch.ops.aten.empty,
+        torch.ops.aten.empty_like,
+        torch.ops.aten.empty_strided,
+        torch.ops.aten.new_empty,
+        torch.ops.aten.new_empty_strided,
+    ]
+)
+
+
+class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func.overloadpacket in _UNWRITTEN else made
+
+
+@contextmanager
+def _triton_compiles(stage: Rehearsal) -> Iterator[None]:
+    """A launch of this thread's is a warm-up, which Triton hands to `stage`."""
+    if not has_triton():
+        yield
+        return
+    from triton import AsyncCompileMode
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        is_warmup = warmup or current() is not None
+        return launch(kernel, *args, grid=grid, warmup=is_warmup, **kwargs)
+
+    with AsyncCompileMode(stage, ignore_errors=True):
+        JITFunction.run = run
+        try:
+            yield
+        finally:
+            JITFunction.run = launch

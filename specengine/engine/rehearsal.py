@@ -1,0 +1,106 @@
+"""Kernels that graphs will need are compiled before they are captured, all at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter
+
+import torch
+
+from specengine.core.config import EngineConfig
+from specengine.core.interfaces import AttentionBackend
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Form
+from specengine.engine.row_choices import BEST, Choosing
+from specengine.kernels.rehearsal import rehearsal
+from specengine.runner.extend_graphs import ExtendGraphRunner
+from specengine.runner.graphs import DecodeGraphRunner
+from specengine.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+Act = Callable[[], object]
+
+# Where kernels change with the number of rows, or attention begins to split its keys.
+_TELLING = (64, 48, 32, 16, 1)
+
+
+def telling_sizes(batch_sizes: list[int]) -> list[int]:
+    """Some of them, from large to small, whose kernels are those of all, or nearly so."""
+    largest = max(batch_sizes)
+    under = [[size for size in batch_sizes if size <= limit] for limit in (largest, *_TELLING)]
+    return sorted({max(sizes) for sizes in under if sizes} | {min(batch_sizes)}, reverse=True)
+
+
+def can_rehearse(config: EngineConfig, backend: AttentionBackend) -> bool:
+    """Whether all that a forward launches is PyTorch's or this project's, and not compiled as a
+    whole; and whether there is anything to compile."""
+    on_gpu = config.model.device == "cuda"
+    return on_gpu and backend.limits.rehearses and not config.graph.enable_torch_compile
+
+
+def rehearse(acts: Sequence[Act], telling: int = 1) -> None:
+    """Compile what the acts launch, the kernels of all at once; of no more than the first `telling`
+    of them, where caches have all of theirs."""
+    start = perf_counter()
+    with torch.inference_mode(), rehearsal() as stage:
+        for number, act in enumerate(acts):
+            if number == telling and not stage.compiles():
+                break
+            act()
+    if stage.tally.kernels:
+        torch.cuda.empty_cache()
+        took = perf_counter() - start
+        logger.info("compiled %d kernels at once in %.1f s", stage.tally.kernels, took)
+
+
+def compile_ahead(config: EngineConfig, runner: ModelRunner, flying: GraphRound | None) -> None:
+    """Compile what the graphs of an engine need. What this leaves out is compiled when a graph is
+    captured."""
+    sizes = config.graph.cuda_graph_bs
+    if sizes is None or not can_rehearse(config, runner.attn_backend):
+        return
+    padding = not config.graph.disable_cuda_graph_padding
+    acts = [*_telling_acts(runner, list(sizes), padding, flying)]
+    rehearse(acts, telling=1 if flying is None else 2)
+
+
+def _telling_acts(
+    runner: ModelRunner, batch_sizes: list[int], padding: bool, flying: GraphRound | None
+) -> Iterator[Act]:
+    """The smallest of either kind, which have the most kernels of their own; the largest, for the
+    kernels that take longest; and the rest."""
+    decode = DecodeGraphRunner(runner, batch_sizes, padding)
+    *larger, smallest = (partial(decode.rehearse, size) for size in telling_sizes(batch_sizes))
+    rounds = [] if flying is None else [partial(_fly, flying, one) for one in _round_forms(flying)]
+    yield smallest
+    yield from rounds[:1]
+    yield from larger[:1]
+    yield from rounds[1:2]
+    if padding:
+        extend = ExtendGraphRunner(runner)
+        yield from (partial(extend.rehearse, size) for size in extend.sizes)
+    yield from larger[1:]
+    yield from rounds[2:]
+
+
+def _round_forms(flying: GraphRound) -> Iterator[Form]:
+    """The smallest as it samples, then each size at its deepest and plain, and the largest in every
+    form."""
+    largest, *others = telling_sizes(flying.batch_sizes)
+    smallest, deepest = min(flying.batch_sizes), flying.steps[-1]
+    yield Form(smallest, deepest, Choosing(samples=True) if flying.samples else BEST)
+    for steps in reversed(flying.steps):
+        yield Form(largest, steps)
+    if flying.may_sleep:
+        yield Form(largest, 0, asleep=True)
+    for size in others:
+        for steps in sorted({0, deepest} & set(flying.steps), reverse=True):
+            yield Form(size, steps)
+
+
+def _fly(flying: GraphRound, form: Form) -> None:
+    """A round of no request."""
+    flying.parts_of(flying.rows[: form.batch_size].zero_(), form).run()

@@ -1,0 +1,122 @@
+"""What a rehearsal of an engine's graphs asks for, and what their capture would; on tensors of the
+CPU that kernels take for a GPU's, in a process of its own. Prints both by the kernels' names.
+
+Arguments: target, draft.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from specengine.core.config import EngineConfig, SpecConfig
+from specengine.core.config_sources import config_from_flags
+from specengine.engine import build, rehearsal
+from specengine.engine.graph_build import _row_drafter
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Form
+from specengine.engine.row_choices import Choosing
+from specengine.kernels.cuda import program
+from specengine.kernels.rehearsal import rehearsal as stage
+from specengine.runner.attention.triton_backend import TritonAttentionBackend
+from specengine.runner.extend_graphs import ExtendGraphRunner
+from specengine.runner.graphs import DecodeGraphRunner
+from specengine.runner.loader import load
+from specengine.runner.model_runner import ModelRunner
+from tests.kernels import offline_triton
+
+SIZES = [1, 2, 3, 4, 6, 8, 12, *range(16, 64, 8), *range(64, 257, 32)]
+
+Kernel = tuple[str, Any]
+
+
+def record() -> set[Kernel]:
+    """From now on whatever is to be compiled goes there."""
+    from triton.runtime.jit import JITFunction
+
+    asked: set[Kernel] = set()
+
+    def compile_triton(kernel: Any, key: Any, *_: Any) -> None:
+        asked.add((kernel.__name__, key))
+
+    def compile_cuda(source: Any, defines: Any, device: int) -> bytes:
+        asked.add((source.stem, defines))
+        return b""
+
+    JITFunction._do_compile = compile_triton
+    program._binary = compile_cuda
+    return asked
+
+
+def take_for_gpu() -> None:
+    """As dispatch would on a Hopper with everything installed."""
+
+    def yes(*_: object) -> bool:
+        return True
+
+    load.pack_linears = lambda *_: None  # type: ignore[assignment]
+    torch.cuda.Event = type("Event", (), {})  # type: ignore[misc,assignment]
+    torch.Tensor.pin_memory = lambda self: self  # type: ignore[method-assign,assignment]
+    program.available = yes  # type: ignore[assignment]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("specengine."):
+            for dispatch in ("use_triton", "has_dependent_launch"):
+                if hasattr(module, dispatch):
+                    setattr(module, dispatch, yes)
+            if hasattr(module, "multiprocessors"):
+                module.multiprocessors = lambda device: 132
+
+
+def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound]:
+    engine = build.build_engine(config)
+    found = _row_drafter(engine.parts.drafter, max(SIZES), torch.device("cpu"), chooses=True)
+    assert found is not None
+    drafter, steps = found
+    runner, backend = engine.parts.worker.runner, TritonAttentionBackend(torch.device("cpu"))
+    for one in (runner, getattr(drafter, "runner")):  # noqa: B009
+        one.attn_backend = backend
+    return runner, GraphRound(engine.parts.worker, drafter, steps, SIZES, may_sleep=True)
+
+
+def every_act(runner: ModelRunner, flying: GraphRound) -> Iterator[None]:
+    """All that is captured."""
+    decode, extend = DecodeGraphRunner(runner, SIZES, True), ExtendGraphRunner(runner)
+    for size in SIZES:
+        yield decode.rehearse(size)
+    for size in extend.sizes:
+        yield extend.rehearse(size)
+    for size in SIZES:
+        for steps in flying.steps:
+            yield rehearsal._fly(flying, Form(size, steps))
+        yield rehearsal._fly(flying, Form(size, 0, asleep=True))
+    yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], Choosing(samples=True)))
+
+
+def main(target: str, draft: str) -> None:
+    offline_triton.use()
+    flags = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
+    spec = SpecConfig(algorithm="EAGLE3", draft_model_path=draft, num_steps=3)
+    config = config_from_flags({**flags, "max_running_requests": max(SIZES)}, spec)
+    import specengine.kernels.few_row_cuda  # noqa: F401  that it is there to be told
+
+    take_for_gpu()
+    runner, flying = make(config)
+    asked = record()
+    with torch.inference_mode(), stage():
+        acts = [*rehearsal._telling_acts(runner, SIZES, True, flying)]
+        for act in acts:
+            act()
+        foreseen = set(asked)
+        count = sum(1 for _ in every_act(runner, flying))
+    missed = Counter(name for name, _ in asked - foreseen)
+    kernels = Counter(name for name, _ in foreseen)
+    print(json.dumps({"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,74 @@
+"""Kernels compiled before graphs are captured: nearly all, or none where caches have them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specengine.engine.rehearsal import rehearse, telling_sizes
+from specengine.kernels import compilations, rehearsal
+from tests.kernels import offline_triton
+
+Asked = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def asked(
+    target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Asked:
+    """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
+    pytest.importorskip("triton")
+    given = str(target), drafters["EAGLE3"]
+    found: Asked = offline_triton.run(
+        "tests.engine.offline_capture", tmp_path_factory.mktemp("caches"), *given
+    )
+    return found
+
+
+def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
+    """Of what takes long to compile, for all."""
+    kernels, missed = Counter(asked["kernels"]), Counter(asked["missed"])
+    assert kernels["few_row"] > 10
+    assert kernels["_rope_attention_kernel"] > 3
+    assert missed.total() <= kernels.total() // 20
+    assert not {"few_row", "_rope_attention_kernel", "_paged_attention_kernel"} & set(missed)
+
+
+def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
+    assert asked["acts"] < asked["of"] / 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "telling"),
+    [
+        ([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 96, 256], [256, 64, 48, 32, 16, 1]),
+        ([1, 2, 4, 8], [8, 1]),
+        ([5, 40], [40, 5]),
+        ([128], [128]),
+    ],
+)
+def test_telling_sizes(sizes: list[int], telling: list[int]) -> None:
+    assert telling_sizes(sizes) == telling
+
+
+def test_caches_that_have_the_first_acts_kernels_end_a_rehearsal() -> None:
+    played = []
+    rehearse([lambda: played.append(1), lambda: played.append(2), lambda: played.append(3)], 2)
+    assert played == [1, 2]
+
+
+def test_a_kernel_that_was_compiled_goes_on_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    played = []
+
+    def act() -> None:
+        stage = rehearsal.current()
+        assert stage is not None
+        stage.ask("a kernel", compilations.note)
+        played.append(stage)
+
+    rehearse([act] * 3, 1)
+    assert len(played) == 3

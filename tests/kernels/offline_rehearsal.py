@@ -1,0 +1,44 @@
+"""A rehearsal of a Triton kernel that is compiled for Hopper; for a process of its own. Prints what
+was seen."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from specengine.kernels.rehearsal import rehearsal
+from specengine.kernels.row_places_triton import _row_places_kernel, row_places
+from tests.kernels import offline_triton
+
+TABLE = torch.ones(4, 64, dtype=torch.int32)
+ROWS = torch.ones(4, dtype=torch.int64)
+
+
+def rehearse() -> dict[str, object]:
+    with rehearsal() as stage:
+        for width in (3, 3, 4, 16):
+            places = row_places(TABLE, ROWS, ROWS, width, 0, None)
+        compiles = stage.compiles()
+    kernels = len(_row_places_kernel.device_caches[0][0])
+    return {
+        "compiles": compiles,
+        "compiled": stage.tally.kernels,
+        "in process": kernels,
+        "slots": places.slots_T.tolist(),
+    }
+
+
+def main() -> None:
+    offline_triton.use()
+    launch = JITFunction.run
+    first, again = rehearse(), rehearse()
+    _row_places_kernel.device_caches.clear()
+    from_disk = rehearse()
+    restored = JITFunction.run is launch
+    print(json.dumps({"first": first, "again": again, "disk": from_disk, "restored": restored}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Triton in a process without a GPU and without its interpreter: compiles for Hopper, and cannot
+launch. Tensors are those of the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class Hopper:
+    """What Triton asks of a driver before it launches."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def use() -> None:
+    from triton.runtime import driver
+
+    driver.set_active(Hopper())
+
+
+def run(module: str, folder: Path, *arguments: str) -> Any:
+    """What `module` prints, as JSON, in a process whose caches lie in `folder`."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    caches = {"TRITON_CACHE_DIR": str(folder / "triton"), "SPECENGINE_CACHE_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=environment | caches,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
