@@ -42,3 +42,19 @@ def fused_add_rms_norm(
     if use_native(backend, x) and residual.stride(-1) == 1:
         return native.fused_add_rms_norm(x, residual, weight, eps)
     return norm_ref.fused_add_rms_norm(x, residual, weight, eps)
+
+
+def sum_add_rms_norm(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """``fused_add_rms_norm(round_to_dtype(parts.sum(0)), residual)``, the dtype being residual's.
+
+    parts: float32 [P, T, H], contiguous, of a product (split_linear); residual: [T, H], rows
+    contiguous; neither is modified. Any device; Triton on CUDA, where it is one kernel that reads
+    residual and weight before the kernel ahead has ended: that one must have made the parts.
+    """
+    if use_triton(backend, parts):
+        from specengine.kernels import norm_triton
+
+        return norm_triton.sum_add_rms_norm(parts, residual, weight, eps)
+    return norm_ref.sum_add_rms_norm(parts, residual, weight, eps)

@@ -18,3 +18,9 @@ def fused_add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     total = x + residual
     return rms_norm(total, weight, eps), total
+
+
+def sum_add_rms_norm(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return fused_add_rms_norm(parts.sum(0).to(residual.dtype), residual, weight, eps)

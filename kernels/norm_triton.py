@@ -9,6 +9,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
 
 
 @triton.jit
@@ -49,6 +52,40 @@ def _add_rms_norm_kernel(
     total = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
+    normed = (total * scale).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
+
+
+@triton.jit
+def _sum_add_rms_norm_kernel(
+    parts_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    total_ptr,
+    stride_part,
+    stride_residual,
+    hidden,
+    eps,
+    PARTS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < hidden
+    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + row * stride_residual + cols, mask=mask, other=0.0)
+    if DEPENDENT:
+        gdc_wait()
+    x = tl.load(parts_ptr + row * hidden + cols, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(parts_ptr + part * stride_part + row * hidden + cols, mask=mask, other=0.0)
+    x = x.to(total_ptr.dtype.element_ty).to(tl.float32)
+    rounded = (x + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
+    tl.store(total_ptr + row * hidden + cols, rounded, mask=mask)
+    total = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
     normed = (total * scale).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
 
@@ -103,5 +140,34 @@ def fused_add_rms_norm(
         eps,
         BLOCK=block,
         num_warps=warps,
+    )
+    return out, total
+
+
+def sum_add_rms_norm(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    count, rows, hidden = parts.shape
+    out = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+    total = torch.empty_like(out)
+    if rows == 0:
+        return out, total
+    dependent = has_dependent_launch(parts)
+    block, warps = _block(hidden)
+    _sum_add_rms_norm_kernel[(rows,)](
+        parts,
+        residual,
+        weight,
+        out,
+        total,
+        parts.stride(0),
+        residual.stride(0),
+        hidden,
+        eps,
+        PARTS=count,
+        DEPENDENT=dependent,
+        BLOCK=block,
+        num_warps=warps,
+        **({"launch_pdl": True} if dependent else {}),
     )
     return out, total

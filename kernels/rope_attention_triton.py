@@ -244,11 +244,14 @@ class Blocks:
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
-    """Measured on an H200 (benchmarks/results, rope-attention and attention-backends)."""
+    """Measured on an H200 (benchmarks/results, paged-attention and split-linear). A program without
+    stages finds room beside a product of cuBLAS that has not ended, and starts before that has."""
     if dtype == torch.float32:
         return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
     if head_dim > 128:
         return Blocks(32, 4, 2, 128)
+    if head_dim > 64 and rows <= 32 and groups < 512:
+        return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
     if head_dim > 64 and groups >= 256:
         return Blocks(64, 2 if rows <= 32 else 4, 2, 128)  # 64 rows spill in 2 warps
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)

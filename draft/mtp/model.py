@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.mtp.form import MtpLayerName
+from specengine.kernels.layer_tail import Tail
 from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import Linear, LMHead
@@ -71,6 +72,10 @@ class MtpModel(nn.Module):
         if self.name.form.hidden_first:
             pair.reverse()
         stream = self.projection(torch.cat(pair, dim=-1))
+        if self.layer.is_streamed(stream, batch):
+            before = Tail(stream, None)
+            tail = self.layer.forward_streamed(positions, before, batch, None)
+            return self.final_norm.add(tail.stream, None)[0]
         out, residual = self.layer(positions, stream, None, batch)
         return self.final_norm.add(out, residual)[0]
 

@@ -86,9 +86,8 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
-        out: Tensor = self.o_proj(self.attend(positions, self.qkv_proj(hidden), batch))
-        return out
+        """int64 [T], [T, hidden_size] -> [T, hidden_size], perhaps in parts, for RMSNorm.add."""
+        return self.o_proj.parts(self.attend(positions, self.qkv_proj(hidden), batch))
 
     def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
@@ -128,17 +127,17 @@ class DecoderLayer(nn.Module):
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor | None]:
-        """Output of the layer [T, hidden_size] and the residual stream before it is added; None
-        where the output is the whole stream already."""
+        """Output of the layer [T, hidden_size], perhaps in parts, for RMSNorm.add, and the residual
+        stream before it is added; None where the output is the whole stream already."""
         if batch.compiles:
             return self.forward_compiled(positions, hidden, residual, batch)
-        if self.can_fuse and few_row.fits(hidden):
-            stream = hidden if residual is None else hidden + residual
+        if self.can_fuse and few_row.fits(hidden if residual is None else residual):
+            stream = self.input_layernorm.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch), None
         hidden, residual = self.input_layernorm.add(hidden, residual)
         hidden = self.self_attn(positions, hidden, batch)
         hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp(hidden), residual
+        return self.mlp.parts(hidden), residual
 
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""

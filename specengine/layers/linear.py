@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.kernels import row_argmax
+from specengine.kernels import row_argmax, split_linear
 from specengine.layers.norm import RMSNorm
 
 _MAX_MEETING_ROWS = 4096  # rows whose best token one kernel finds
@@ -39,6 +39,14 @@ class Linear(nn.Module):
         if self.kernel is not None:
             return self.kernel(x)
         return F.linear(x, self.plain, self.bias)
+
+    def parts(self, x: Tensor) -> Tensor:
+        """[T, in_features] -> [T, out_features] or, where that is faster, float32
+        [P, T, out_features], whose sum that is; for RMSNorm.add."""
+        if self.kernel is None and self.bias is None and split_linear.fits(x, self.plain):
+            return split_linear.split_linear(x, self.plain)
+        out: Tensor = self(x)
+        return out
 
     @property
     def plain(self) -> Tensor:

@@ -20,3 +20,7 @@ class GatedMLP(nn.Module):
         """[T, hidden_size] -> the same shape."""
         out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
         return out
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The same, perhaps in parts, for RMSNorm.add."""
+        return self.down_proj.parts(silu_and_mul(self.gate_up_proj(x)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specengine.kernels.norm import fused_add_rms_norm, rms_norm
+from specengine.kernels.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -21,7 +21,15 @@ class RMSNorm(nn.Module):
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(normed sum, sum) of a layer's output and the residual stream. Without a residual, the
-        stream starts here with x."""
+        stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts)."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
+        if x.dim() == 3:
+            return sum_add_rms_norm(x, residual, self.weight, self.eps)
         return fused_add_rms_norm(x, residual, self.weight, self.eps)
+
+    def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The sum alone."""
+        if residual is None:
+            return x
+        return self.add(x, residual)[1] if x.dim() == 3 else x + residual

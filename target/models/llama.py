@@ -42,7 +42,7 @@ class DecoderStack(nn.Module):
         for layer_id, layer in enumerate(self.layers):
             hidden, residual = layer(positions, hidden, residual, batch)
             if layer_id in batch.capture_layers:
-                batch.captured.append(hidden if residual is None else hidden + residual)
+                batch.captured.append(self.norm.stream(hidden, residual))
         return self.norm.add(hidden, residual)[0]
 
     def _stream(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.norm import fused_add_rms_norm, rms_norm
+from specengine.kernels.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
 EPS = 1e-5
 
@@ -53,6 +53,25 @@ def test_triton_equals_reference(device: torch.device, dtype: torch.dtype) -> No
     torch.testing.assert_close(
         normed, rms_norm(total, weight, EPS, backend="torch"), rtol=tolerance, atol=tolerance
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_parts_are_added_up_and_rounded_once(
+    device: torch.device, count: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(4)
+    parts = 3 * torch.randn(count, 5, 80, device=device)
+    residual = torch.randn(5, 160, device=device).to(dtype)[:, :80]
+    weight = weight_of(80, dtype).to(device)
+    whole = parts.double().sum(0).float().to(dtype)
+    expected = fused_add_rms_norm(whole, residual, weight, EPS, backend="torch")
+    for backend in ("torch", "triton"):
+        found = sum_add_rms_norm(parts, residual, weight, EPS, backend=backend)  # type: ignore[arg-type]
+        tolerance = 1e-5 if dtype is torch.float32 else 4e-3
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    assert sum_add_rms_norm(parts[:, :0], residual[:0], weight, EPS)[0].shape == (0, 80)
 
 
 def test_triton_takes_strided_heads(device: torch.device) -> None:
