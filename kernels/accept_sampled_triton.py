@@ -1,0 +1,322 @@
+"""What the rules for sampled drafts have in common, in Triton: three launches a round.
+
+1. `begin` sums up the draft's rows, a share of the vocabulary a program.
+2. The rule's own kernel finds where each path ends, and the mass of the residual there.
+3. `draw` takes the token after each path, a share of the vocabulary a program.
+
+Programs of a request meet at a counter: the last to arrive finds what the others left, and does
+what needs all of it. Sums are taken in the same order every time.
+"""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specengine.kernels.accept_sampled import LANE, Accepted, Draws, SampledRound
+from specengine.kernels.keyed_uniform_ref import GOLDEN
+from specengine.kernels.sample_rows_ref import WEIGHT_BITS
+from specengine.kernels.sample_rows_triton import _uniform
+
+_LANE = tl.constexpr(LANE)
+_UNIT = tl.constexpr(2.0**WEIGHT_BITS)
+_MAX_BLOCK = 4096  # of the vocabulary, a program
+
+
+@triton.jit
+def coin(seed, position, depth, node, OFFSET: tl.constexpr):
+    """The uniform of a node, or of a vector of nodes; offset: of the stream."""
+    return _uniform(seed, position + depth - 1 + node.to(tl.int64) * _LANE, OFFSET)
+
+
+@triton.jit
+def ratio(wanted, draft):
+    """min(1, wanted / draft); of a draft of 0, whether anything is wanted."""
+    quotient = wanted / tl.where(draft > 0.0, draft, 1.0)
+    quotient = tl.where(draft > 0.0, quotient, (wanted > 0.0).to(tl.float64))
+    return tl.minimum(quotient, 1.0)
+
+
+@triton.jit
+def read_of_draft(greedy_ptr, vocab):
+    """How much of its draft's rows a request reads: all or nothing."""
+    return tl.where(tl.load(greedy_ptr) == 0, vocab, 0)
+
+
+@triton.jit
+def everybody_came(counter_ptr, number):
+    """True for the last of so many programs, which finds what the others have stored; to be read
+    past this multiprocessor's first-level cache (".cg")."""
+    # Every thread's stores must be out before the count says so.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == number - 1
+    if is_last:
+        tl.store(counter_ptr, 0)
+    return is_last
+
+
+@triton.jit
+def shares_sum(shares_ptr, rows, is_row, splits, BLOCK_S: tl.constexpr):
+    """float64, of each row's shares."""
+    share = tl.arange(0, BLOCK_S)
+    mask = is_row[:, None] & (share < splits)[None, :]
+    place = shares_ptr + rows[:, None] * splits + share[None, :]
+    return tl.sum(tl.load(place, mask=mask, other=0.0, cache_modifier=".cg"), 1)
+
+
+@triton.jit
+def drawn_from(draft_ptr, left, place, mask):
+    """float64, a row of the draft over the mass that is left of it; 0 where the mask is off."""
+    draft = tl.load(draft_ptr + place, mask=mask, other=0.0).to(tl.float64)
+    return draft / tl.where(left > 0.0, left, 1.0)
+
+
+@triton.jit
+def left_over(
+    target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr,
+    child, stop, place, vocab, draft_vocab, IS_CHAIN: tl.constexpr,
+):  # fmt: skip
+    """What siblings from `child` up to `stop` have left of the target at some places, float64, and
+    which of the places are their tokens. Scaled by the target's sum, and then by what was missing
+    at each sibling; where nothing was, it stands as it did, or in a chain as it lay in memory."""
+    raw = tl.load(target_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
+    left = raw / total
+    taken = place < 0
+    while child != stop:
+        mine = tl.load(lefts_ptr + child)
+        mask = (place < draft_vocab) & (taken == 0)
+        draft = drawn_from(draft_ptr + child * stride_node, mine, place, mask)
+        missing = tl.load(missing_ptr + child)
+        rest = tl.maximum(scale * left - draft, 0.0)
+        rest = rest / tl.where(missing > 0.0, missing, 1.0)
+        left = tl.where(missing > 0.0, rest, raw if IS_CHAIN else left)
+        taken = taken | (place == tl.load(tokens_ptr + child))
+        child = tl.load(nexts_ptr + child)
+    return left, taken
+
+
+@triton.jit
+def _begin_kernel(
+    draft_ptr, tokens_ptr, parents_ptr, depths_ptr, greedy_ptr, shares_ptr, lefts_ptr, firsts_ptr,
+    nexts_ptr, counters_ptr, vocab, num_nodes, stride_request, stride_node,
+    HAS_SIBLINGS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Mass of each draft row without the tokens of earlier siblings, and who follows whom."""
+    row, splits = tl.program_id(0).to(tl.int64), tl.num_programs(1)
+    request = row // num_nodes
+    node = row - request * num_nodes
+    tokens_ptr += request * num_nodes
+    parents_ptr += request * num_nodes
+    depths_ptr += request * num_nodes
+    nodes = tl.arange(0, BLOCK_N)
+    exists = nodes < num_nodes
+    is_below = tl.load(depths_ptr + nodes, mask=exists, other=-1) > 0
+    parents = tl.load(parents_ptr + nodes, mask=exists, other=-1)
+    depth, parent = tl.load(depths_ptr + node), tl.load(parents_ptr + node)
+    if tl.program_id(1) == 0:
+        first = tl.min(tl.where(is_below & (parents == node), nodes, BLOCK_N), 0)
+        is_later = is_below & (parents == tl.where(depth > 0, parent, -2)) & (nodes > node)
+        after = tl.min(tl.where(is_later, nodes, BLOCK_N), 0)
+        tl.store(firsts_ptr + row, tl.where(first < BLOCK_N, first, 0).to(tl.int64))
+        tl.store(nexts_ptr + row, tl.where(after < BLOCK_N, after, 0).to(tl.int64))
+    share = tl.zeros([], tl.float64)
+    if (depth > 0) & (tl.load(greedy_ptr + request) == 0):
+        place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        draft_ptr += request * stride_request + node * stride_node
+        draft = tl.load(draft_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
+        if HAS_SIBLINGS:
+            for other in range(1, num_nodes):
+                is_sibling = (tl.load(parents_ptr + other) == parent) & (other < node)
+                if is_sibling & (tl.load(depths_ptr + other) > 0):
+                    draft = tl.where(place == tl.load(tokens_ptr + other), 0.0, draft)
+        share = tl.sum(draft, 0)
+    tl.store(shares_ptr + row * splits + tl.program_id(1), share)
+    if everybody_came(counters_ptr + request, num_nodes * splits):
+        rows = request * num_nodes + nodes
+        lefts = shares_sum(shares_ptr, rows, exists, splits, BLOCK_S)
+        tl.store(lefts_ptr + rows, lefts, mask=exists)
+
+
+@triton.jit
+def _draw_kernel(
+    target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
+    positions_ptr, lefts_ptr, missing_ptr, firsts_ptr, nexts_ptr, ends_ptr, scales_ptr, weights_ptr,
+    counters_ptr, out_ptr, vocab, num_nodes, stride_target, stride_request, stride_node,
+    IS_CHAIN: tl.constexpr, RESIDUAL: tl.constexpr, SAMPLE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """As sample_rows_ref.invert_cdf draws."""
+    request, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    splits = tl.num_programs(1)
+    first = request * num_nodes
+    end = tl.load(ends_ptr + request)
+    child = tl.load(firsts_ptr + first + end)
+    row = tl.load(roots_ptr + request) + end
+    # Where nothing was drafted, weights are those that plain decoding samples from.
+    total = tl.where(child == 0, 1.0, tl.load(totals_ptr + row))
+    scale = tl.load(scales_ptr + request)
+    draft_vocab = read_of_draft(greedy_ptr + request, vocab)
+    target_ptr += row * stride_target
+    draft_ptr += request * stride_request
+    tokens_ptr += first
+    lefts_ptr += first
+    missing_ptr += first
+    nexts_ptr += first
+    none = tl.zeros([], tl.int64)
+    place = split * BLOCK + tl.arange(0, BLOCK)
+    left, _ = left_over(
+        target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
+        nexts_ptr, child, none, place, vocab, draft_vocab, IS_CHAIN,
+    )  # fmt: skip
+    weights_ptr += request * splits
+    tl.store(weights_ptr + split, tl.sum((left * _UNIT).to(tl.int64), 0))
+    if everybody_came(counters_ptr + request, splits):
+        shares = tl.arange(0, BLOCK_S)
+        weights = tl.load(weights_ptr + shares, mask=shares < splits, other=0, cache_modifier=".cg")
+        sum_ = tl.sum(weights, 0)
+        seed = tl.load(seeds_ptr + request)
+        position = tl.load(positions_ptr + request) + tl.load(depths_ptr + first + end)
+        uniform = tl.where(
+            child == 0, _uniform(seed, position, SAMPLE), _uniform(seed, position, RESIDUAL)
+        )
+        target = tl.minimum((uniform * sum_.to(tl.float64)).to(tl.int64), sum_ - 1)
+        reached = tl.cumsum(weights, 0)
+        chosen = tl.min(tl.where(reached > target, shares, splits - 1), 0)
+        before = tl.sum(tl.where(shares < chosen, weights, 0), 0)
+        place = chosen * BLOCK + tl.arange(0, BLOCK)
+        left, _ = left_over(
+            target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
+            nexts_ptr, child, none, place, vocab, draft_vocab, IS_CHAIN,
+        )  # fmt: skip
+        reached = before + tl.cumsum((left * _UNIT).to(tl.int64), 0)
+        token = tl.min(tl.where(reached > target, place, vocab - 1), 0)
+        tl.store(out_ptr + request, tl.minimum(token, vocab - 1).to(tl.int64))
+
+
+def offset_of(stream: int) -> int:
+    """What keyed_uniform adds to a seed."""
+    return GOLDEN * (stream + 1) % 2**64
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round on its way through the launches; tensors contiguous but for the draft's rows."""
+
+    drafts: SampledRound
+    draws: Draws
+    draft_BNV: Tensor
+    greedy_B: Tensor  # uint8
+    shares_BNS: Tensor  # float64, sums over a share of the vocabulary
+    lefts_BN: Tensor  # float64, mass of the draft's rows without earlier siblings' tokens
+    missing_BN: Tensor  # float64, mass of the residual once a node is rejected
+    firsts_BN: Tensor  # int64, the first child, 0 where there is none
+    nexts_BN: Tensor  # int64, the next sibling, 0 where there is none
+    ends_B: Tensor  # int64, where paths end
+    scales_B: Tensor  # float64, what the target is multiplied by there
+    counters_B: Tensor  # int32, zeros between launches
+    block: int
+
+    @property
+    def splits(self) -> int:
+        return self.shares_BNS.shape[2]
+
+    def blocks(self) -> dict[str, int]:
+        return {
+            "BLOCK": self.block,
+            "BLOCK_N": triton.next_power_of_2(self.lefts_BN.shape[1]),
+            "BLOCK_S": triton.next_power_of_2(self.splits),
+            "num_warps": max(1, min(8, self.block // 256)),
+        }
+
+    def strides(self) -> tuple[int, int, int]:
+        """Of the target's rows, the draft's requests and its nodes."""
+        request, node, _ = self.draft_BNV.stride()
+        return self.drafts.target_TV.stride(0), request, node
+
+
+def begin(drafts: SampledRound, draws: Draws, *, has_siblings: bool) -> Round:
+    assert drafts.draft_BNV is not None
+    draft_BNV = drafts.draft_BNV
+    if draft_BNV.stride(2) != 1:
+        draft_BNV = draft_BNV.contiguous()
+    batch, nodes, vocab = draft_BNV.shape
+    block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
+    sums_BN = drafts.target_sum_T.new_empty(2, batch, nodes)
+    links_BN = drafts.tokens_BN.new_empty(2, batch, nodes)
+    round_ = Round(
+        drafts,
+        draws,
+        draft_BNV,
+        drafts.greedy_B.contiguous().view(torch.uint8),
+        drafts.target_sum_T.new_empty(batch, nodes, triton.cdiv(vocab, block)),
+        sums_BN[0],
+        sums_BN[1],
+        links_BN[0],
+        links_BN[1],
+        torch.empty_like(drafts.roots_B),
+        drafts.target_sum_T.new_ones(batch),
+        torch.zeros(batch, dtype=torch.int32, device=draft_BNV.device),
+        block,
+    )
+    _begin_kernel[(batch * nodes, round_.splits)](
+        draft_BNV,
+        drafts.tokens_BN,
+        drafts.parents_BN,
+        drafts.depths_BN,
+        round_.greedy_B,
+        round_.shares_BNS,
+        round_.lefts_BN,
+        round_.firsts_BN,
+        round_.nexts_BN,
+        round_.counters_B,
+        vocab,
+        nodes,
+        *draft_BNV.stride()[:2],
+        HAS_SIBLINGS=has_siblings,
+        **round_.blocks(),
+    )
+    return round_
+
+
+def draw(round_: Round, *, is_chain: bool) -> Accepted:
+    drafts, draws = round_.drafts, round_.draws
+    tokens_B = torch.empty_like(round_.ends_B)
+    blocks = round_.blocks()
+    del blocks["BLOCK_N"]
+    _draw_kernel[(len(tokens_B), round_.splits)](
+        drafts.target_TV,
+        drafts.target_sum_T,
+        round_.draft_BNV,
+        drafts.tokens_BN,
+        drafts.depths_BN,
+        drafts.roots_B,
+        round_.greedy_B,
+        draws.seeds_B,
+        draws.positions_B,
+        round_.lefts_BN,
+        round_.missing_BN,
+        round_.firsts_BN,
+        round_.nexts_BN,
+        round_.ends_B,
+        round_.scales_B,
+        round_.shares_BNS.view(torch.int64),
+        round_.counters_B,
+        tokens_B,
+        drafts.target_TV.shape[1],
+        drafts.tokens_BN.shape[1],
+        *round_.strides(),
+        IS_CHAIN=is_chain,
+        RESIDUAL=offset_of(draws.residual),
+        SAMPLE=offset_of(draws.sample),
+        **blocks,
+        # A product taken from in one rounding would not be what the reference gives.
+        enable_fp_fusion=False,
+    )
+    return Accepted(round_.ends_B, tokens_B)
