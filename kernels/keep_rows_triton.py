@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def _keep_rows_kernel(
     table_ptr, rows_ptr, new_ptr, chosen_ptr, width, hidden, stride_table, stride_new,
     BLOCK: tl.constexpr,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specengine.engine.rehearsal import rehearse, telling_sizes
 from specengine.kernels import compilations, rehearsal
@@ -72,3 +73,16 @@ def test_a_kernel_that_was_compiled_goes_on_with_it(monkeypatch: pytest.MonkeyPa
 
     rehearse([act] * 3, 1)
     assert len(played) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_first_start_compiles_ahead_and_a_second_nothing(
+    target: Path, drafters: dict[str, str], tmp_path: Path
+) -> None:
+    given = tmp_path, str(target), drafters["EAGLE3"]
+    cold = offline_triton.run("tests.engine.cold_start", *given)
+    warm = offline_triton.run("tests.engine.cold_start", *given)
+    assert cold["unforeseen"] <= cold["compiled"] / 10
+    assert (warm["compiled"], warm["unforeseen"]) == (0, 0)
+    assert cold["tokens"] == warm["tokens"]
