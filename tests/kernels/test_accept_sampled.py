@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.dispatch import Backend
+from tests.kernels import offline_triton
 from tests.kernels.sampled_world import (
     CPU,
     DRAFT,
@@ -98,6 +100,18 @@ def test_every_launch_decides_the_same(name: str, tree: bool) -> None:
         found = RULES[name](drafts, draws)
         assert torch.equal(found.ends_B, first.ends_B)
         assert torch.equal(found.tokens_B, first.tokens_B)
+
+
+def test_the_compiler_takes_what_the_interpreter_does(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    compiled = offline_triton.run("tests.kernels.offline_accept", tmp_path)
+    assert compiled == {
+        "_begin_kernel": 3,
+        "_draw_kernel": 3,
+        "_reject_kernel": 1,
+        "_judge_block_kernel": 1,
+        "_descend_kernel": 1,
+    }
 
 
 def one_draft(target: list[float], draft: list[float], token: int, after: Tensor) -> SampledRound:

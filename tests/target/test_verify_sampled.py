@@ -118,6 +118,24 @@ def test_a_request_does_not_feel_its_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
+def test_a_rule_of_its_own_kernel_draws_as_the_others(name: str) -> None:
+    """Coins and tokens by the same numbers as from judge, coins and next_uniforms."""
+    target, verifier, ends = TableTarget(VOCAB, seed=5), RULES[name], set()
+    for first_seed in range(20):
+        reqs = [make_req(seed=first_seed + i, **options) for i, options in enumerate(MIXED)]
+        batch = decode_batch(reqs, VOCAB)
+        proposal = with_probs(propose([1] * 4, drafts_of(name)), [first_seed] * 4)
+        logits = target(batch, proposal).logits
+        probs = RoundProbs.of(logits, batch.sampling, proposal)
+        found = verifier.decide(probs, batch.sampling)
+        expected = SampledVerifier.decide(verifier, probs, batch.sampling)
+        assert found.ends_B.tolist() == expected.ends_B.tolist()
+        assert found.tokens_B.tolist() == expected.tokens_B.tolist()
+        ends.add(int(found.ends_B[1]))
+    assert len(ends) > 1
+
+
+@pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
 def test_drafts_without_probabilities_are_matched(name: str) -> None:
     drafts = drafts_of(name)
     result = accept(RULES[name], MIXED, drafts, certain=True)

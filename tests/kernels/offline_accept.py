@@ -1,0 +1,37 @@
+"""The kernels that decide about sampled drafts, compiled for Hopper; for a process of its own.
+Prints how many forms of each there are."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+from specengine.kernels.accept_block import accept_block
+from specengine.kernels.accept_rejection import accept_rejection
+from specengine.kernels.accept_sibling import accept_sibling
+from tests.kernels import offline_triton
+from tests.kernels.sampled_world import CPU, draws_of, random_round
+
+
+def main() -> None:
+    offline_triton.use()
+    launch, compiled = JITFunction.run, Counter[str]()
+
+    def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        made = launch(kernel, *args, grid=grid, warmup=True, **kwargs)
+        compiled[kernel.__name__] += "cubin" in made.asm
+        return made
+
+    JITFunction.run = compile_only
+    drafts = random_round(random.Random(0), 3, 5, 9000, tree=False)
+    for rule in (accept_rejection, accept_block, accept_sibling):
+        rule(drafts, draws_of(3, CPU), backend="triton")
+    print(json.dumps(compiled))
+
+
+if __name__ == "__main__":
+    main()
