@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specengine.kernels.accept_chain import RoundState, Simulated
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 def _begin_round_kernel(
     rows_ptr, lens_ptr, roots_ptr, turn_ptr, lens_out_ptr, roots_out_ptr, requests,
     BLOCK: tl.constexpr,
