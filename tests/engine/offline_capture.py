@@ -1,7 +1,7 @@
 """What a rehearsal of an engine's graphs asks for, and what their capture would; on tensors of the
 CPU that kernels take for a GPU's, in a process of its own. Prints both by the kernels' names.
 
-Arguments: target, draft.
+Arguments: target, and the section on speculation as JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.engine import build, rehearsal
-from specengine.engine.graph_build import _row_drafter
+from specengine.engine.graph_build import make_graph_round
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import Form
 from specengine.engine.row_choices import Choosing
@@ -72,36 +73,38 @@ def take_for_gpu() -> None:
                 module.multiprocessors = lambda device: 132
 
 
-def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound]:
+def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound | None]:
     engine = build.build_engine(config)
-    found = _row_drafter(engine.parts.drafter, max(SIZES), torch.device("cpu"), chooses=True)
-    assert found is not None
-    drafter, steps = found
-    runner, backend = engine.parts.worker.runner, TritonAttentionBackend(torch.device("cpu"))
-    for one in (runner, getattr(drafter, "runner")):  # noqa: B009
+    graph = replace(config.graph, cuda_graph_bs=tuple(SIZES), disable_cuda_graph=False)
+    backend = TritonAttentionBackend(torch.device("cpu"))
+    runner, drafter = engine.parts.worker.runner, engine.parts.drafter
+    for one in (runner, *getattr(drafter, "runners", ())):
         one.attn_backend = backend
-    return runner, GraphRound(engine.parts.worker, drafter, steps, SIZES, may_sleep=True)
+    return runner, make_graph_round(replace(config, graph=graph), engine.parts)
 
 
-def every_act(runner: ModelRunner, flying: GraphRound) -> Iterator[None]:
+def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
     """All that is captured."""
     decode, extend = DecodeGraphRunner(runner, SIZES, True), ExtendGraphRunner(runner)
     for size in SIZES:
         yield decode.rehearse(size)
     for size in extend.sizes:
         yield extend.rehearse(size)
+    if flying is None:
+        return
     for size in SIZES:
         for steps in flying.steps:
             yield rehearsal._fly(flying, Form(size, steps))
-        yield rehearsal._fly(flying, Form(size, 0, asleep=True))
+        if flying.may_sleep:
+            yield rehearsal._fly(flying, Form(size, 0, asleep=True))
     yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], Choosing(samples=True)))
 
 
-def main(target: str, draft: str) -> None:
+def main(target: str, spec: str) -> None:
     offline_triton.use()
-    flags = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
-    spec = SpecConfig(algorithm="EAGLE3", draft_model_path=draft, num_steps=3)
-    config = config_from_flags({**flags, "max_running_requests": max(SIZES)}, spec)
+    flags: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
+    flags["max_running_requests"] = max(SIZES)
+    config = config_from_flags(flags, SpecConfig(**json.loads(spec)))
     import specengine.kernels.few_row_cuda  # noqa: F401  that it is there to be told
 
     take_for_gpu()
@@ -115,7 +118,8 @@ def main(target: str, draft: str) -> None:
         count = sum(1 for _ in every_act(runner, flying))
     missed = Counter(name for name, _ in asked - foreseen)
     kernels = Counter(name for name, _ in foreseen)
-    print(json.dumps({"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}))
+    found = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
+    print(json.dumps({**found, "rounds": type(flying).__name__}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,34 @@ from tests.kernels import offline_triton
 Asked = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[1, 4], ids=["chains", "trees"])
 def asked(
-    target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+    target: Path,
+    drafters: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Asked:
     """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
     pytest.importorskip("triton")
-    given = str(target), drafters["EAGLE3"]
-    found: Asked = offline_triton.run(
-        "tests.engine.offline_capture", tmp_path_factory.mktemp("caches"), *given
-    )
+    spec = {
+        "algorithm": "EAGLE3",
+        "draft_model_path": drafters["EAGLE3"],
+        "eagle_topk": request.param,
+        "num_draft_tokens": 4 * request.param,
+    }
+    given = tmp_path_factory.mktemp("caches"), str(target), json.dumps(spec)
+    found: Asked = offline_triton.run("tests.engine.offline_capture", *given)
     return found
 
 
 def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
-    """Of what takes long to compile, for all."""
+    """Nearly all; of what takes long to compile, for all that chains need."""
     kernels, missed = Counter(asked["kernels"]), Counter(asked["missed"])
     assert kernels["few_row"] > 10
     assert kernels["_rope_attention_kernel"] > 3
     assert missed.total() <= kernels.total() // 20
-    assert not {"few_row", "_rope_attention_kernel", "_paged_attention_kernel"} & set(missed)
+    if not kernels["_tree_step_kernel"]:
+        assert not {"few_row", "_rope_attention_kernel", "_paged_attention_kernel"} & set(missed)
 
 
 def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
