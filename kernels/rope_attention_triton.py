@@ -254,6 +254,8 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
         return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
     if head_dim > 64 and groups >= 256:
         return Blocks(64, 2 if rows <= 32 else 4, 2, 128)  # 64 rows spill in 2 warps
+    if head_dim <= 64 and rows <= 32:
+        return Blocks(128, 4, 1, 128)
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
 
 

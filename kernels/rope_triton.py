@@ -1,4 +1,4 @@
-"""Rotary embedding and KV write in Triton: a program takes one head of one token."""
+"""Rotary embedding and KV write in Triton: a program takes a few heads of one token."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -13,20 +13,24 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 
+_HEADS = 8  # of a program: enough to be worth its start, and the angles read once
+
 
 @triton.jit
-def _rotated(head_ptr, cos_sin_ptr, cols, rotary_dim):
-    """One head with its first rotary_dim values rotated, in float32. cols: [BLOCK] places."""
+def _rotated(x, head_ptrs, cos_sin_ptr, cols, mask, rotary_dim):
+    """Heads [G, BLOCK] with their first rotary_dim values rotated, in float32. head_ptrs: [G];
+    cols: [BLOCK] places; x: what lies there."""
     half = rotary_dim // 2
     is_rotary = cols < rotary_dim
     is_first = cols < half
     partner = tl.where(is_first, cols + half, cols - half)
     angle = tl.where(is_first, cols, cols - half)
-    x = tl.load(head_ptr + cols, mask=is_rotary, other=0.0).to(tl.float32)
-    other = tl.load(head_ptr + partner, mask=is_rotary, other=0.0).to(tl.float32)
+    cells = mask & is_rotary[None, :]
+    other = tl.load(head_ptrs[:, None] + partner[None, :], mask=cells, other=0.0).to(tl.float32)
     cos = tl.load(cos_sin_ptr + angle, mask=is_rotary, other=0.0)
     sin = tl.load(cos_sin_ptr + half + angle, mask=is_rotary, other=0.0)
-    return x * cos + tl.where(is_first, -other, other) * sin
+    signed = tl.where(is_first[None, :], -other, other)
+    return x.to(tl.float32) * cos[None, :] + signed * sin[None, :]
 
 
 @triton.jit
@@ -52,36 +56,39 @@ def _rope_store_kernel(
     stride_vc,
     stride_cos_sin,
     num_q_heads,
+    num_heads,
     head_dim,
     rotary_dim,
     ROTATE: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     cols = tl.arange(0, BLOCK)
-    mask = cols < head_dim
-    is_q = head < num_q_heads
-    kv_head = head - num_q_heads
+    mask = (heads < num_heads)[:, None] & (cols < head_dim)[None, :]
+    is_q = heads < num_q_heads
+    kv_heads = heads - num_q_heads
     slot = tl.load(loc_ptr + token)
-    source = k_ptr + token * stride_kt + kv_head * stride_kh
-    target = k_cache_ptr + slot * stride_ks + kv_head * stride_kc
-    if is_q:
-        source = q_ptr + token * stride_qt + head * stride_qh
-        target = out_ptr + (token * num_q_heads + head) * head_dim
-    x = tl.load(source + cols, mask=mask, other=0.0)
+    q_heads = q_ptr + token * stride_qt + heads * stride_qh
+    sources = tl.where(is_q, q_heads, k_ptr + token * stride_kt + kv_heads * stride_kh)
+    outs = out_ptr + (token * num_q_heads + heads) * head_dim
+    targets = tl.where(is_q, outs, k_cache_ptr + slot * stride_ks + kv_heads * stride_kc)
+    x = tl.load(sources[:, None] + cols[None, :], mask=mask, other=0.0)
     if ROTATE:
-        position = tl.load(positions_ptr + token)
-        rotated = _rotated(source, cos_sin_ptr + position * stride_cos_sin, cols, rotary_dim)
-        x = tl.where(cols < rotary_dim, rotated.to(x.dtype), x)
-    tl.store(target + cols, x, mask=mask)
-    if not is_q:
-        v = tl.load(v_ptr + token * stride_vt + kv_head * stride_vh + cols, mask=mask, other=0.0)
-        tl.store(v_cache_ptr + slot * stride_vs + kv_head * stride_vc + cols, v, mask=mask)
+        angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_cos_sin
+        rotated = _rotated(x, sources, angles, cols, mask, rotary_dim)
+        x = tl.where((cols < rotary_dim)[None, :], rotated.to(x.dtype), x)
+    tl.store(targets[:, None] + cols[None, :], x, mask=mask)
+    is_v = mask & (kv_heads >= 0)[:, None]
+    v_heads = v_ptr + token * stride_vt + kv_heads * stride_vh
+    v = tl.load(v_heads[:, None] + cols[None, :], mask=is_v, other=0.0)
+    kept = v_cache_ptr + slot * stride_vs + kv_heads * stride_vc
+    tl.store(kept[:, None] + cols[None, :], v, mask=is_v)
 
 
 def rope_store_kv(
@@ -100,7 +107,8 @@ def rope_store_kv(
         return out
     rotate = cos_sin_cache is not None
     dependent = has_dependent_launch(q)
-    _rope_store_kernel[(tokens, num_q_heads + k.shape[1])](
+    num_heads = num_q_heads + k.shape[1]
+    _rope_store_kernel[(tokens, triton.cdiv(num_heads, _HEADS))](
         q,
         k,
         v,
@@ -117,12 +125,14 @@ def rope_store_kv(
         *v_cache.stride()[:2],
         cos_sin_cache.stride(0) if cos_sin_cache is not None else 0,
         num_q_heads,
+        num_heads,
         head_dim,
         cos_sin_cache.shape[1] if cos_sin_cache is not None else 0,
         ROTATE=rotate,
         DEPENDENT=dependent,
+        HEADS=_HEADS,
         BLOCK=triton.next_power_of_2(head_dim),
-        num_warps=1,
+        num_warps=4,
         **({"launch_pdl": True} if dependent else {}),
     )
     return out

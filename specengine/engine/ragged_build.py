@@ -16,8 +16,10 @@ from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
 from specengine.runner.graph_memory import GraphDemand
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.ragged_forms import Sizes
+from specengine.runner.ragged_forms import MAX_TOKENS, Sizes
 from specengine.runner.ragged_graphs import RaggedGraphRunner
+
+_PROMPT_WIDTHS = (64, 256, MAX_TOKENS)
 
 
 def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int) -> int:
@@ -76,6 +78,7 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
 
 
 def _draft_widths(spec: SpecConfig) -> tuple[int, ...]:
-    """A token of a chain, a level of a tree, what was accepted of own drafts, and of others'."""
+    """A token of a chain, a level of a tree, what was accepted of own drafts, and of others'; and
+    short prompts."""
     deepest = 1 if spec.num_steps is None else spec.num_steps + 1
-    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec)}))
+    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec), *_PROMPT_WIDTHS}))
