@@ -16,6 +16,10 @@ class HostTree:
     tokens: list[int]
     parents: list[int]
 
+    @property
+    def is_chain(self) -> bool:
+        return self.parents == list(range(-1, len(self.parents) - 1))
+
     def part(self, kept: list[int]) -> HostTree:
         """The tree of these nodes, root first; with each of them, its parent."""
         return HostTree([self.tokens[node] for node in kept], _renumbered(self.parents, kept))

@@ -25,8 +25,8 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.draft_nodes import HostTree
-from specengine.engine.grammar.drafts import constrain, legal_nodes
-from specengine.engine.grammar.masks import masked_prefill
+from specengine.engine.grammar.drafts import add_masks, constrain, legal_nodes
+from specengine.engine.grammar.masks import MaskBuilder, masked_prefill
 from tests.engine.grammar_world import EOS, VOCAB, World, allowed, mask_of
 
 AB = GrammarSpec.regex("[ab]{1,9}")
@@ -255,3 +255,44 @@ def test_a_walk_given_up_halfway_is_undone(world: World) -> None:
     assert [next(walk).node for _ in range(3)] == [0, 1, 2]
     walk.close()
     assert mask_of(state) == before
+
+
+@given(
+    st.lists(
+        st.tuples(st.text("ab", max_size=6), st.lists(st.integers(0, 4), max_size=5)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
+def test_chains_at_once_are_those_walked_one_by_one(
+    world: World, drawn: list[tuple[str, list[int]]], ignore_eos: bool
+) -> None:
+    """Among them tokens that the grammar forbids, and such that end it."""
+    kinds = [world.token("a"), world.token("b"), world.token("x"), EOS, world.token("p")]
+    reqs = [world.request(AB, text, ignore_eos=ignore_eos) for text, _ in drawn]
+    chains = [[7, *(kinds[i] for i in picks)] for _, picks in drawn]
+    trees = [HostTree(chain, list(range(-1, len(chain) - 1))) for chain in chains]
+    total = sum(map(len, chains))
+    at_once, walked = MaskBuilder(total, VOCAB), MaskBuilder(total, VOCAB)
+    row, legal = 0, list[int]()
+    for req, tree in zip(reqs, trees, strict=True):
+        assert tree.is_chain
+        add_masks(at_once, row, req, tree)
+        assert req.grammar is not None
+        for node in legal_nodes(req.grammar, tree):
+            walked.add(row + node.node, req, req.grammar, node.depth)
+            legal.append(row + node.node)
+        row += len(tree.tokens)
+    masks = [builder.send(torch.device("cpu")) for builder in (at_once, walked)]
+    found, expected = (
+        [allowed(mask.words_MW[mask.slots_R[i]]) for i in legal] for mask in masks if mask
+    )
+    assert found == expected
+    assert masks[0] is not None
+    for i in set(range(total)) - set(legal):
+        assert allowed(masks[0].words_MW[masks[0].slots_R[i]]) >= set(kinds) - {EOS}
+    for req, (text, _) in zip(reqs, drawn, strict=True):
+        assert req.grammar is not None
+        assert mask_of(req.grammar) == mask_of(world.start(AB, text)), "it stands where it stood"

@@ -12,6 +12,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.engine.draft_nodes import HostTree, keep_nodes
 from specengine.engine.grammar.masks import MaskBuilder, masked
+from specengine.engine.grammar.state import LlguidanceState
 
 if TYPE_CHECKING:
     from specengine.core.grammar import GrammarState
@@ -80,8 +81,12 @@ class ConstrainedDraft:
 def add_masks(builder: MaskBuilder, first_row: int, req: Req, tree: HostTree) -> None:
     """Of a request that has a grammar: a row a node, from `first_row` on. Rows of nodes that it
     forbids keep every token, for nobody gets there."""
-    for legal in legal_nodes(_grammar(req), tree):
-        builder.add(first_row + legal.node, req, _grammar(req), legal.depth)
+    state = _grammar(req)
+    if tree.is_chain and isinstance(state, LlguidanceState) and state.error is None:
+        builder.add_chain(first_row, req, state, tree.tokens[1:])
+        return
+    for legal in legal_nodes(state, tree):
+        builder.add(first_row + legal.node, req, state, legal.depth)
 
 
 def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
+from specengine.engine.grammar.state import Chain, LlguidanceState, fill_chains
 
 if TYPE_CHECKING:
     from specengine.core.grammar import GrammarState, Words
@@ -26,19 +27,24 @@ class MaskBuilder:
         self._slots = np.full(num_rows, -1, dtype=np.int32)
         self._width = (vocab_size + 31) // 32
         self._masks: list[Words] = []
+        self._chains: list[_Chain] = []
 
     def add(self, row: int, req: Req, state: GrammarState, depth: int = 0) -> None:
         """`row` decides what follows `state`, `depth` tokens after the request's output."""
         words = np.zeros(self._width, dtype=np.int32)
         state.fill_mask(words)
-        _withhold(words, _ending_tokens(req, len(req.output_ids) + depth))
-        if not words.any():
-            # The grammar has failed. Whatever is chosen now, committing it ends the request.
-            words.fill(-1)
+        _finish(words, req, depth)
         self._slots[row] = len(self._masks)
         self._masks.append(words)
 
+    def add_chain(self, row: int, req: Req, state: LlguidanceState, tokens: list[int]) -> None:
+        """The rows from `row` on decide what follows `state` and each of the tokens after it. Those
+        behind a token that the grammar forbids keep every token."""
+        self._chains.append(_Chain(row, req, (state, tokens)))
+
     def send(self, device: torch.device) -> TokenMask | None:
+        if self._chains:
+            self._fill_chains()
         if not self._masks:
             return None
         flat = torch.from_numpy(np.concatenate([*self._masks, self._slots]))
@@ -46,6 +52,26 @@ class MaskBuilder:
             flat = flat.pin_memory().to(device, non_blocking=True)
         size = len(self._masks) * self._width
         return TokenMask(flat[:size].view(-1, self._width), flat[size:])
+
+    def _fill_chains(self) -> None:
+        counts = [1 + len(chain.drafted[1]) for chain in self._chains]
+        words_MW = np.full((sum(counts), self._width), -1, dtype=np.int32)
+        fill_chains([chain.drafted for chain in self._chains], words_MW)
+        masks = iter(words_MW)
+        for chain, count in zip(self._chains, counts, strict=True):
+            for depth in range(count):
+                words = next(masks)
+                _finish(words, chain.req, depth)
+                self._slots[chain.row + depth] = len(self._masks)
+                self._masks.append(words)
+        self._chains.clear()
+
+
+@dataclass(frozen=True)
+class _Chain:
+    row: int
+    req: Req
+    drafted: Chain
 
 
 def masked(batch: ScheduleBatch, mask: TokenMask | None) -> ScheduleBatch:
@@ -70,6 +96,13 @@ def _ending_tokens(req: Req, num_output: int) -> set[int]:
     is_short = num_output < req.sampling.min_tokens
     tokens = set(req.sampling.stop_token_ids) if is_short else set()
     return tokens | req.eos_ids if is_short or req.sampling.ignore_eos else tokens
+
+
+def _finish(words: Words, req: Req, depth: int) -> None:
+    _withhold(words, _ending_tokens(req, len(req.output_ids) + depth))
+    if not words.any():
+        # The grammar has failed. Whatever is chosen now, committing it ends the request.
+        words.fill(-1)
 
 
 def _withhold(words: Words, tokens: set[int]) -> None:

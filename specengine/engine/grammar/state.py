@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
     from specengine.core.grammar import Words
+
+_MOST_THREADS = 8
 
 
 class LlguidanceState:
@@ -38,3 +43,32 @@ class LlguidanceState:
     def fork(self) -> LlguidanceState:
         """An independent state at the same place; O(tokens since the beginning)."""
         return LlguidanceState(self._matcher.deep_copy())
+
+
+Chain = tuple[LlguidanceState, list[int]]  # and the tokens drafted after where it stands
+
+
+def fill_chains(chains: Sequence[Chain], words_MW: Words) -> None:
+    """What may follow each state and each of its tokens, on all cores at once; the states stay
+    where they stand. words_MW: contiguous, 1 + len(tokens) rows a chain, in order. Rows behind a
+    token that the grammar forbids stay as they were."""
+    roots, jobs, first = [], [], 0
+    for state, tokens in chains:
+        if tokens:
+            jobs.append((state._matcher, first, tokens))
+        else:
+            roots.append((state._matcher, first))
+        first += 1 + len(tokens)
+    assert first == len(words_MW)
+    place = words_MW.ctypes.data, words_MW.shape[1] * words_MW.itemsize, first
+    if roots:
+        _executor().unsafe_compute_mask_ptr(roots, *place)
+    if jobs:
+        _executor().unsafe_compute_mask_ptr_with_draft_token(jobs, *place)
+
+
+@cache
+def _executor() -> LLExecutor:
+    from llguidance import LLExecutor
+
+    return LLExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
