@@ -244,7 +244,7 @@ class Blocks:
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
-    """Measured on an H200 (benchmarks/results, paged-attention and split-linear). A program without
+    """Measured on an H200 (benchmarks/results, paged-attention and wide-rows). A program without
     stages finds room beside a product of cuBLAS that has not ended, and starts before that has."""
     if dtype == torch.float32:
         return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)

@@ -13,7 +13,7 @@ from torch import Tensor
 from specengine.kernels import split_linear_ref
 
 PARTS = 2
-# Where it was ahead of cuBLAS and its sum on an H200 (benchmarks/results, split-linear).
+# Where it was ahead of cuBLAS and its sum on an H200 (benchmarks/results, wide-rows).
 _FEWEST_ROWS, _MOST_ROWS = 9, 256
 _LEAST_OUTPUTS = 2048
 
