@@ -8,37 +8,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specengine.kernels.accept_rejection_triton import chain_probs, missing_share
+from specengine.kernels.accept_chances_triton import coin, missing_share
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sampled_triton import (
     begin,
-    coin,
     draw,
     everybody_came,
     offset_of,
-    ratio,
     read_of_draft,
     shares_sum,
 )
 
 
 @triton.jit
-def _path_chances(target, draft, nodes, num_nodes):
-    """p, float64, of each node; 1 of the root."""
-    chance = tl.full([], 1.0, tl.float64)
-    path = tl.where(nodes == 0, 1.0, target * 0.0)
-    for node in range(1, num_nodes):
-        is_here = nodes == node
-        wanted = chance * tl.sum(tl.where(is_here, target, 0.0), 0)
-        chance = ratio(wanted, tl.sum(tl.where(is_here, draft, 0.0), 0))
-        path = tl.where(is_here, chance, path)
-    return path
-
-
-@triton.jit
 def _judge_block_kernel(
-    target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
-    positions_ptr, lefts_ptr, shares_ptr, missing_ptr, ends_ptr, scales_ptr, counters_ptr, vocab,
+    target_ptr, totals_ptr, draft_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr, positions_ptr,
+    lefts_ptr, path_ptr, shares_ptr, missing_ptr, ends_ptr, scales_ptr, counters_ptr, vocab,
     num_nodes, stride_target, stride_request, stride_node,
     ACCEPT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -46,30 +31,25 @@ def _judge_block_kernel(
     row, splits = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     request = row // num_nodes
     node = row - request * num_nodes
-    first, root = request * num_nodes, tl.load(roots_ptr + request)
-    draft_vocab = read_of_draft(greedy_ptr + request, vocab)
-    target_ptr += root * stride_target
-    draft_ptr += request * stride_request
-    nodes = tl.arange(0, BLOCK_N)
-    is_below, target, draft = chain_probs(
-        target_ptr, totals_ptr + root, draft_ptr, tokens_ptr + first, depths_ptr + first,
-        lefts_ptr + first, draft_vocab, stride_target, stride_node, nodes, num_nodes,
-    )  # fmt: skip
-    path = _path_chances(target, draft, nodes, num_nodes)
+    first = request * num_nodes
     child = node + 1
     share = tl.zeros([], tl.float64)
-    if tl.max(tl.where(is_below & (nodes == child), 1, 0), 0) > 0:
+    if tl.load(depths_ptr + row + 1, mask=child < num_nodes, other=-1) > 0:
+        target_row = tl.load(roots_ptr + request) + node
         share = missing_share(
-            target_ptr + node * stride_target, tl.load(totals_ptr + root + node),
-            tl.sum(tl.where(nodes == node, path, 0.0), 0),
-            draft_ptr + child * stride_node, tl.load(lefts_ptr + first + child),
-            tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), vocab, draft_vocab,
+            target_ptr + target_row * stride_target, tl.load(totals_ptr + target_row),
+            tl.load(path_ptr + row), draft_ptr + request * stride_request + child * stride_node,
+            tl.load(lefts_ptr + row + 1), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), vocab,
+            read_of_draft(greedy_ptr + request, vocab),
         )  # fmt: skip
     tl.store(shares_ptr + row * splits + tl.program_id(1), share)
     if everybody_came(counters_ptr + request, num_nodes * splits):
-        goes_on = nodes + 1 < num_nodes
+        nodes = tl.arange(0, BLOCK_N)
+        exists, goes_on = nodes < num_nodes, nodes + 1 < num_nodes
+        path = tl.load(path_ptr + first + nodes, mask=exists, other=0.0)
         missing = shares_sum(shares_ptr, first + nodes, goes_on, splits, BLOCK_S)
         tl.store(missing_ptr + first + nodes + 1, missing, mask=goes_on)
+        is_below = tl.load(depths_ptr + first + nodes, mask=exists, other=-1) > 0
         goes_on = tl.load(depths_ptr + first + nodes + 1, mask=goes_on, other=-1) > 0
         either = missing + 1.0 - path
         chance = tl.where(either > 0.0, missing / tl.where(either > 0.0, either, 1.0), 1.0)
@@ -83,18 +63,19 @@ def _judge_block_kernel(
 
 
 def accept_block(drafts: SampledRound, draws: Draws) -> Accepted:
-    round_ = begin(drafts, draws, has_siblings=False)
+    round_ = begin(drafts, draws, is_chain=True, is_whole=True)
+    drafts, draws = round_.drafts, round_.draws
     _judge_block_kernel[(drafts.tokens_BN.numel(), round_.splits)](
         drafts.target_TV,
         drafts.target_sum_T,
         round_.draft_BNV,
-        drafts.tokens_BN,
         drafts.depths_BN,
         drafts.roots_B,
         round_.greedy_B,
         draws.seeds_B,
         draws.positions_B,
         round_.lefts_BN,
+        round_.chances_BN,
         round_.shares_BNS,
         round_.missing_BN,
         round_.ends_B,

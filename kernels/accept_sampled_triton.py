@@ -1,6 +1,7 @@
 """What the rules for sampled drafts have in common, in Triton: three launches a round.
 
-1. `begin` sums up the draft's rows, a share of the vocabulary a program.
+1. `begin` sums up the draft's rows, a share of the vocabulary a program, and then gives the chances
+   that the rules for chains begin with.
 2. The rule's own kernel finds where each path ends, and the mass of the residual there.
 3. `draw` takes the token after each path, a share of the vocabulary a program.
 
@@ -13,35 +14,22 @@ what needs all of it. Sums are taken in the same order every time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specengine.kernels.accept_sampled import LANE, Accepted, Draws, SampledRound
+from specengine.kernels.accept_chances_triton import chain_chances, left_over
+from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.keyed_uniform_ref import GOLDEN
 from specengine.kernels.sample_rows_ref import WEIGHT_BITS
 from specengine.kernels.sample_rows_triton import _uniform
 
-_LANE = tl.constexpr(LANE)
 _UNIT = tl.constexpr(2.0**WEIGHT_BITS)
 _MAX_BLOCK = 4096  # of the vocabulary, a program
-
-
-@triton.jit
-def coin(seed, position, depth, node, OFFSET: tl.constexpr):
-    """The uniform of a node, or of a vector of nodes; offset: of the stream."""
-    return _uniform(seed, position + depth - 1 + node.to(tl.int64) * _LANE, OFFSET)
-
-
-@triton.jit
-def ratio(wanted, draft):
-    """min(1, wanted / draft); of a draft of 0, whether anything is wanted."""
-    quotient = wanted / tl.where(draft > 0.0, draft, 1.0)
-    quotient = tl.where(draft > 0.0, quotient, (wanted > 0.0).to(tl.float64))
-    return tl.minimum(quotient, 1.0)
 
 
 @triton.jit
@@ -72,43 +60,14 @@ def shares_sum(shares_ptr, rows, is_row, splits, BLOCK_S: tl.constexpr):
 
 
 @triton.jit
-def drawn_from(draft_ptr, left, place, mask):
-    """float64, a row of the draft over the mass that is left of it; 0 where the mask is off."""
-    draft = tl.load(draft_ptr + place, mask=mask, other=0.0).to(tl.float64)
-    return draft / tl.where(left > 0.0, left, 1.0)
-
-
-@triton.jit
-def left_over(
-    target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr,
-    child, stop, place, vocab, draft_vocab, IS_CHAIN: tl.constexpr,
-):  # fmt: skip
-    """What siblings from `child` up to `stop` have left of the target at some places, float64, and
-    which of the places are their tokens. Scaled by the target's sum, and then by what was missing
-    at each sibling; where nothing was, it stands as it did, or in a chain as it lay in memory."""
-    raw = tl.load(target_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
-    left = raw / total
-    taken = place < 0
-    while child != stop:
-        mine = tl.load(lefts_ptr + child)
-        mask = (place < draft_vocab) & (taken == 0)
-        draft = drawn_from(draft_ptr + child * stride_node, mine, place, mask)
-        missing = tl.load(missing_ptr + child)
-        rest = tl.maximum(scale * left - draft, 0.0)
-        rest = rest / tl.where(missing > 0.0, missing, 1.0)
-        left = tl.where(missing > 0.0, rest, raw if IS_CHAIN else left)
-        taken = taken | (place == tl.load(tokens_ptr + child))
-        child = tl.load(nexts_ptr + child)
-    return left, taken
-
-
-@triton.jit
 def _begin_kernel(
-    draft_ptr, tokens_ptr, parents_ptr, depths_ptr, greedy_ptr, shares_ptr, lefts_ptr, firsts_ptr,
-    nexts_ptr, counters_ptr, vocab, num_nodes, stride_request, stride_node,
-    HAS_SIBLINGS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    target_ptr, totals_ptr, draft_ptr, tokens_ptr, parents_ptr, depths_ptr, roots_ptr, greedy_ptr,
+    shares_ptr, lefts_ptr, chances_ptr, firsts_ptr, nexts_ptr, counters_ptr, vocab, num_nodes,
+    stride_target, stride_request, stride_node, IS_CHAIN: tl.constexpr, IS_WHOLE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Mass of each draft row without the tokens of earlier siblings, and who follows whom."""
+    """Mass of each draft row without the tokens of earlier siblings, and who follows whom; of
+    chains the chances as well."""
     row, splits = tl.program_id(0).to(tl.int64), tl.num_programs(1)
     request = row // num_nodes
     node = row - request * num_nodes
@@ -129,9 +88,9 @@ def _begin_kernel(
     share = tl.zeros([], tl.float64)
     if (depth > 0) & (tl.load(greedy_ptr + request) == 0):
         place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        draft_ptr += request * stride_request + node * stride_node
-        draft = tl.load(draft_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
-        if HAS_SIBLINGS:
+        row_ptr = draft_ptr + request * stride_request + node * stride_node
+        draft = tl.load(row_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
+        if not IS_CHAIN:
             for other in range(1, num_nodes):
                 is_sibling = (tl.load(parents_ptr + other) == parent) & (other < node)
                 if is_sibling & (tl.load(depths_ptr + other) > 0):
@@ -142,6 +101,15 @@ def _begin_kernel(
         rows = request * num_nodes + nodes
         lefts = shares_sum(shares_ptr, rows, exists, splits, BLOCK_S)
         tl.store(lefts_ptr + rows, lefts, mask=exists)
+        if IS_CHAIN:
+            root = tl.load(roots_ptr + request)
+            chances = chain_chances(
+                target_ptr + root * stride_target, totals_ptr + root,
+                draft_ptr + request * stride_request, tokens_ptr, stride_target, stride_node,
+                lefts, is_below, nodes, num_nodes, read_of_draft(greedy_ptr + request, vocab),
+                IS_WHOLE,
+            )  # fmt: skip
+            tl.store(chances_ptr + rows, chances, mask=exists)
 
 
 @triton.jit
@@ -215,6 +183,7 @@ class Round:
     greedy_B: Tensor  # uint8
     shares_BNS: Tensor  # float64, sums over a share of the vocabulary
     lefts_BN: Tensor  # float64, mass of the draft's rows without earlier siblings' tokens
+    chances_BN: Tensor  # float64, as chain_chances gives them; unset of trees
     missing_BN: Tensor  # float64, mass of the residual once a node is rejected
     firsts_BN: Tensor  # int64, the first child, 0 where there is none
     nexts_BN: Tensor  # int64, the next sibling, 0 where there is none
@@ -241,23 +210,31 @@ class Round:
         return self.drafts.target_TV.stride(0), request, node
 
 
-def begin(drafts: SampledRound, draws: Draws, *, has_siblings: bool) -> Round:
-    assert drafts.draft_BNV is not None
+def _laid_out(value: Any) -> Any:
+    """Contiguous; the draft's rows may lie apart."""
+    if not isinstance(value, Tensor) or (value.dim() == 3 and value.stride(2) == 1):
+        return value
+    return value.contiguous()
+
+
+def begin(drafts: SampledRound, draws: Draws, *, is_chain: bool, is_whole: bool = False) -> Round:
+    drafts = replace(drafts, **{name: _laid_out(x) for name, x in vars(drafts).items()})
+    draws = replace(draws, **{name: _laid_out(x) for name, x in vars(draws).items()})
     draft_BNV = drafts.draft_BNV
-    if draft_BNV.stride(2) != 1:
-        draft_BNV = draft_BNV.contiguous()
+    assert draft_BNV is not None
     batch, nodes, vocab = draft_BNV.shape
     block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
-    sums_BN = drafts.target_sum_T.new_empty(2, batch, nodes)
+    sums_BN = drafts.target_sum_T.new_empty(3, batch, nodes)
     links_BN = drafts.tokens_BN.new_empty(2, batch, nodes)
     round_ = Round(
         drafts,
         draws,
         draft_BNV,
-        drafts.greedy_B.contiguous().view(torch.uint8),
+        drafts.greedy_B.view(torch.uint8),
         drafts.target_sum_T.new_empty(batch, nodes, triton.cdiv(vocab, block)),
         sums_BN[0],
         sums_BN[1],
+        sums_BN[2],
         links_BN[0],
         links_BN[1],
         torch.empty_like(drafts.roots_B),
@@ -266,21 +243,27 @@ def begin(drafts: SampledRound, draws: Draws, *, has_siblings: bool) -> Round:
         block,
     )
     _begin_kernel[(batch * nodes, round_.splits)](
+        drafts.target_TV,
+        drafts.target_sum_T,
         draft_BNV,
         drafts.tokens_BN,
         drafts.parents_BN,
         drafts.depths_BN,
+        drafts.roots_B,
         round_.greedy_B,
         round_.shares_BNS,
         round_.lefts_BN,
+        round_.chances_BN,
         round_.firsts_BN,
         round_.nexts_BN,
         round_.counters_B,
         vocab,
         nodes,
-        *draft_BNV.stride()[:2],
-        HAS_SIBLINGS=has_siblings,
+        *round_.strides(),
+        IS_CHAIN=is_chain,
+        IS_WHOLE=is_whole,
         **round_.blocks(),
+        enable_fp_fusion=False,
     )
     return round_
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specengine.kernels.accept_chances_triton import coin, drawn_from, left_over, ratio
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sampled_triton import (
     begin,
-    coin,
     draw,
-    drawn_from,
-    left_over,
     offset_of,
-    ratio,
     read_of_draft,
 )
 
@@ -102,7 +99,8 @@ def _descend_kernel(
 
 
 def accept_sibling(drafts: SampledRound, draws: Draws) -> Accepted:
-    round_ = begin(drafts, draws, has_siblings=True)
+    round_ = begin(drafts, draws, is_chain=False)
+    drafts, draws = round_.drafts, round_.draws
     _descend_kernel[(len(drafts.roots_B),)](
         drafts.target_TV,
         drafts.target_sum_T,

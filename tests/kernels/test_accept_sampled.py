@@ -80,12 +80,17 @@ def test_programs_that_share_a_vocabulary(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @kinds
-@pytest.mark.parametrize("vocab", [49_152, 128_256, 151_936])
+@pytest.mark.parametrize("vocab", [49_152, 151_936])
 @pytest.mark.parametrize("batch", [1, 16])
 def test_large_vocabularies(name: str, tree: bool, vocab: int, batch: int) -> None:
-    for seed in range(12):
-        drafts = random_round(random.Random(seed), batch, 9, vocab, tree)
-        assert_the_same(RULES[name], drafts, torch.device("cuda"), 100 * seed)
+    """Against the reference on the same device, which is faster."""
+    rule, device = RULES[name], torch.device("cuda")
+    for seed in range(6):
+        drafts = moved(random_round(random.Random(seed), batch, 9, vocab, tree), device)
+        draws = draws_of(batch, device, 100 * seed)
+        expected, found = rule(drafts, draws, backend="torch"), rule(drafts, draws)
+        assert found.ends_B.tolist() == expected.ends_B.tolist()
+        assert found.tokens_B.tolist() == expected.tokens_B.tolist()
 
 
 @pytest.mark.gpu
@@ -172,7 +177,7 @@ def test_siblings_before_are_taken_out_of_the_draft(backend: Backend, device: to
 
 
 @rules
-def test_rows_of_the_draft_may_lie_anywhere(name: str, device: torch.device) -> None:
+def test_tensors_may_lie_anyhow(name: str, device: torch.device) -> None:
     drafts = random_round(random.Random(5), 3, 4, 11, tree=False)
     expected = RULES[name](drafts, draws_of(3, CPU))
     drafts = moved(drafts, device)
@@ -181,8 +186,8 @@ def test_rows_of_the_draft_may_lie_anywhere(name: str, device: torch.device) -> 
     turned = drafts.draft_BNV.transpose(0, 1).contiguous().transpose(0, 1)
     for draft in (spread, turned):
         assert not draft.is_contiguous()
-        given_ = replace(drafts, draft_BNV=draft), draws_of(3, device)
-        found = RULES[name](*given_, backend="triton")
+        others = {"tokens_BN": drafts.tokens_BN.T.contiguous().T, "draft_BNV": draft}
+        found = RULES[name](replace(drafts, **others), draws_of(3, device), backend="triton")
         assert found.ends_B.tolist() == expected.ends_B.tolist()
         assert found.tokens_B.tolist() == expected.tokens_B.tolist()
 
