@@ -131,6 +131,7 @@ class GraphRound:
         if form.choosing.logprobs:
             self.logprobs.prepare()
         self.captured[form] = self._graph_of(rows_B, form)
+        self.state.turn.fill_(self._turn)  # each run before the capture has taken one
         self.counters["captures"] += 1
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:

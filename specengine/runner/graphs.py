@@ -50,7 +50,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
-    runs twice before, which compiles kernels and creates library handles outside the capture."""
+    runs once before, which compiles kernels and creates library handles outside the capture."""
     _warm_up([run])
     return _record(run, pool)
 
@@ -65,7 +65,7 @@ def _warm_up(parts: Sequence[Callable[[], object]]) -> None:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
-        for part in (*parts, *parts):
+        for part in parts:
             part()
     torch.cuda.current_stream().wait_stream(stream)
 

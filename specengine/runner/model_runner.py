@@ -152,7 +152,7 @@ class ModelRunner:
 
     def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
         """extend_lens and qo_indptr of requests of one width. Made once, so that a graph, which
-        runs twice before it is captured, holds no node for them."""
+        runs before it is captured, holds no node for them."""
         key = (requests, width)
         if key not in self._even:
             lens = torch.full((requests,), width, dtype=torch.int64, device=self.device)

@@ -38,7 +38,7 @@ class Passed:
 
 
 def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[EagerGraph]:
-    for part in (*parts, *parts):
+    for part in parts:
         part()
     return [EagerGraph(part) for part in parts]
 

@@ -85,7 +85,8 @@ def random_round(
                 token, parent = all_tokens[b][node], parents[node]
                 draft[b, node, token] = max(0.1, float(draft[b, node, token]))
                 rows[parent, token] = rng.choice([0.05, 0.5, 1.0])
-            if rng.random() < 0.1:
+            # A token of no weight would be rejected here, and what is left be rounding alone.
+            if rng.random() < 0.1 and rows[parents[node], all_tokens[b][node]] > 0:
                 draft[b, node] = rows[parents[node]]
         start += len(parents)
     return round_of(all_parents, all_tokens, target, draft, greedy)

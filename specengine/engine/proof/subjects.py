@@ -67,13 +67,16 @@ class State:
     def provoke(self, engine: Engine, step: int) -> None:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
-        here others leave as well, in the middle of what histograms look at."""
+        here others leave as well, in the middle of what histograms look at. Where rounds fly there
+        are few moments for it, and a request that has left once may stay."""
         flights = engine.flights
         if not self.retracts or (flights and flights.in_the_air):  # whose requests must not leave
             return
         scheduler = engine.scheduler
         scheduler.admission.demand.share = 0.0
         young = [req for req in scheduler.queues.running if len(req.output_ids) < LENGTH]
+        if flights:
+            young = [req for req in young if not req.num_retractions]
         if (flights or step % _RETRACT_EVERY == 0) and young:
             scheduler.exits.retract(young[-1])
 
