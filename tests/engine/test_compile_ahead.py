@@ -16,6 +16,10 @@ from tests.kernels import offline_triton
 
 Asked = dict[str, Any]
 
+WITHOUT_A_GPU = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernels are asked for in the place of a GPU"
+)
+
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["chains", "trees"])
 def asked(
@@ -37,6 +41,7 @@ def asked(
     return found
 
 
+@WITHOUT_A_GPU
 def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
     """Nearly all; of what takes long to compile, for all that chains need."""
     kernels, missed = Counter(asked["kernels"]), Counter(asked["missed"])
@@ -47,6 +52,7 @@ def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
         assert not {"few_row", "_rope_attention_kernel", "_paged_attention_kernel"} & set(missed)
 
 
+@WITHOUT_A_GPU
 def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
     assert asked["acts"] < asked["of"] / 4
 
