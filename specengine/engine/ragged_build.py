@@ -50,7 +50,8 @@ def add_ragged_graphs(
     sizes = Sizes(graph.cuda_graph_bs, (max_nodes(spec),), padding)
     modes = frozenset([ForwardMode.TARGET_VERIFY])
     target.ragged_graph = RaggedGraphRunner(target, "verify", modes, sizes, counters["verify"])
-    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec), padding)
+    context = target.pools.req_to_token_pool.req_to_token.shape[1]
+    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec, context), padding)
     modes = frozenset([ForwardMode.DECODE, ForwardMode.DRAFT_EXTEND])
     for draft in drafts:
         draft.ragged_graph = RaggedGraphRunner(draft, "draft", modes, sizes, counters["draft"])
@@ -77,8 +78,10 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
     return {"draft loop": counters}
 
 
-def _draft_widths(spec: SpecConfig) -> tuple[int, ...]:
+def _draft_widths(spec: SpecConfig, context: int) -> tuple[int, ...]:
     """A token of a chain, a level of a tree, what was accepted of own drafts, and of others'; and
-    short prompts."""
+    short prompts. Requests that fill a graph up are as wide, so they must end within the context.
+    """
     deepest = 1 if spec.num_steps is None else spec.num_steps + 1
-    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec), *_PROMPT_WIDTHS}))
+    prompts = [min(width, context) for width in _PROMPT_WIDTHS]
+    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec), *prompts}))

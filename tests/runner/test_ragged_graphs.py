@@ -168,6 +168,21 @@ def test_rounds_of_functions(
 LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 
+@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
+def test_prompts_where_the_context_is_short(
+    name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fills graphs has no place past the page table's end."""
+    for module in (ragged_graphs, loop_graphs):
+        monkeypatch.setattr(module, "capture", capture)
+    given = {"device": "cpu", "context_length": 60}
+    eager, replayed = (make(target, specs[name], **given) for _ in range(2))
+    counters = graphs_on_the_cpu(replayed)
+    assert tokens(replayed, [GREEDY] * 4) == tokens(eager, [GREEDY] * 4)
+    assert counters["draft"]["captures"] > 0
+    assert not counters["draft"]["fallback: more tokens than any captured"]
+
+
 def test_a_buffer_that_moved_is_noticed(
     target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
