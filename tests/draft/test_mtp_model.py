@@ -15,6 +15,7 @@ from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
 from specengine.draft.loaded import DraftTarget
 from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.model import MtpModel
+from specengine.kernels import layer_tail, layer_tail_cuda, layer_tail_ref
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
@@ -138,6 +139,26 @@ def test_fused_layer_equals_the_plain_one(
     plain, _ = Runner(model)(TOKENS[1:10], hidden)
     monkeypatch.setattr("specengine.kernels.few_row.fits", lambda x: True)
     assert_near(Runner(model)(TOKENS[1:10], hidden)[0], plain)
+
+
+def test_streamed_layer_equals_the_plain_one(
+    checkpoint: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise of a wide model."""
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    folder, rows = checkpoint[1], list[int]()
+    hidden = Reading.of(folder).hidden(TOKENS[:9])
+    [model] = load_models(folder)
+    plain, _ = Runner(model)(TOKENS[1:10], hidden)
+
+    def tail(heads: Tensor, *given: Any) -> layer_tail.Tail:
+        rows.append(len(heads))
+        return layer_tail_ref.layer_tail(heads, *given)
+
+    monkeypatch.setattr(layer_tail, "fits", lambda *_: True)
+    monkeypatch.setattr(layer_tail_cuda, "layer_tail", tail)
+    assert_near(Runner(model)(TOKENS[1:10], hidden)[0], plain)
+    assert rows == [9]
 
 
 @pytest.mark.parametrize("form", FORMS)
