@@ -240,31 +240,53 @@ MUTANTS: dict[str, Mutation] = {
 
 
 def rounds_p(
-    name: str, shape: list[int], device: torch.device, mutation: Mutation | None = None
+    name: str,
+    shape: list[int],
+    device: torch.device,
+    backend: Backend,
+    mutation: Mutation | None = None,
 ) -> float:
-    """χ² of the first tokens of rounds, continued by the target, through the kernel."""
-    count, length = 20_000 if device.type == "cuda" else 150, len(set(shape))
+    """χ² of the first tokens of rounds, continued by the target."""
+    count = {"cuda triton": 20_000, "cpu torch": 2_000, "cpu triton": 150}[
+        f"{device.type} {backend}"
+    ]
+    length = len(set(shape))
     tables, draws = Tables.apart(), draws_of(count, CPU)
     drafts = tables.drafted(shape, draws)
     seen, tossed = (drafts, draws) if mutation is None else mutation(drafts, draws)
     seeds_B, positions_B = draws.seeds_B.to(device), draws.positions_B.to(device)
     given_ = moved(seen, device), replace(tossed, seeds_B=seeds_B, positions_B=positions_B)
-    outputs = tables.emitted(drafts, RULES[name](*given_, backend="triton"), length)
+    outputs = tables.emitted(drafts, RULES[name](*given_, backend=backend), length)
     cells = (outputs * 3 ** torch.arange(length - 1, -1, -1)).sum(-1)
     observed = torch.bincount(cells, minlength=3**length)
     return chi_squared_p(observed, tables.joint(length) * count)
 
 
+# The interpreter takes a tenth of a second a round, and decides as the reference does.
+everywhere = pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("interpreter", "torch"),
+        pytest.param("interpreter", "triton", marks=pytest.mark.slow),
+        pytest.param("cuda", "triton", marks=pytest.mark.gpu),
+    ],
+    indirect=["device"],
+)
+
+
+@everywhere
 @rules
-def test_rounds_follow_the_target(name: str, device: torch.device) -> None:
-    assert rounds_p(name, TREE if name == "sibling" else CHAIN, device) > 1e-3
+def test_rounds_follow_the_target(name: str, device: torch.device, backend: Backend) -> None:
+    assert rounds_p(name, TREE if name == "sibling" else CHAIN, device, backend) > 1e-3
 
 
-@pytest.mark.slow
+@everywhere
 @pytest.mark.parametrize("mutant", MUTANTS)
 @rules
-def test_the_same_test_catches_mutants(name: str, mutant: str, device: torch.device) -> None:
+def test_the_same_test_catches_mutants(
+    name: str, mutant: str, device: torch.device, backend: Backend
+) -> None:
     shape = TREE if name == "sibling" else CHAIN
     if MUTANTS[mutant] is _shared_stream:
         shape = [0, 0]  # later tokens hide it
-    assert rounds_p(name, shape, device, MUTANTS[mutant]) < 1e-4
+    assert rounds_p(name, shape, device, backend, MUTANTS[mutant]) < 1e-4
