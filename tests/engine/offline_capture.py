@@ -1,7 +1,7 @@
 """What a rehearsal of an engine's graphs asks for, and what their capture would; on tensors of the
 CPU that kernels take for a GPU's, in a process of its own. Prints both by the kernels' names.
 
-Arguments: target, and the section on speculation as JSON.
+Arguments: target, and sections on speculation as JSON, for each of which an engine is made.
 """
 
 from __future__ import annotations
@@ -100,16 +100,9 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
     yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], Choosing(samples=True)))
 
 
-def main(target: str, spec: str) -> None:
-    offline_triton.use()
-    flags: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
-    flags["max_running_requests"] = max(SIZES)
-    config = config_from_flags(flags, SpecConfig(**json.loads(spec)))
-    import specengine.kernels.few_row_cuda  # noqa: F401  that it is there to be told
-
-    take_for_gpu()
+def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
     runner, flying = make(config)
-    asked = record()
+    asked.clear()
     with torch.inference_mode(), stage():
         acts = [*rehearsal._telling_acts(runner, SIZES, True, flying)]
         for act in acts:
@@ -119,7 +112,19 @@ def main(target: str, spec: str) -> None:
     missed = Counter(name for name, _ in asked - foreseen)
     kernels = Counter(name for name, _ in foreseen)
     found = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
-    print(json.dumps({**found, "rounds": type(flying).__name__}))
+    return {**found, "rounds": type(flying).__name__}
+
+
+def main(target: str, *specs: str) -> None:
+    offline_triton.use()
+    flags: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
+    flags["max_running_requests"] = max(SIZES)
+    import specengine.kernels.few_row_cuda  # noqa: F401  that it is there to be told
+
+    take_for_gpu()
+    asked = record()
+    configs = [config_from_flags(flags, SpecConfig(**json.loads(spec))) for spec in specs]
+    print(json.dumps([compare(config, asked) for config in configs]))
 
 
 if __name__ == "__main__":

@@ -21,24 +21,30 @@ WITHOUT_A_GPU = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["chains", "trees"])
-def asked(
-    target: Path,
-    drafters: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-    request: pytest.FixtureRequest,
-) -> Asked:
-    """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
+@pytest.fixture(scope="module")
+def asked_by_topk(
+    target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Asked]:
+    """In one process, which takes longer to start than to answer."""
     pytest.importorskip("triton")
-    spec = {
-        "algorithm": "EAGLE3",
-        "draft_model_path": drafters["EAGLE3"],
-        "eagle_topk": request.param,
-        "num_draft_tokens": 4 * request.param,
-    }
-    given = tmp_path_factory.mktemp("caches"), str(target), json.dumps(spec)
-    found: Asked = offline_triton.run("tests.engine.offline_capture", *given)
-    return found
+    specs = [
+        {
+            "algorithm": "EAGLE3",
+            "draft_model_path": drafters["EAGLE3"],
+            "eagle_topk": topk,
+            "num_draft_tokens": 4 * topk,
+        }
+        for topk in (1, 4)
+    ]
+    given = tmp_path_factory.mktemp("caches"), str(target), *map(json.dumps, specs)
+    found: list[Asked] = offline_triton.run("tests.engine.offline_capture", *given)
+    return dict(zip((1, 4), found, strict=True))
+
+
+@pytest.fixture(params=[1, 4], ids=["chains", "trees"])
+def asked(asked_by_topk: dict[int, Asked], request: pytest.FixtureRequest) -> Asked:
+    """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
+    return asked_by_topk[request.param]
 
 
 @WITHOUT_A_GPU
