@@ -194,7 +194,7 @@ class ForwardBatch:
 
     # SPLIT_PREFILL: carried from call to call
     split_index: int = 0  # layers done
-    hidden_states: Tensor | None = field(default=None, repr=False)  # [T, H]
+    hidden_states: Tensor | None = field(default=None, repr=False)  # [T, H], or parts: RMSNorm.add
     residual: Tensor | None = field(default=None, repr=False)  # [T, H]
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
-from specengine.kernels import layer_tail, layer_tail_cuda, layer_tail_ref
+from specengine.kernels import layer_tail, layer_tail_cuda, layer_tail_ref, split_linear
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
@@ -126,6 +126,21 @@ def test_split_prefill_equals_extend(
         assert batch.split_index == end
     assert all(result is None for result in results[:-1])
     assert torch.equal(model.compute_logits(results[-1]), whole)
+
+
+def test_split_prefill_carries_products_in_parts(
+    small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As wide layers leave them on a GPU."""
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    model = _load(small_models["llama"])
+    whole = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    monkeypatch.setattr(split_linear, "fits", lambda *_: True)
+    batch = mini_runner(model).batch(ForwardMode.SPLIT_PREFILL, [PROMPT])
+    model.forward_split_prefill(batch.input_ids, batch.positions, batch, 1)
+    assert batch.hidden_states.dim() == 3
+    last = model.forward_split_prefill(batch.input_ids, batch.positions, batch, 3)
+    _assert_near(model.compute_logits(last), whole)
 
 
 def test_idle_runs_on_zero_tokens(small_models: dict[str, Path], mini_runner: Any) -> None:
