@@ -130,8 +130,10 @@ class GraphRound:
         self._flown = []
         if form.choosing.logprobs:
             self.logprobs.prepare()
-        self.captured[form] = self._graph_of(rows_B, form)
-        self.state.turn.fill_(self._turn)  # each run before the capture has taken one
+        try:
+            self.captured[form] = self._graph_of(rows_B, form)
+        finally:
+            self.state.turn.fill_(self._turn)  # the run before the capture has taken one
         self.counters["captures"] += 1
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
