@@ -151,19 +151,16 @@ def test_rounds_without_the_host(
         if choosing.logprobs:
             flying.logprobs.send(0)
             new = [one[-counts[-1] - 1 :] for one, counts in zip(found, accepted, strict=True)]
-            nodes = flying.steps[-1] + 1
-            for one, more in zip(
-                told, flying.logprobs.read(0, batch.reqs, nodes, new), strict=True
-            ):
+            read = flying.logprobs.read(0, batch.reqs, flying.steps[-1] + 1, new)
+            for one, more in zip(told, read, strict=True):
                 one += more
     for one, result in zip(told, expected, strict=True):
         assert_close(one[:NEW_TOKENS], result.completions[0].logprobs)
     assert [one[:NEW_TOKENS] for one in found] == [one.token_ids for one in expected]
     if spec is not None:
         assert sum(map(sum, accepted)) > 5, "drafts were accepted"
-    if (
-        spec is not None and params is not EDITED
-    ):  # penalties count drafts of the round in the other
+    # Penalties count the drafts of a round where the host drafts.
+    if spec is not None and params is not EDITED:
         for counts, histogram in zip(accepted, lengths, strict=True):
             rounds = sum(histogram) - 1  # the last one may be cut short
             assert all(counts[:rounds].count(k) <= n for k, n in enumerate(histogram))
