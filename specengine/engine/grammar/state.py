@@ -71,4 +71,4 @@ def fill_chains(chains: Sequence[Chain], words_MW: Words) -> None:
 def _executor() -> LLExecutor:
     from llguidance import LLExecutor
 
-    return LLExecutor(min(os.cpu_count() or 1, _MOST_THREADS))
+    return LLExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS))
