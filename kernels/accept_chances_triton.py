@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specengine.kernels.accept_sampled import LANE
+from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.sample_rows_triton import _uniform
 
 _LANE = tl.constexpr(LANE)

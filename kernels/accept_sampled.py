@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LANE = 1 << 32  # the coin of node n is keyed by its position + n * LANE
-
 
 @dataclass(frozen=True)
 class SampledRound:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.kernels.accept_sampled import LANE, Accepted, Draws, SampledRound
-from specengine.kernels.keyed_uniform import keyed_uniform
+from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
+from specengine.kernels.keyed_uniform import LANE, keyed_uniform
 from specengine.kernels.sample_rows_ref import invert_cdf
 
 # chances [B, M, K], nodes [B, M] -> int64 [B, M]: which of K events that exclude each other happens

@@ -12,6 +12,8 @@ from torch import Tensor
 from specengine.kernels import keyed_uniform_ref
 from specengine.kernels.dispatch import Backend, use_triton
 
+LANE = 1 << 32  # position + n * LANE keys the n-th of several draws about one position
+
 
 def keyed_uniform(
     seeds: Tensor, positions: Tensor, stream: int, *, backend: Backend = "auto"

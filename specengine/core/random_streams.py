@@ -7,9 +7,7 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from specengine.kernels.keyed_uniform import keyed_uniform
-
-_LANE = 1 << 32
+from specengine.kernels.keyed_uniform import LANE, keyed_uniform
 
 
 class Stream(IntEnum):
@@ -31,4 +29,4 @@ class Stream(IntEnum):
 def draw(seeds: Tensor, output_pos: Tensor, stream: Stream, lane: Tensor | int = 0) -> Tensor:
     """seeds, output_pos (index of the output token decided), lane (0 .. 2^31 - 1, tells draws about
     the same position apart): int64 [R] -> float64 [R] in [0, 1)."""
-    return keyed_uniform(seeds, output_pos + lane * _LANE, int(stream))
+    return keyed_uniform(seeds, output_pos + lane * LANE, int(stream))

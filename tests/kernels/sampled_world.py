@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.kernels.accept_sampled import LANE, Accepted, Draws, SampledRound, row_sums
+from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound, row_sums
+from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.keyed_uniform_ref import keyed_uniform
 from specengine.kernels.sample_rows_ref import invert_cdf
 
