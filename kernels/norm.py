@@ -51,7 +51,8 @@ def sum_add_rms_norm(
 
     parts: float32 [P, T, H], contiguous, of a product (split_linear); residual: [T, H], rows
     contiguous; neither is modified. Any device; Triton on CUDA, where it is one kernel that reads
-    residual and weight before the kernel ahead has ended: that one must have made the parts.
+    residual and weight before the kernel ahead has ended: that one must write neither, nor signal
+    its end early, as cuBLAS and this kernel do not.
     """
     if use_triton(backend, parts):
         from specengine.kernels import norm_triton
