@@ -19,7 +19,7 @@ from specengine.runner.model_runner import ModelRunner
 from specengine.runner.ragged_forms import MAX_TOKENS, Sizes
 from specengine.runner.ragged_graphs import RaggedGraphRunner
 
-_PROMPT_WIDTHS = (64, 256, MAX_TOKENS)
+_PROMPTS = (64, 128, 256, 512, MAX_TOKENS)  # tokens
 
 
 def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int) -> int:
@@ -51,7 +51,8 @@ def add_ragged_graphs(
     modes = frozenset([ForwardMode.TARGET_VERIFY])
     target.ragged_graph = RaggedGraphRunner(target, "verify", modes, sizes, counters["verify"])
     context = target.pools.req_to_token_pool.req_to_token.shape[1]
-    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec, context), padding)
+    prompts = tuple(size for size in _PROMPTS if size <= context)  # what is missing to one as well
+    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec), padding, prompts)
     modes = frozenset([ForwardMode.DECODE, ForwardMode.DRAFT_EXTEND])
     for draft in drafts:
         draft.ragged_graph = RaggedGraphRunner(draft, "draft", modes, sizes, counters["draft"])
@@ -78,10 +79,7 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
     return {"draft loop": counters}
 
 
-def _draft_widths(spec: SpecConfig, context: int) -> tuple[int, ...]:
-    """A token of a chain, a level of a tree, what was accepted of own drafts, and of others'; and
-    short prompts. Requests that fill a graph up are as wide, so they must end within the context.
-    """
+def _draft_widths(spec: SpecConfig) -> tuple[int, ...]:
+    """A token of a chain, a level of a tree, what was accepted of own drafts, and of others'."""
     deepest = 1 if spec.num_steps is None else spec.num_steps + 1
-    prompts = [min(width, context) for width in _PROMPT_WIDTHS]
-    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec), *prompts}))
+    return tuple(sorted({1, spec.eagle_topk, deepest, max_nodes(spec)}))

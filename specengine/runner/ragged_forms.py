@@ -20,6 +20,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 
 MAX_TOKENS = 1024  # beyond, a forward takes longer than its launches
+MOST_PROMPTS = 8  # requests of a forward over prompts
 
 Ints = NDArray[np.int64]
 
@@ -41,16 +42,22 @@ class Sizes:
     """The sizes of graphs.
 
     batch_sizes: ascending. widths: ascending, tokens of a request that launches are shaped for.
-    padding: let larger graphs serve a batch.
+    padding: let larger graphs serve a batch. prompts: ascending, tokens of forwards in which a
+    request has more; few, since each is captured while somebody waits for an answer.
     """
 
     batch_sizes: tuple[int, ...]
     widths: tuple[int, ...]
     padding: bool = True
+    prompts: tuple[int, ...] = ()
 
     def form_of(self, batch: ModelWorkerBatch) -> Form | str:
         """The form of a batch, or why it has none."""
         widest = max(batch.extend_lens, default=0)
+        if widest > self.widths[-1] and self._has_prompts(batch):
+            size = _at_least(self.prompts, batch.num_tokens)
+            requests = MOST_PROMPTS + 1  # what is missing is one more
+            return Form(batch.forward_mode, requests, size, size, None, _logits(batch))
         if widest > self.widths[-1] or batch.num_tokens > MAX_TOKENS:
             return "more tokens than any captured"
         if batch.batch_size > self.batch_sizes[-1]:
@@ -64,15 +71,19 @@ class Sizes:
             return "ragged, padding off"
         else:
             requests, tokens = batch.batch_size, batch.num_tokens
-        rows = batch.logits_rows
         return Form(
             mode=batch.forward_mode,
             num_requests=requests,
             num_tokens=tokens,
             width=width,
             num_past=None if batch.tree is None else batch.tree.num_past,
-            logits="every" if rows is None else "chosen" if rows else "none",
+            logits=_logits(batch),
         )
+
+    def _has_prompts(self, batch: ModelWorkerBatch) -> bool:
+        """Of few enough tokens and requests."""
+        most = self.prompts[-1] if self.prompts and self.padding else 0
+        return batch.num_tokens <= most and batch.batch_size <= MOST_PROMPTS
 
     def _padded(self, requests: int, tokens: int, width: int) -> tuple[int, int]:
         if width == 1:
@@ -104,6 +115,11 @@ class Inputs:
     @classmethod
     def of(cls, buffer: Tensor, form: Form) -> Inputs:
         return cls(*torch.split(buffer, _sizes(form)))
+
+
+def _logits(batch: ModelWorkerBatch) -> Literal["every", "none", "chosen"]:
+    rows = batch.logits_rows
+    return "every" if rows is None else "chosen" if rows else "none"
 
 
 def num_inputs(form: Form) -> int:

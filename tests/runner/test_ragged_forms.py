@@ -72,6 +72,25 @@ def test_why_a_batch_has_no_form() -> None:
     assert form_of(verify([3, 3]), exactly).num_tokens == 6
 
 
+def test_prompts_have_few_forms() -> None:
+    sizes = Sizes((1, 2, 64), (1, 4), prompts=(64, 256))
+    drawn = [[5], [60], [64, 1], [3, 200], [256], [30] * 8]
+    forms = [form_of(verify(lens, rows=[]), sizes) for lens in drawn]
+    assert [one.num_tokens for one in forms] == [64, 64, 256, 256, 256, 256]
+    assert len(set(forms)) == 2
+    for lens, form in zip(drawn, forms, strict=True):
+        inputs = packed(verify(lens, rows=[]), form)
+        assert int(inputs.extend_lens_N.max()) <= form.width
+        assert int(inputs.extend_lens_N.sum()) == form.num_tokens
+        assert not inputs.row_T[sum(lens) :].any()
+        assert int(inputs.place_T[sum(lens) :].max() if sum(lens) < form.num_tokens else 0) < 256
+    assert form_of(verify([4, 2], rows=[]), sizes).width == 4
+    for lens in ([257], [30] * 9):
+        assert sizes.form_of(verify(lens, rows=[])) == "more tokens than any captured"
+    exactly = Sizes((1, 2), (1, 4), padding=False, prompts=(64,))
+    assert exactly.form_of(verify([5])) == "more tokens than any captured"
+
+
 def test_the_logits_asked_for() -> None:
     found = [form_of(verify([2, 2], rows)).logits for rows in (None, [], [1, 3])]
     assert found == ["every", "none", "chosen"]

@@ -168,19 +168,28 @@ def test_rounds_of_functions(
 LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 
-@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
+@pytest.mark.parametrize(("name", "context"), [("EAGLE3", 60), ("EAGLE3", 140), ("STANDALONE", 64)])
 def test_prompts_where_the_context_is_short(
-    name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    context: int,
+    target: Path,
+    specs: dict[str, SpecConfig],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What fills graphs has no place past the page table's end."""
     for module in (ragged_graphs, loop_graphs):
         monkeypatch.setattr(module, "capture", capture)
-    given = {"device": "cpu", "context_length": 60}
+    given = {"device": "cpu", "context_length": context}
     eager, replayed = (make(target, specs[name], **given) for _ in range(2))
-    counters = graphs_on_the_cpu(replayed)
-    assert tokens(replayed, [GREEDY] * 4) == tokens(eager, [GREEDY] * 4)
-    assert counters["draft"]["captures"] > 0
-    assert not counters["draft"]["fallback: more tokens than any captured"]
+    graphs_on_the_cpu(replayed)
+    for count in (1, 4):
+        assert tokens(replayed, [GREEDY] * count) == tokens(eager, [GREEDY] * count)
+    drafter = replayed.engine.drafter
+    assert isinstance(drafter, DraftWorker)
+    assert drafter.runner.ragged_graph is not None
+    widths = {form.width for form in drafter.runner.ragged_graph.captured}
+    assert (max(widths, default=0) >= 64) == (context >= 64)
+    assert max(widths, default=0) <= context
 
 
 def test_a_buffer_that_moved_is_noticed(
