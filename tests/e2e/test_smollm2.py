@@ -12,9 +12,8 @@ from specengine.core.config import ModelConfig
 from specengine.engine.chat_template import render_chat
 from specengine.runner.loader.source import resolve_model
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
-NEW_TOKENS = 128
 PROMPTS = [
     "What is the capital of France, and what is it known for?",
     "Write a Python function that reverses a linked list.",
@@ -67,14 +66,22 @@ def says_the_same(reference: Any, prompt: list[int], output: list[int]) -> None:
     assert logits.argmax(-1).tolist() == output
 
 
-def test_twenty_prompts_in_a_batch(reference: Any) -> None:
-    results = generate(len(PROMPTS), NEW_TOKENS)
+@pytest.mark.parametrize(
+    ("count", "new_tokens"),
+    [
+        pytest.param(8, 64, marks=pytest.mark.model),
+        (len(PROMPTS), 128),
+    ],  # the latter: make test-all
+)
+def test_prompts_in_a_batch(reference: Any, count: int, new_tokens: int) -> None:
+    results = generate(count, new_tokens)
     for prompt, output in results:
-        assert len(output) == NEW_TOKENS
+        assert len(output) == new_tokens
         says_the_same(reference, prompt, output)
-    assert generate(len(PROMPTS), NEW_TOKENS, spec=CHAIN) == results
+    assert generate(count, new_tokens, spec=CHAIN) == results
 
 
+@pytest.mark.model
 @pytest.mark.parametrize(
     "flags",
     [
@@ -90,6 +97,7 @@ def test_however_it_gets_there(reference: Any, flags: dict[str, Any]) -> None:
         says_the_same(reference, prompt, output)
 
 
+@pytest.mark.model
 def test_logits(reference: Any, smollm2: str) -> None:
     """Within 1e-4 of transformers', relative to the largest."""
     llm = LLM(smollm2, dtype="float32", max_total_tokens=8192)
