@@ -137,8 +137,8 @@ def test_left_to_itself_it_changes_no_token(
     depth = llm.engine.stats().depth
     assert depth is not None
     assert 0 <= depth.num_steps <= 5
-    assert depth.reason.startswith("batch ")
-    assert "acceptance" in depth.reason
+    assert depth.reason.startswith("batch ")  # few rounds of one size: perhaps still measuring
+    assert ("acceptance" in depth.reason) == (depth.expected_gain is not None)
 
 
 def test_a_table_decides_from_the_first_round(folders: dict[str, Path], tmp_path: Path) -> None:

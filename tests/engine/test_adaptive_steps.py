@@ -139,6 +139,14 @@ def test_rounds_may_be_chosen_before_the_last_has_landed() -> None:
     assert extra < 0.02 * len(chosen) * world.cost(8, 0)
 
 
+def test_what_is_being_measured_is_said_too() -> None:
+    steps = AdaptiveSteps([1, 2])
+    assert steps.current is None
+    steps.choose(4)
+    assert steps.current is not None
+    assert steps.current.reason == "batch 4: measuring the cost of K=2"
+
+
 def test_the_reason_can_be_read() -> None:
     steps = AdaptiveSteps([1, 2], measured())
     assert steps.current is None

@@ -63,6 +63,7 @@ class AdaptiveSteps:
         self.budget = ProbeBudget()
         self._places: dict[int, _Place] = {}
         self._batch_size = 0  # of the last round
+        self._last: Decision | None = None  # of it
         self._view: Outlook | None = None  # since the last round that was observed
         self._fixed: dict[int, dict[int, float]] = {}  # seconds by batch size, of a measured table
 
@@ -72,6 +73,7 @@ class AdaptiveSteps:
         place.round += 1
         decision = self._decide(place, batch_size)
         place.last_run[decision.num_steps] = place.round
+        self._last = decision
         return decision
 
     def observe(
@@ -99,10 +101,11 @@ class AdaptiveSteps:
 
     @property
     def current(self) -> Decision | None:
-        """What stands for the batch size that ran last, with the figures of now."""
+        """What stands for the batch size that ran last, with the figures of now; while nothing
+        does, what was chosen last. None before the first round."""
         place = self._places.get(bucket(self._batch_size)) if self._batch_size else None
         if place is None or place.standing is None:
-            return None
+            return self._last
         view = self._outlook(self._batch_size)
         return place.standing if view is None else view.decide(place.standing.num_steps)
 
