@@ -140,7 +140,11 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 @pytest.mark.parametrize(
     ("name", "in_one"),
-    [*((name, True) for name in SHAPES), ("EAGLE3", False), ("EAGLE3 tree", False)],
+    [
+        *((name, True) for name in SHAPES),
+        ("EAGLE3", False),
+        pytest.param("EAGLE3 tree", False, marks=pytest.mark.slow),
+    ],
 )
 def test_rounds_of_functions(
     name: str,
