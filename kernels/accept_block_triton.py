@@ -22,9 +22,9 @@ from specengine.kernels.accept_sampled_triton import (
 
 @triton.jit
 def _judge_block_kernel(
-    target_ptr, totals_ptr, draft_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr, positions_ptr,
-    lefts_ptr, path_ptr, shares_ptr, missing_ptr, ends_ptr, scales_ptr, counters_ptr, vocab,
-    num_nodes, stride_target, stride_request, stride_node,
+    target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
+    positions_ptr, lefts_ptr, path_ptr, shares_ptr, missing_ptr, ends_ptr, scales_ptr,
+    counters_ptr, vocab, num_nodes, stride_target, stride_request, stride_node,
     ACCEPT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """The mass of the residual at every node; then where the path ends."""
@@ -64,26 +64,15 @@ def _judge_block_kernel(
 
 def accept_block(drafts: SampledRound, draws: Draws) -> Accepted:
     round_ = begin(drafts, draws, is_chain=True, is_whole=True)
-    drafts, draws = round_.drafts, round_.draws
-    _judge_block_kernel[(drafts.tokens_BN.numel(), round_.splits)](
-        drafts.target_TV,
-        drafts.target_sum_T,
-        round_.draft_BNV,
-        drafts.depths_BN,
-        drafts.roots_B,
-        round_.greedy_B,
-        draws.seeds_B,
-        draws.positions_B,
-        round_.lefts_BN,
+    _judge_block_kernel[(round_.lefts_BN.numel(), round_.splits)](
+        *round_.read(),
         round_.chances_BN,
         round_.shares_BNS,
         round_.missing_BN,
         round_.ends_B,
         round_.scales_B,
         round_.counters_B,
-        drafts.target_TV.shape[1],
-        drafts.tokens_BN.shape[1],
-        *round_.strides(),
+        *round_.sizes(),
         ACCEPT=offset_of(draws.accept),
         **round_.blocks(),
         enable_fp_fusion=False,

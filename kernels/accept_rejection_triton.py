@@ -22,9 +22,9 @@ from specengine.kernels.accept_sampled_triton import (
 
 @triton.jit
 def _reject_kernel(
-    target_ptr, totals_ptr, draft_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr, positions_ptr,
-    lefts_ptr, chances_ptr, shares_ptr, missing_ptr, ends_ptr, counters_ptr, vocab, num_nodes,
-    stride_target, stride_request, stride_node,
+    target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
+    positions_ptr, lefts_ptr, chances_ptr, shares_ptr, missing_ptr, ends_ptr, counters_ptr, vocab,
+    num_nodes, stride_target, stride_request, stride_node,
     ACCEPT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Where the path ends, and the mass of the residual there."""
@@ -60,25 +60,14 @@ def _reject_kernel(
 
 def accept_rejection(drafts: SampledRound, draws: Draws) -> Accepted:
     round_ = begin(drafts, draws, is_chain=True)
-    drafts, draws = round_.drafts, round_.draws
-    _reject_kernel[(len(drafts.roots_B), round_.splits)](
-        drafts.target_TV,
-        drafts.target_sum_T,
-        round_.draft_BNV,
-        drafts.depths_BN,
-        drafts.roots_B,
-        round_.greedy_B,
-        draws.seeds_B,
-        draws.positions_B,
-        round_.lefts_BN,
+    _reject_kernel[(len(round_.ends_B), round_.splits)](
+        *round_.read(),
         round_.chances_BN,
         round_.shares_BNS,
         round_.missing_BN,
         round_.ends_B,
         round_.counters_B,
-        drafts.target_TV.shape[1],
-        drafts.tokens_BN.shape[1],
-        *round_.strides(),
+        *round_.sizes(),
         ACCEPT=offset_of(draws.accept),
         **round_.blocks(),
         enable_fp_fusion=False,

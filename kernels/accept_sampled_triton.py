@@ -204,10 +204,28 @@ class Round:
             "num_warps": max(1, min(8, self.block // 256)),
         }
 
-    def strides(self) -> tuple[int, int, int]:
-        """Of the target's rows, the draft's requests and its nodes."""
+    def read(self) -> tuple[Tensor, ...]:
+        """What the kernels behind `begin` read, in the order of their first arguments."""
+        drafts, draws = self.drafts, self.draws
+        return (
+            drafts.target_TV,
+            drafts.target_sum_T,
+            self.draft_BNV,
+            drafts.tokens_BN,
+            drafts.depths_BN,
+            drafts.roots_B,
+            self.greedy_B,
+            draws.seeds_B,
+            draws.positions_B,
+            self.lefts_BN,
+        )
+
+    def sizes(self) -> tuple[int, ...]:
+        """The vocabulary, the nodes of a request; strides of the target's rows, the draft's
+        requests and its nodes."""
+        _, nodes, vocab = self.draft_BNV.shape
         request, node, _ = self.draft_BNV.stride()
-        return self.drafts.target_TV.stride(0), request, node
+        return vocab, nodes, self.drafts.target_TV.stride(0), request, node
 
 
 def _laid_out(value: Any) -> Any:
@@ -257,9 +275,7 @@ def begin(drafts: SampledRound, draws: Draws, *, is_chain: bool, is_whole: bool 
         round_.firsts_BN,
         round_.nexts_BN,
         round_.counters_B,
-        vocab,
-        nodes,
-        *round_.strides(),
+        *round_.sizes(),
         IS_CHAIN=is_chain,
         IS_WHOLE=is_whole,
         **round_.blocks(),
@@ -269,21 +285,11 @@ def begin(drafts: SampledRound, draws: Draws, *, is_chain: bool, is_whole: bool 
 
 
 def draw(round_: Round, *, is_chain: bool) -> Accepted:
-    drafts, draws = round_.drafts, round_.draws
     tokens_B = torch.empty_like(round_.ends_B)
     blocks = round_.blocks()
     del blocks["BLOCK_N"]
     _draw_kernel[(len(tokens_B), round_.splits)](
-        drafts.target_TV,
-        drafts.target_sum_T,
-        round_.draft_BNV,
-        drafts.tokens_BN,
-        drafts.depths_BN,
-        drafts.roots_B,
-        round_.greedy_B,
-        draws.seeds_B,
-        draws.positions_B,
-        round_.lefts_BN,
+        *round_.read(),
         round_.missing_BN,
         round_.firsts_BN,
         round_.nexts_BN,
@@ -292,12 +298,10 @@ def draw(round_: Round, *, is_chain: bool) -> Accepted:
         round_.shares_BNS.view(torch.int64),
         round_.counters_B,
         tokens_B,
-        drafts.target_TV.shape[1],
-        drafts.tokens_BN.shape[1],
-        *round_.strides(),
+        *round_.sizes(),
         IS_CHAIN=is_chain,
-        RESIDUAL=offset_of(draws.residual),
-        SAMPLE=offset_of(draws.sample),
+        RESIDUAL=offset_of(round_.draws.residual),
+        SAMPLE=offset_of(round_.draws.sample),
         **blocks,
         # A product taken from in one rounding would not be what the reference gives.
         enable_fp_fusion=False,

@@ -100,25 +100,13 @@ def _descend_kernel(
 
 def accept_sibling(drafts: SampledRound, draws: Draws) -> Accepted:
     round_ = begin(drafts, draws, is_chain=False)
-    drafts, draws = round_.drafts, round_.draws
-    _descend_kernel[(len(drafts.roots_B),)](
-        drafts.target_TV,
-        drafts.target_sum_T,
-        round_.draft_BNV,
-        drafts.tokens_BN,
-        drafts.depths_BN,
-        drafts.roots_B,
-        round_.greedy_B,
-        draws.seeds_B,
-        draws.positions_B,
-        round_.lefts_BN,
+    _descend_kernel[(len(round_.ends_B),)](
+        *round_.read(),
         round_.missing_BN,
         round_.firsts_BN,
         round_.nexts_BN,
         round_.ends_B,
-        drafts.target_TV.shape[1],
-        drafts.tokens_BN.shape[1],
-        *round_.strides(),
+        *round_.sizes(),
         ACCEPT=offset_of(draws.accept),
         BLOCK=round_.block,
         num_warps=max(1, min(16, round_.block // 256)),

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 from few_row import EPS, chain_us
+from layer_tail import HIDDEN, INTERMEDIATE, LAYERS, QKV, draw
 
 from specengine.kernels import rope_attention_triton
 from specengine.kernels.activation import silu_and_mul
@@ -33,13 +34,9 @@ from specengine.kernels.paged_attention import PagedBatch
 from specengine.kernels.rope_attention_triton import Blocks, rope_attention
 from specengine.kernels.split_linear import split_linear
 
-HIDDEN, QKV, INTERMEDIATE, HEADS, KV_HEADS, DIM, LAYERS = 4096, 6144, 14336, 32, 8, 128, 8
+HEADS, KV_HEADS, DIM = 32, 8, 128
 SLOTS, CONTEXT = 65536, 8192
 BEFORE = {True: Blocks(128, 8, 2, 128), False: Blocks(128, 4, 2, 128)}  # fewer than 32 groups
-
-
-def draw(*size: int) -> Tensor:
-    return torch.empty(size, device="cuda", dtype=torch.bfloat16).normal_(std=size[-1] ** -0.5)
 
 
 @dataclass(frozen=True)
