@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -55,6 +56,14 @@ class EagleForm:
         return self.draft_vocab_size != self.target_vocab_size
 
 
+class Path(Enum):
+    """How a layer runs its rows."""
+
+    TAIL = auto()  # all behind attention in one kernel
+    FEW_ROWS = auto()  # a kernel a weight
+    PLAIN = auto()
+
+
 class EagleLayer(nn.Module):
     """A decoder layer whose attention reads something else than the residual stream."""
 
@@ -79,32 +88,43 @@ class EagleLayer(nn.Module):
     def forward(
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> Tensor:
-        """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H]."""
-        attention = self.self_attn
-        if self.can_fuse and attention.o_proj.kernel is None:
-            weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
-            if layer_tail.fits(residual, weights):
-                heads = attention.attend(positions, attention.qkv_proj(attended), batch)
-                eps = self.post_attention_layernorm.eps
-                return layer_tail.layer_tail(heads, residual, weights, eps).stream
-            if few_row.fits(residual):
-                return self.forward_few_rows(positions, attended, residual, batch)
-        heads = attention(positions, attended, batch)
-        normed, residual = self.post_attention_layernorm.add(heads, residual)
-        out: Tensor = self.mlp(normed) + residual
+        """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H], or
+        [R, H] where batch.kept_rows says so."""
+        attention, kept_R = self.self_attn, batch.kept_rows
+        if self._path_of(residual) is Path.FEW_ROWS:
+            qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
+        else:
+            qkv = attention.qkv_proj(attended)
+        heads = attention.attend(positions, qkv, batch)
+        if kept_R is not None:
+            heads, residual = heads.index_select(0, kept_R), residual.index_select(0, kept_R)
+        return self._behind_attention(heads, residual)
+
+    def _behind_attention(self, heads: Tensor, stream: Tensor) -> Tensor:
+        """[R, num_heads * head_dim] and [R, H] -> the stream, [R, H]."""
+        attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
+        path = self._path_of(stream)
+        if path is Path.TAIL:
+            weights = tail_weights(attention, norm, mlp)
+            return layer_tail.layer_tail(heads, stream, weights, norm.eps).stream
+        if path is Path.FEW_ROWS:
+            stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
+            gate_up = mlp.gate_up_proj.plain
+            gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
+            return few_row.linear_add(gated, mlp.down_proj.plain, stream)
+        normed, stream = norm.add(attention.o_proj.parts(heads), stream)
+        out: Tensor = mlp(normed) + stream
         return out
 
-    def forward_few_rows(
-        self, positions: Tensor, attended: Tensor, stream: Tensor, batch: ForwardBatch
-    ) -> Tensor:
-        """The same in one kernel a weight."""
-        attention, mlp = self.self_attn, self.mlp
-        qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
-        heads = attention.attend(positions, qkv, batch)
-        stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
-        norm = self.post_attention_layernorm
-        gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, mlp.gate_up_proj.plain)
-        return few_row.linear_add(gated, mlp.down_proj.plain, stream)
+    def _path_of(self, stream: Tensor) -> Path:
+        """The way for rows [T, H]."""
+        attention = self.self_attn
+        if not self.can_fuse or attention.o_proj.kernel is not None:
+            return Path.PLAIN
+        weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
+        if layer_tail.fits(stream, weights):
+            return Path.TAIL
+        return Path.FEW_ROWS if few_row.fits(stream) else Path.PLAIN
 
 
 class EagleModel(nn.Module):

@@ -20,6 +20,8 @@ from specengine.kernels.keep_rows import keep_rows
 from specengine.kernels.tree_build import DraftTree
 from specengine.runner.model_runner import ModelRunner
 
+_MANY_ROWS = 64  # beyond them, products take longer for each row
+
 
 class EagleWorker(DraftWorker):
     """Row i takes (feature_i, token_{i+1}) and sits at position i, in the slot of position i. So
@@ -37,6 +39,7 @@ class EagleWorker(DraftWorker):
     """
 
     needs_hidden = True
+    narrows = True  # whether the model heeds ForwardBatch.kept_rows
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class EagleWorker(DraftWorker):
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
         self.tree_rows = TreeRows(self)
+        self._none = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
         # Of each request, behind what the worker slept through; row batches see nothing before it.
         self.first_keys = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
         if spec.adaptive:
@@ -130,6 +134,9 @@ class EagleWorker(DraftWorker):
         """Rows past the accepted ones run along; the next round writes over what they leave."""
         step = self.runner.new_row_batch(rows, tokens_BN)
         step.features = self.features(output, None)
+        if self.narrows and step.num_tokens > _MANY_ROWS:
+            step.kept_rows = step.qo_indptr[:-1] + accepted_B
+            accepted_B = self._none[: len(accepted_B)]  # one row is left of each
         states_TH = self.runner.forward_extend(step)
         keep_rows(self.states, rows.rows_B, states_TH, accepted_B)
 

@@ -30,6 +30,8 @@ class MtpWorker(EagleWorker):
     """One layer for every step. It is EAGLE's loop: the layer takes the target's last state and the
     next token, and afterwards its own states."""
 
+    narrows = False
+
 
 class MtpLayersWorker(MtpWorker):
     """A layer a step. Layer k continues layer k - 1: its row i takes (state_i of layer k - 1,

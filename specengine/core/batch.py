@@ -191,6 +191,9 @@ class ForwardBatch:
     capture_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
     captured: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a capture layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
+    # int64 [R], of drafters: rows whose output is wanted. All rows leave their KV; a model that
+    # finds it worth it gives these alone (draft.eagle.model)
+    kept_rows: Tensor | None = field(default=None, repr=False)
 
     # SPLIT_PREFILL: carried from call to call
     split_index: int = 0  # layers done

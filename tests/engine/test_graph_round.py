@@ -18,10 +18,12 @@ from specengine.core.errors import GraphInputError
 from specengine.core.interfaces import AttentionLayer
 from specengine.core.request import TokenLogprob
 from specengine.core.spec import RowDrafter
+from specengine.draft.eagle import worker as eagle
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine import row_choices
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.row_choices import Choosing
+from specengine.kernels.keep_rows import keep_rows
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from specengine.runner.graph_guard import GraphGuard
@@ -164,6 +166,26 @@ def test_rounds_without_the_host(
         for counts, histogram in zip(accepted, lengths, strict=True):
             rounds = sum(histogram) - 1  # the last one may be cut short
             assert all(counts[:rounds].count(k) <= n for k, n in enumerate(histogram))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE3"])
+def test_of_many_rows_those_that_stand_go_on(
+    name: str,
+    target: Path,
+    drafts: dict[str, SpecConfig | None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(eagle, "_MANY_ROWS", 8)
+    kept: list[int] = []
+
+    def keep(states: Tensor, rows: Tensor, new_TH: Tensor, chosen: Tensor) -> None:
+        kept.append(len(new_TH) // len(rows))
+        keep_rows(states, rows, new_TH, chosen)
+
+    monkeypatch.setattr(eagle, "keep_rows", keep)
+    test_rounds_without_the_host(name, [GREEDY] * 3, target, drafts)
+    assert set(kept) == {1}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
