@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specengine.core.grammar import GrammarState
 from specengine.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from specengine.core.spec import DepthChoice
 
 
 class ReqState(Enum):
@@ -45,14 +48,18 @@ class SpecStats:
     num_accepted: int = 0
     histogram: list[int] = field(default_factory=list)  # rounds by number of accepted tokens
     is_lossy: bool = False  # a verifier that does not keep the target's distribution was at work
+    depth_histogram: list[int] = field(default_factory=list)  # rounds by depth chosen for the batch
+    depth: DepthChoice | None = None  # of the last round that was not beside a prefill
 
-    def record(self, drafted: int, accepted: int) -> None:
+    def record(self, drafted: int, accepted: int, depth: DepthChoice | None = None) -> None:
+        """depth: None for a round beside a prefill, in which nobody drafts."""
         self.num_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted += accepted
-        while len(self.histogram) <= accepted:
-            self.histogram.append(0)
-        self.histogram[accepted] += 1
+        count_at(self.histogram, accepted)
+        if depth is not None:
+            self.depth = depth
+        count_at(self.depth_histogram, 0 if depth is None else depth.num_steps)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -62,6 +69,12 @@ class SpecStats:
     @property
     def draft_acceptance_rate(self) -> float:
         return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+def count_at(histogram: list[int], place: int, count: int = 1) -> None:
+    while len(histogram) <= place:
+        histogram.append(0)
+    histogram[place] += count
 
 
 @dataclass(slots=True, eq=False)

@@ -49,6 +49,23 @@ class DraftProposal:
         return max(self.num_nodes, default=1) == 1
 
 
+class DepthChoice(Protocol):
+    """How deep the drafts of a round might go, and why."""
+
+    @property
+    def num_steps(self) -> int:
+        """For the whole batch: what a request allows itself, or has text for, may be less."""
+        ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Tokens a second over those of plain decoding; None where that is not known."""
+        ...
+
+
 @dataclass
 class VerifyResult:
     """What one round decided, on the host."""
@@ -59,6 +76,7 @@ class VerifyResult:
     kv_keep: list[list[int]] | None  # node indices on the accepted path, root first; None: a chain
     logprobs: list[list[TokenLogprob]] | None = None  # beside tokens, where any request asks
     is_lossy: bool = False  # the rule does not keep the target's distribution
+    depth: DepthChoice | None = None  # that the round ran under; the engine fills it in
 
 
 class Drafter(Protocol):

@@ -18,6 +18,7 @@ from specengine.engine.adaptive.build import make_adaptive
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
+from specengine.engine.fixed_depth import fixed_depth
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_flights, make_graph_round
 from specengine.engine.loop import Engine, EngineParts
@@ -203,6 +204,7 @@ def _assemble(
             verifier=traced_verifier(config.trace, verifier),
             sample_prefill=sample_prefill,
             grammars=GrammarCompiler(tokenizer, vocab_size, loaded.source.eos_token_ids),
+            fixed_depth=fixed_depth(config, drafter, verifier),
             adaptive=make_adaptive(config, drafter, verifier, limit),
         )
     )

@@ -8,6 +8,7 @@ from time import perf_counter
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import Drafter, VerifyResult
+from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depth_within, draft_within_limits
@@ -46,10 +47,11 @@ class Flights:
         self.overlaps = overlaps
         self.flight: Flight | None = None
         self.naps = Naps() if depths is not None and graph_round.may_sleep else None
-        self._depth = 0  # of the flight
+        self._deepest = Decision(graph_round.steps[-1], "as deep as there are graphs", None)
+        self._choice = self._deepest  # of the flight
         self._asleep = False  # nor does its drafter look at it
         self._followed = False  # whether the flight was launched before the last one had landed
-        self._chosen: int | None = None  # for the next one, where it could not follow
+        self._chosen: Decision | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
         self._since = 0.0  # when the time of the flight began
 
@@ -64,11 +66,11 @@ class Flights:
     def launch(self, batch: ScheduleBatch) -> None:
         """Fly a batch of the kind that graph_round.can_run says yes to."""
         self._since = perf_counter() if self._landed is None else self._landed
-        self._depth = self._choose(batch.batch_size)
-        drafted = [depth_within(req, self._depth) for req in batch.reqs]
-        drafts = self.graph_round.drafter
-        if isinstance(drafts, HostDrafts) and self._depth:
-            proposal = draft_within_limits(self.drafter, batch, self._depth)
+        self._choice = self._choose(batch.batch_size)
+        depth, drafts = self._choice.num_steps, self.graph_round.drafter
+        drafted = [depth_within(req, depth) for req in batch.reqs]
+        if isinstance(drafts, HostDrafts) and depth:
+            proposal = draft_within_limits(self.drafter, batch, depth)
             drafts.set(proposal)
             drafted = proposal.num_drafted
         captures, self._followed = self.graph_round.counters["captures"], False
@@ -84,13 +86,15 @@ class Flights:
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be. Its outcome must be
         committed, and then `send_masks` called, before anything else runs."""
-        flight, depth, since = self.flight, self._depth, self._since
+        flight, choice, since = self.flight, self._choice, self._since
         assert flight is not None
+        depth = choice.num_steps
         is_usual = self._followed or depth > 0 or not self._reads_text
         self.flight = self._follow(flight) if self.overlaps else None
         result = self.graph_round.land(flight)
         self._landed = self._since = perf_counter()
         if self.depths is not None:
+            result.depth = choice
             counts = result.num_drafted, result.num_accepted
             # Plain rounds overlap: the first of them tells nothing of what they cost.
             took = self._landed - since if is_usual or not self.overlaps else None
@@ -103,28 +107,31 @@ class Flights:
             self.graph_round.send_masks(self.flight)
 
     def _follow(self, flight: Flight) -> Flight | None:
-        if self._reads_text and self._depth:
+        if self._reads_text and self._choice.num_steps:
             return None
         slots = self.graph_round.num_nodes + self.graph_round.num_slots
         reqs = self.scheduler.follow(flight.reqs, slots)
         if not reqs:
             return None
-        depth = self._choose(len(reqs))
-        if self._reads_text and depth:
-            self._chosen = depth
+        choice = self._choose(len(reqs))
+        if self._reads_text and choice.num_steps:
+            self._chosen = choice
             return None
-        self._depth, self._followed = depth, True
-        drafted = [depth_within(req, depth) for req in reqs]
+        self._choice, self._followed = choice, True
+        drafted = [depth_within(req, choice.num_steps) for req in reqs]
         return self.graph_round.follow(reqs, drafted, self._asleep)
 
-    def _choose(self, batch_size: int) -> int:
+    def _choose(self, batch_size: int) -> Decision:
         self._asleep = False
         if self.depths is None:
-            return self.graph_round.steps[-1]
-        if self.naps is not None and self.naps.sleeps(self.depths.standing(batch_size)):
-            self._asleep = True
-            return 0
+            return self._deepest
+        if self.naps is not None:
+            standing = self.depths.standing(batch_size)
+            if self.naps.sleeps(None if standing is None else standing.num_steps):
+                assert standing is not None
+                self._asleep = True
+                return standing
         if self._chosen is not None:
-            depth, self._chosen = self._chosen, None
-            return depth
-        return self.depths.choose(batch_size).num_steps
+            choice, self._chosen = self._chosen, None
+            return choice
+        return self.depths.choose(batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from specengine.core.spec import Drafter, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.round import AdaptiveRound
+from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.flights import Flights
 from specengine.engine.grammar.compiler import GrammarCompiler
@@ -47,6 +48,7 @@ class EngineParts:
     verifier: Verifier
     sample_prefill: Callable[[LogitsOutput, ScheduleBatch], PrefillResult]
     grammars: GrammarCompiler
+    fixed_depth: Decision  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
 
 
@@ -187,6 +189,8 @@ class Engine:
         return flights.graph_round.can_run(batch)
 
     def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
+        if result.depth is None:
+            result.depth = self.parts.fixed_depth
         self.scheduler.commit_round(reqs, result)
         self.watch.check(self.scheduler.spec_totals)
         self._release_drafts()
@@ -215,10 +219,20 @@ class Engine:
 
     def _depth_in_use(self) -> Decision | None:
         """Of rounds on the device once there were any, else of the others."""
-        depths = None if self.flights is None else self.flights.depths
-        if depths is not None and depths.current is not None:
-            return depths.current
-        return None if self.parts.adaptive is None else self.parts.adaptive.steps.current
+        found = (chooser.current for chooser in self._choosers())
+        return next((one for one in found if one is not None), None)
+
+    def _choosers(self) -> Iterator[AdaptiveSteps]:
+        if self.flights is not None and self.flights.depths is not None:
+            yield self.flights.depths
+        if self.parts.adaptive is not None:
+            yield self.parts.adaptive.steps
+
+    def _tell_depth(self, req: Req) -> None:
+        """Once, to a request that has ended: text is costly."""
+        for chooser in self._choosers():
+            if req.spec.depth is not None:
+                req.spec.depth = chooser.told(req.spec.depth)
 
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner = self.parts.worker.runner
@@ -247,6 +261,7 @@ class Engine:
                 continue
             if req.is_finished:
                 del self.choices[req]
+                self._tell_depth(req)
             elif not choice.streams:
                 continue
             outputs.append(choice.take_output())

@@ -12,7 +12,7 @@ from specengine.core.errors import InvariantError, RequestError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.request import FinishReason, Req, ReqState, TokenLogprob
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import PrefillResult, SpecTotals, VerifyResult
+from specengine.core.spec import DepthChoice, PrefillResult, SpecTotals, VerifyResult
 from specengine.scheduler.admission import Admission
 from specengine.scheduler.batching import BatchBuilder
 from specengine.scheduler.exits import Exits
@@ -138,7 +138,8 @@ class Scheduler:
             if not req.is_finished:
                 logprobs = result.logprobs[index] if result.logprobs is not None else []
                 req.spec.is_lossy |= result.is_lossy
-                self._commit_run(req, result.tokens[index], logprobs, result.num_drafted[index])
+                tokens, drafted = result.tokens[index], result.num_drafted[index]
+                self._commit_run(req, tokens, logprobs, drafted, result.depth)
 
     # ---- how things stand
 
@@ -213,13 +214,18 @@ class Scheduler:
             self.queues.start_running(req)
 
     def _commit_run(
-        self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], drafted: int
+        self,
+        req: Req,
+        tokens: list[int],
+        logprobs: list[TokenLogprob],
+        drafted: int,
+        depth: DepthChoice | None = None,
     ) -> None:
         """The tokens of one round. With each of them that stands, the KV of the token before it
         stands as well: the root's with the first."""
         cut = self._cut(req, tokens)
         self.ledger.commit(req, cut.kept)
-        req.spec.record(drafted, accepted=cut.kept - 1)
+        req.spec.record(drafted, cut.kept - 1, depth)
         self.spec_totals.record(drafted, accepted=cut.kept - 1)
         self._emit(req, tokens, logprobs, cut)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.choice import Decision
 from specengine.engine.flights import Flights
 from specengine.engine.host_drafts import HostDrafts
 
@@ -58,11 +59,11 @@ class ScriptedDepths:
     seen: list[tuple[int, int]] = field(default_factory=list)
     timed: list[bool] = field(default_factory=list)
 
-    def standing(self, batch_size: int) -> int | None:
-        return self.seen[-1][1] if self.seen else None
+    def standing(self, batch_size: int) -> Decision | None:
+        return Decision(self.seen[-1][1], "it stands", None) if self.seen else None
 
-    def choose(self, batch_size: int) -> Any:
-        return SimpleNamespace(num_steps=self.plan.pop(0))
+    def choose(self, batch_size: int) -> Decision:
+        return Decision(self.plan.pop(0), f"of {batch_size}", None)
 
     def observe(
         self, size: int, steps: int, drafted: Any, accepted: Any, seconds: float | None
@@ -163,4 +164,4 @@ def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:
     flights.land()
     assert device.diary == ["launch 1: 0", "land 1"], "drafts need the token that landed"
     assert not flights.in_the_air
-    assert flights._choose(1) == 3
+    assert flights._choose(1).num_steps == 3

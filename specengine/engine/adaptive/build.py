@@ -11,6 +11,7 @@ from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.round import AdaptiveRound
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import NodeLimit
+from specengine.engine.fixed_depth import deepest, why_fixed
 from specengine.target.verify.base import TreeVerifier
 
 logger = logging.getLogger(__name__)
@@ -21,23 +22,18 @@ _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def make_adaptive(
     config: EngineConfig, drafter: Drafter, verifier: TreeVerifier, limit: NodeLimit
 ) -> AdaptiveRound | None:
-    """None where nobody drafts, and where depth must not follow the clock: in traces, and where
-    what a seed samples depends on the drafts that were verified, not on its distribution alone.
-    Raises ConfigError for a cost table that cannot be read."""
-    spec = config.spec
-    if spec.algorithm is None or not spec.adaptive or config.trace.trace is not None:
+    """None where depth is fixed. Raises ConfigError for a cost table that cannot be read."""
+    why = why_fixed(config, verifier)
+    if why is not None:
+        if config.spec.algorithm is not None:
+            logger.info("depth of drafts: %s", why)
         return None
-    if verifier.follows_drafts:
-        logger.info("drafts keep their depth: seeds would not repeat with this verifier")
-        return None
-    table = spec.cost_table
+    table = config.spec.cost_table
     costs = None if table is None else StepCosts.read(Path(table).expanduser())
-    model_steps = None if spec.hybrid_suffix else spec.num_steps
-    deepest = drafter.max_nodes - 1 if model_steps is None else model_steps
-    steps = AdaptiveSteps(depths(deepest), costs)
+    steps = AdaptiveSteps(depths(deepest(config.spec, drafter)), costs)
     return AdaptiveRound(steps, limit, is_chain=not drafter.proposes_tree)
 
 
-def depths(deepest: int) -> list[int]:
+def depths(most: int) -> list[int]:
     """Every shallow one, some of the others, and the deepest."""
-    return [*(one for one in _DEPTHS if one < deepest), deepest]
+    return [*(one for one in _DEPTHS if one < most), most]

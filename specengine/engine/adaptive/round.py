@@ -24,7 +24,8 @@ class AdaptiveRound:
         self.is_chain = is_chain
 
     def run(self, inner: SpeculativeRound, batch: ScheduleBatch) -> VerifyResult:
-        depth = self.steps.choose(batch.batch_size).num_steps
+        choice = self.steps.choose(batch.batch_size)
+        depth = choice.num_steps
         self.limit.most = depth + 1 if self.is_chain else None
         start = perf_counter()
         try:
@@ -32,6 +33,7 @@ class AdaptiveRound:
         finally:
             self.limit.most = None
         seconds = perf_counter() - start
+        result.depth = choice
         counts = (result.num_drafted, result.num_accepted)
         self.steps.observe(batch.batch_size, depth, *counts, seconds)
         return result

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from specengine.core.spec import DepthChoice
 from specengine.engine.adaptive.acceptance import Acceptance
 from specengine.engine.adaptive.budget import ProbeBudget
 from specengine.engine.adaptive.choice import Decision, Outlook, outlook, seconds_of
@@ -94,10 +95,16 @@ class AdaptiveSteps:
             self.costs.record(batch_size, num_steps, sum(levels), seconds)
         self._settle(batch_size, num_steps, 1 + sum(accepted) / batch_size, seconds)
 
-    def standing(self, batch_size: int) -> int | None:
-        """The num_steps that stands for such batches; None where nothing is settled yet."""
+    def standing(self, batch_size: int) -> Decision | None:
+        """What stands for such batches; None where nothing is settled yet."""
         place = self._places.get(bucket(batch_size))
-        return None if place is None or place.standing is None else place.standing.num_steps
+        return None if place is None else place.standing
+
+    def told(self, choice: DepthChoice) -> DepthChoice:
+        """The same with the figures of now, where it stands for the batch size that ran last."""
+        if self._batch_size and self.standing(self._batch_size) is choice:
+            return self.current or choice
+        return choice
 
     @property
     def current(self) -> Decision | None:
