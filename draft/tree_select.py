@@ -35,7 +35,8 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Selection:
-    """Nodes in topological order."""
+    """The best first, so that the first n nodes are the tree of n nodes: no child stands before its
+    parent."""
 
     tokens_BN: Tensor  # int64, the root first; 0 past the last node
     parents_BN: Tensor  # int64, index among the nodes; the root's is -1
@@ -58,7 +59,8 @@ def select(roots_B1: Tensor, candidates: Candidates, num_nodes: list[int]) -> Se
     order_BM = best(candidates.scores_BC, most)
     beyond = torch.arange(most, device=device) >= wanted_B1
     missing = beyond | ~candidates.exists_BC.gather(1, order_BM)
-    chosen_BM = order_BM.masked_fill(missing, count).sort(dim=-1).values
+    chosen_BM = order_BM.masked_fill(missing, count)
+    chosen_BM = chosen_BM.gather(1, missing.byte().argsort(dim=-1, stable=True))
     # One place before all candidates for the root, which stands as -1 among parents, and one after
     # them for what was not chosen.
     node_of = roots_B1.new_zeros(batch_size, count + 2)

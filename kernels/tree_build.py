@@ -13,7 +13,8 @@ from specengine.kernels.tree_step import Found
 
 @dataclass(frozen=True)
 class DraftTree:
-    """N nodes a request, the root first, no child before its parent."""
+    """N nodes a request, the root first, the others from the best to the worst: the first n are the
+    tree of n nodes. No child stands before its parent."""
 
     tokens_BN: Tensor  # int64
     parents_BN: Tensor  # int64, index among the nodes; the root's is -1
@@ -27,7 +28,7 @@ def tree_build(
     """The root and the best of the others (EAGLE-2, Li et al. 2024, arXiv:2406.16858)::
 
         for b in range(B):
-            chosen = sorted(topk(found.scores[b], N - 1))       # the first among equals
+            chosen = topk(found.scores[b], N - 1)       # best first, of equals the first
             tokens[b] = [roots[b], *found.tokens[b, chosen]]
             node_of = {-1: 0, **{c: 1 + i for i, c in enumerate(chosen)}}
             parents[b] = [-1, *(node_of[found.parents[b, c]] for c in chosen)]

@@ -23,9 +23,9 @@ class Chosen:
 
 
 def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
-    """The best, in the order in which they were found."""
+    """The best, best first."""
     order_BC = found.scores_BC.sort(dim=-1, descending=True, stable=True).indices
-    chosen_BM = order_BC[:, : num_nodes - 1].sort(dim=-1).values
+    chosen_BM = order_BC[:, : num_nodes - 1]
     batch_size, count = order_BC.shape
     # One place before all candidates for the root, which stands as -1 among parents.
     node_of = roots_B.new_zeros(batch_size, count + 1)

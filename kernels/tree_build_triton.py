@@ -56,7 +56,7 @@ def _tree_build_kernel(
     mine = tl.arange(0, BLOCK_C)
     ranks = _ranks(scores_ptr + request * candidates, candidates, BLOCK_C, BLOCK_OTHERS)
     chosen = (mine < candidates) & (ranks < nodes - 1)
-    node = tl.cumsum(chosen.to(tl.int64), 0)
+    node = ranks.to(tl.int64) + 1
     tl.store(node_of_ptr + mine, node, mask=chosen)
     token = tl.load(found_tokens_ptr + request * candidates + mine, mask=chosen, other=0)
     above = tl.load(found_parents_ptr + request * candidates + mine, mask=chosen, other=-1)

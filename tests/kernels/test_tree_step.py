@@ -160,20 +160,32 @@ def test_a_tree_of_the_best(backend: Backend, device: torch.device) -> None:
     )
     roots = torch.tensor([9], device=device)
     tree = tree_build(roots, found, 6, 2, backend=backend)
-    assert tree.tokens_BN.tolist() == [[9, 10, 11, 20, 21, 22]]
-    assert tree.parents_BN.tolist() == [[-1, 0, 0, 1, 1, 2]]
-    assert tree.depths_BN.tolist() == [[0, 1, 1, 2, 2, 2]]
+    assert tree.tokens_BN.tolist() == [[9, 10, 20, 11, 22, 21]], "of equals the parent comes first"
+    assert tree.parents_BN.tolist() == [[-1, 0, 1, 0, 3, 1]]
+    assert tree.depths_BN.tolist() == [[0, 1, 2, 1, 2, 2]]
     assert tree.mask_BNN[0].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
-        [1, 0, 1, 0, 0, 0],
-        [1, 1, 0, 1, 0, 0],
-        [1, 1, 0, 0, 1, 0],
-        [1, 0, 1, 0, 0, 1],
+        [1, 1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0],
+        [1, 0, 0, 1, 1, 0],
+        [1, 1, 0, 0, 0, 1],
     ]
-    small = tree_build(roots, found, 3, 2, backend=backend)
-    assert small.tokens_BN.tolist() == [[9, 10, 20]], "of equals the parent comes first"
-    assert small.parents_BN.tolist() == [[-1, 0, 1]]
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_smaller_trees_are_the_first_nodes_of_larger_ones(
+    backend: Backend, device: torch.device
+) -> None:
+    found, _ = grow(logits_of(3, 3, 40, device), 3, "torch")
+    found.scores_BC.copy_((found.scores_BC * 2).round() / 2)  # ties; no child outdoes its parent
+    roots = torch.tensor([1, 2, 3], device=device)
+    whole = tree_build(roots, found, 16, STEPS, backend=backend)
+    for count in (2, 5, 8, 15):
+        part = tree_build(roots, found, count, STEPS, backend=backend)
+        for name in ("tokens_BN", "parents_BN", "depths_BN"):
+            assert torch.equal(getattr(part, name), getattr(whole, name)[:, :count]), name
+        assert torch.equal(part.mask_BNN, whole.mask_BNN[:, :count, :count])
 
 
 @pytest.mark.parametrize(("topk", "num_nodes"), [(2, 7), (4, 16), (3, 2), (4, 37)])
