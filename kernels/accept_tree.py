@@ -42,7 +42,7 @@ def accept_tree(
                 path.append(the first such child)      # simulated: the first child, so often
             path = path[:limits[rows[b]] + 1]
             emitted[b] = chosen[b, path]
-            outcomes[turn, b] = (len(path) - 1, *emitted[b])
+            outcomes[turn, b] = (len(path) - 1, *emitted[b], *path[1:])   # of W and W - 1 places
             if rows[b] != 0:
                 lens[rows[b]] = min(lens[rows[b]] + len(path), context - 1)
                 roots[rows[b]] = emitted[b, -1]

@@ -60,7 +60,7 @@ def move_on(
     bonus_B = tokens_BW.gather(1, accepted_B[:, None]).squeeze(1)
     state.lens[rows_B] = (lens_B + accepted_B + 1).clamp(max=context - 1).where(real, 0)
     state.roots[rows_B] = bonus_B.where(real, 0)
-    outcome = torch.cat([accepted_B[:, None], tokens_BW], dim=1)
+    outcome = torch.cat([accepted_B[:, None], tokens_BW, nodes_BW[:, 1:]], dim=1)
     state.outcomes[int(state.turn), : len(rows_B), : outcome.shape[1]] = outcome
     firsts_B = chosen_BN.shape[1] * torch.arange(len(rows_B), device=rows_B.device)
     rows_T = (firsts_B[:, None] + nodes_BW).flatten()

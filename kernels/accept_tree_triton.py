@@ -87,6 +87,7 @@ def _accept_tree_kernel(
         tl.store(path_rows_ptr + level + 1, first + node)
         tl.store(emitted_ptr + level + 1, shown)
         tl.store(outcomes_ptr + level + 2, shown)
+        tl.store(outcomes_ptr + steps + level + 2, node)
     tl.store(outcomes_ptr, accepted)
     tl.store(accepted_ptr + request, accepted)
     tl.store(lens_ptr + row, tl.minimum(length + accepted + 1, context - 1), mask=row != 0)
