@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,22 @@ def _save_tokenizer(folder: Path) -> None:
         "{% if add_generation_prompt %}[assistant] {% endif %}"
     )
     fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def _nothing_stays_settled() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stands_is_settled(_nothing_stays_settled: None) -> None:
+    """Collections pass over the libraries, as they do beside a server: half a million objects,
+    which took a third of the suite's time. Not on a GPU, where an engine that a failed test keeps
+    would have its memory for good."""
+    if not torch.cuda.is_available():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

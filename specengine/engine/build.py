@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,6 +118,7 @@ def _capture(config: EngineConfig, engine: Engine, runner: ModelRunner, phases: 
     sizes = config.graph.cuda_graph_bs
     if config.graph.disable_cuda_graph or sizes is None:
         return
+    gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
     graph_round = make_graph_round(config, engine.parts)
     with phases.phase("compile kernels"):
         compile_ahead(config, runner, graph_round)

@@ -39,13 +39,15 @@ class CapturedDecode:
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a capture may free another engine's graphs or memory, which
-    invalidates the capture."""
-    gc.collect()
+    invalidates the capture. None comes before it either: that takes as long as several captures,
+    and rounds wait for those that come late."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
