@@ -44,7 +44,7 @@ class HybridDrafter:
         drafts = [self._long_match(req) for req in batch.reqs]
         found = [draft for draft in drafts if draft is not None]
         if len(found) == len(drafts):
-            return assemble(found)
+            return assemble(found, is_ranked=True)
         proposal = self.inner.draft(batch)
         return override(proposal, drafts) if found else proposal
 
@@ -76,17 +76,32 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
 
     probs, confidence = proposal.draft_probs, proposal.confidence
     counts = zip(drafts, ours.num_nodes, proposal.num_nodes, strict=True)
+    num_nodes = [theirs if draft is None else own for draft, own, theirs in counts]
     return replace(
         proposal,
         tokens=merge(proposal.tokens, ours.tokens),
         parents=merge(proposal.parents, ours.parents),
-        num_nodes=[theirs if draft is None else own for draft, own, theirs in counts],
+        num_nodes=num_nodes,
         is_chain=proposal.is_chain and ours.is_chain,
         draft_probs=None if probs is None else merge(probs, _one_hot(ours.tokens, probs)),
         confidence=None
         if confidence is None or ours.confidence is None
         else merge(confidence, ours.confidence),
+        ranks=_ranks(proposal, drafts, num_nodes),
     )
+
+
+def _ranks(
+    proposal: DraftProposal, drafts: Sequence[Draft | None], num_nodes: list[int]
+) -> list[Sequence[int]] | None:
+    """Of suffixes' drafts, and of those chains and trees whose nodes stand best first."""
+    theirs = proposal.ranks
+    if proposal.is_chain and proposal.draft_probs is None:
+        theirs = [range(count) for count in num_nodes]
+    if theirs is None:
+        return None
+    triples = zip(drafts, num_nodes, theirs, strict=True)
+    return [ranks if draft is None else range(count) for draft, count, ranks in triples]
 
 
 def _one_hot(tokens_BN: Tensor, like_BNV: Tensor) -> Tensor:

@@ -144,11 +144,11 @@ class DraftLoops:
         # Copies: a graph of verification may write where this one has left its tokens.
         tokens_BN = drafted.tokens_BN[: len(levels)].clone()
         parents_BN = drafted.parents_BN[: len(levels)].clone()
-        if self.draws_trees:
-            num_nodes = [tokens_BN.shape[1]] * len(levels)
-        else:
-            num_nodes = [1 + level for level in levels]
-        return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=not self.draws_trees)
+        if not self.draws_trees:
+            return DraftProposal(tokens_BN, parents_BN, [1 + n for n in levels], is_chain=True)
+        num_nodes = [tokens_BN.shape[1]] * len(levels)
+        ranks = [range(count) for count in num_nodes]
+        return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=False, ranks=ranks)
 
     @torch.inference_mode()
     def _capture(self, form: LoopForm) -> CapturedLoop:

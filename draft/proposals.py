@@ -35,9 +35,9 @@ def chain_parents(num_nodes: int) -> list[int]:
     return list(range(-1, num_nodes - 1))
 
 
-def assemble(drafts: Sequence[Draft]) -> DraftProposal:
+def assemble(drafts: Sequence[Draft], is_ranked: bool = False) -> DraftProposal:
     """tokens and parents are int64, confidence float32, on the CPU; tokens are padded with 0.
-    confidence is there where every draft has one."""
+    confidence is there where every draft has one. is_ranked: nodes stand best first."""
     num_nodes = [len(draft.tokens) for draft in drafts]
     width = max(num_nodes)
     is_chain = all(draft.parents is None for draft in drafts)
@@ -51,6 +51,7 @@ def assemble(drafts: Sequence[Draft]) -> DraftProposal:
         confidence=(
             _padded(confidences, width, np.float32) if len(confidences) == len(drafts) else None
         ),
+        ranks=[range(count) for count in num_nodes] if is_ranked else None,
     )
 
 

@@ -125,6 +125,7 @@ class Growth:
             is_chain=False,
             draft_probs=self._draft_probs(selection),
             confidence=self._confidence(selection),
+            ranks=None if self.weights else [range(count) for count in num_nodes],
         )
 
     def _confidence(self, selection: Selection) -> Tensor | None:

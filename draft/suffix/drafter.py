@@ -50,7 +50,7 @@ class SuffixDrafter:
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         """confidence: the estimated probability that the path down to a node stands."""
-        return assemble([self.draft_one(req) for req in batch.reqs])
+        return assemble([self.draft_one(req) for req in batch.reqs], is_ranked=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests when they next draft."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -38,6 +39,9 @@ class DraftProposal:
     draft_probs: Tensor | None = None  # float32 [B, N, V]; None where every draft is deterministic
     # [B, N] in 0..1: the estimated probability that the whole path down to a node stands
     confidence: Tensor | None = None
+    # [B][num_nodes], ascending from the root's 0, where the drafter draws no sample and knows which
+    # nodes promise the most: node i stands ranks[b][i]-th, so that the first n are the best n.
+    ranks: Sequence[Sequence[int]] | None = None
 
     @property
     def num_drafted(self) -> list[int]:
@@ -77,6 +81,8 @@ class VerifyResult:
     logprobs: list[list[TokenLogprob]] | None = None  # beside tokens, where any request asks
     is_lossy: bool = False  # the rule does not keep the target's distribution
     depth: DepthChoice | None = None  # that the round ran under; the engine fills it in
+    # Likewise: of each request the ranks of the drafts that stand, where the proposal has ranks.
+    path_ranks: list[list[int]] | None = None
 
 
 class Drafter(Protocol):

@@ -9,7 +9,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import Drafter, DraftProposal
 from specengine.draft.empty import EmptyDrafter
-from specengine.engine.draft_nodes import keep_nodes
+from specengine.engine.draft_nodes import best_nodes, keep_nodes
 
 
 @dataclass(eq=False)
@@ -31,9 +31,10 @@ def depth_within(req: Req, most: int) -> int:
 
 
 def draft_within_limits(
-    drafter: Drafter, batch: ScheduleBatch, most: int | None = None
+    drafter: Drafter, batch: ScheduleBatch, most: int | None = None, most_nodes: int | None = None
 ) -> DraftProposal:
-    """What the drafter proposes, cut to the depth that each request allows, and to `most` levels.
+    """What the drafter proposes, cut to the depth that each request allows, and to `most` levels;
+    of that the `most_nodes` best nodes, root included, where the drafter knows which they are.
     Where nobody wants a draft, the drafter is not asked for one.
 
     The cut depends on the parameters of the requests and on earlier rounds, not on what was
@@ -42,23 +43,30 @@ def draft_within_limits(
     limits = [_lower(req.sampling.speculative.max_depth, most) for req in batch.reqs]
     if all(limit == 0 for limit in limits):
         return EmptyDrafter().draft(batch)
-    return cut_to_depth(drafter.draft(batch), limits)
+    proposal = cut_to_depth(drafter.draft(batch), limits)
+    return proposal if most_nodes is None else best_nodes(proposal, most_nodes)
 
 
 def cut_to_depth(proposal: DraftProposal, limits: Sequence[int | None]) -> DraftProposal:
-    """limits: the most levels below the root of each request; None is as many as there are."""
+    """limits: the most levels below the root of each request; None is as many as there are. What is
+    left is ranked anew: its first n nodes are the best n so deep."""
     if all(limit is None for limit in limits):
         return proposal
     pairs = list(zip(proposal.num_nodes, limits, strict=True))
     if proposal.is_chain:
         counts = [count if limit is None else min(count, 1 + limit) for count, limit in pairs]
-        return replace(proposal, num_nodes=counts)
+        return replace(proposal, num_nodes=counts, ranks=_ranks_of(proposal, counts))
     parents = proposal.parents.tolist()
     kept = [
         list(range(count)) if limit is None else _down_to(limit, row[:count])
         for row, (count, limit) in zip(parents, pairs, strict=True)
     ]
-    return keep_nodes(proposal, kept, parents)
+    ranks = _ranks_of(proposal, [len(nodes) for nodes in kept])
+    return replace(keep_nodes(proposal, kept, parents), ranks=ranks)
+
+
+def _ranks_of(proposal: DraftProposal, counts: list[int]) -> list[range] | None:
+    return None if proposal.ranks is None else [range(count) for count in counts]
 
 
 def _lower(one: int | None, other: int | None) -> int | None:

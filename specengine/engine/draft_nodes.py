@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from specengine.core.spec import DraftProposal
+from specengine.core.spec import DraftProposal, VerifyResult
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,37 @@ def keep_nodes(
         num_nodes=num_nodes,
         draft_probs=take(proposal.draft_probs),
         confidence=take(proposal.confidence),
+        ranks=None if proposal.ranks is None else _parts(proposal.ranks, kept),
     )
+
+
+def best_nodes(proposal: DraftProposal, most: int) -> DraftProposal:
+    """The proposal with no more than the `most` best nodes of each request, root included; as it is
+    where nobody knows which they are."""
+    if proposal.ranks is None or max(proposal.num_nodes) <= most:
+        return proposal
+    confidence = proposal.confidence
+    return replace(
+        proposal,
+        tokens=proposal.tokens[:, :most].contiguous(),
+        parents=proposal.parents[:, :most].contiguous(),
+        num_nodes=[min(count, most) for count in proposal.num_nodes],
+        confidence=None if confidence is None else confidence[:, :most].contiguous(),
+        ranks=[row[:most] for row in proposal.ranks],
+    )
+
+
+def path_ranks(proposal: DraftProposal, result: VerifyResult) -> list[list[int]] | None:
+    """Of the drafts that stand, root left out; None where nobody knows."""
+    if proposal.ranks is None:
+        return None
+    chains = [list(range(1 + count)) for count in result.num_accepted]
+    pairs = zip(proposal.ranks, result.kv_keep or chains, strict=True)
+    return [[ranks[node] for node in path[1:]] for ranks, path in pairs]
+
+
+def _parts(rows: Sequence[Sequence[int]], kept: list[list[int]]) -> list[list[int]]:
+    return [[row[node] for node in nodes] for row, nodes in zip(rows, kept, strict=True)]
 
 
 def _renumbered(parents: list[int], kept: list[int]) -> list[int]:

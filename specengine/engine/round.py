@@ -11,6 +11,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import KVPool, ReqToTokenTable
 from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
 from specengine.engine.draft_depth import draft_within_limits
+from specengine.engine.draft_nodes import path_ranks
 from specengine.engine.grammar.drafts import constrain
 from specengine.kernels.kv_move import KVPaths
 from specengine.runner.worker import TpModelWorker
@@ -32,16 +33,24 @@ class SpeculativeRound:
         self.plan_ahead: PlanAhead | None = None  # set by build.py, where the host plans attention
         self.recorders: list[RoundRecorder] = []
 
-    def run(self, batch: ScheduleBatch, most_levels: int | None = None) -> VerifyResult:
-        """most_levels: how deep drafts may go; None leaves it to the drafter."""
+    def run(
+        self,
+        batch: ScheduleBatch,
+        most_levels: int | None = None,
+        most_nodes: int | None = None,
+    ) -> VerifyResult:
+        """most_levels: how deep drafts may go; None leaves it to the drafter. most_nodes: of trees
+        whose best nodes are known, root included; likewise."""
         planned = None if self.plan_ahead is None else self.plan_ahead.begin(batch, most_levels)
-        drafted = constrain(batch, draft_within_limits(self.drafter, batch, most_levels))
+        limits = most_levels, most_nodes
+        drafted = constrain(batch, draft_within_limits(self.drafter, batch, *limits))
         proposal = drafted.proposal
         verify_batch = self.verifier.prepare(batch, proposal)
         output = None if planned is None else planned.run(verify_batch)
         if output is None:
             output = self.worker.forward_batch_generation(verify_batch)
         result = self.verifier.accept(output, drafted.masked(batch), proposal)
+        result.path_ranks = path_ranks(proposal, result)
         if result.kv_keep is not None:
             pools = self.worker.get_memory_pool()
             compact_kv(batch, result.kv_keep, pools.req_to_token_pool, pools.token_to_kv_pool)

@@ -94,6 +94,15 @@ def test_a_chain_beside_a_tree() -> None:
     assert not proposal.is_chain
     assert nodes(proposal, 0) == ([3, 4, 5], [-1, 0, 1])
     assert nodes(proposal, 1) == ([4, 11, 12], [-1, 0, 0])
+    assert proposal.ranks is None, "of the tree nobody knows which nodes are the best"
+
+
+def test_the_best_nodes_of_suffixes_are_known_and_those_of_chains() -> None:
+    reqs = [request(COPY, [3]), request([1, 2, 3], [4])]
+    proposal = hybrid(FakeNeural()).draft(decode_batch(reqs))
+    assert proposal.ranks == [range(5), range(3)]
+    assert hybrid(FakeNeural(probs=True)).draft(decode_batch(reqs)).ranks is None
+    assert hybrid(FakeNeural(tree=True)).draft(decode_batch(reqs[:1])).ranks == [range(5)]
 
 
 @pytest.mark.parametrize("width", [2, 5])

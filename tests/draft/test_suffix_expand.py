@@ -104,6 +104,8 @@ def test_the_most_probable_paths(
     for path in probs:
         counts[path[:-1]] += bool(path)
     assert max(counts.values()) <= branches
+    ordered = list(probs.values())
+    assert ordered == sorted(ordered, reverse=True), "the first n nodes are the best n"
 
 
 @settings(max_examples=200, deadline=None)

@@ -76,3 +76,6 @@ def test_trees_of_the_host(
     assert expected.num_nodes == [nodes] * batch_size
     assert torch.equal(tree.tokens_BN, expected.tokens)
     assert torch.equal(tree.parents_BN, expected.parents)
+    assert expected.ranks == [range(nodes)] * batch_size
+    if expected.confidence is not None:
+        assert (expected.confidence.diff(dim=1) <= 0).all(), "the first n nodes are the best n"

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specengine.core.spec import DraftProposal
+from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.engine.draft_depth import cut_to_depth
+from specengine.engine.draft_nodes import best_nodes, keep_nodes, path_ranks
 
 
 def proposal_of(trees: list[list[int]], **more: Any) -> DraftProposal:
@@ -77,3 +78,48 @@ def test_the_nodes_of_short_paths_stay(batch: list[tuple[list[int], int | None]]
         assert nodes == [node for node, depth in enumerate(depths) if depth <= deepest]
         above = [nodes[parent] if parent >= 0 else -1 for parent in parents]
         assert above == [tree[node] for node in nodes]
+
+
+TREE = [-1, 0, 1, 0, 2, 3]
+
+
+def ranked(trees: list[list[int]], **more: Any) -> DraftProposal:
+    return proposal_of(trees, ranks=[range(len(tree)) for tree in trees], **more)
+
+
+def result_of(paths: list[list[int]] | None, accepted: list[int]) -> VerifyResult:
+    return VerifyResult([[1] * (1 + n) for n in accepted], accepted, [5] * len(accepted), paths)
+
+
+def test_the_best_nodes_stay() -> None:
+    confidence = torch.rand(2, 6)
+    proposal = ranked([TREE, TREE[:3]], confidence=confidence)
+    cut = best_nodes(proposal, 4)
+    assert shown(cut) == [([0, 1, 2, 3], [-1, 0, 1, 0]), ([100, 101, 102], [-1, 0, 1])]
+    assert cut.confidence is not None
+    assert torch.equal(cut.confidence, confidence[:, :4])
+    assert best_nodes(proposal, 6) is proposal
+    unknown = proposal_of([TREE])
+    assert best_nodes(unknown, 2) is unknown, "nobody knows which are the best"
+
+
+def test_what_a_depth_leaves_is_ranked_anew() -> None:
+    """The best three of no more than one level are the first three of those that are left."""
+    cut = cut_to_depth(ranked([TREE, TREE]), [1, None])
+    assert cut.ranks == [range(3), range(6)]
+    assert shown(best_nodes(cut, 2))[0] == ([0, 1], [-1, 0])
+    chain = cut_to_depth(ranked([[-1, 0, 1]], is_chain=True), [1])
+    assert chain.ranks == [range(2)]
+    assert cut_to_depth(proposal_of([TREE]), [1]).ranks is None
+
+
+def test_paths_are_told_by_the_ranks_of_their_nodes() -> None:
+    """Those that were cut for another reason than size keep their places."""
+    proposal = ranked([TREE, TREE])
+    paths = result_of([[0, 1, 2], [0]], [2, 0])
+    assert path_ranks(proposal, paths) == [[1, 2], []]
+    cut = keep_nodes(proposal, [[0, 3, 5], [0, 1, 2, 3, 4, 5]], [TREE, TREE])
+    assert path_ranks(cut, paths) == [[3, 5], []]
+    assert path_ranks(proposal_of([TREE, TREE]), paths) is None
+    chain = ranked([[-1, 0, 1], [-1, 0, 1]], is_chain=True)
+    assert path_ranks(chain, result_of(None, [2, 1])) == [[1, 2], [1]]
