@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     elif not streams:
         for output in finished:
             print(f"--- choice {output.index} ---\n{output.text}")
-    log_speed(finished, seconds)
+    log_speed(engine, finished, seconds)
     return 0
 
 
@@ -149,9 +149,9 @@ def choice_as_json(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def log_speed(finished: list[RequestOutput], seconds: float) -> None:
+def log_speed(engine: Engine, finished: list[RequestOutput], seconds: float) -> None:
     from specengine.core.request import SpecStats
-    from specengine.engine.outputs import add_stats
+    from specengine.engine.outputs import add_stats, depth_line
 
     spec = SpecStats()
     for output in finished:
@@ -165,3 +165,5 @@ def log_speed(finished: list[RequestOutput], seconds: float) -> None:
         spec.mean_acceptance_length,
         "; LOSSY: not what the model alone says" if spec.is_lossy else "",
     )
+    if engine.parts.config.spec.algorithm is not None:
+        logger.info("depth of drafts: %s", depth_line(spec))

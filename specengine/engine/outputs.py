@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specengine.core.request import FinishReason, SpecStats, TokenLogprob
-from specengine.core.spec import SpecTotals
+from specengine.core.request import FinishReason, SpecStats, TokenLogprob, count_at
+from specengine.core.spec import DepthChoice, SpecTotals
 from specengine.engine.adaptive.choice import Decision
 from specengine.runner.graph_counters import GraphStats
 
@@ -41,7 +41,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None]
     num_prompt_tokens: int
     num_cached_tokens: int  # prompt tokens whose KV was found in the prefix cache
-    spec: SpecStats
+    spec: SpecStats  # its rounds so far
     times: RequestTimes
 
 
@@ -73,19 +73,24 @@ class EngineStats:
 
 
 def add_stats(total: SpecStats, one: SpecStats) -> None:
-    """Add the counters of `one` to `total`."""
+    """Add the counters of `one` to `total`. Of the depths that stood last, the one added last
+    remains."""
     total.num_steps += one.num_steps
     total.num_draft_tokens += one.num_draft_tokens
     total.num_accepted += one.num_accepted
     total.is_lossy |= one.is_lossy
-    total.histogram += [0] * (len(one.histogram) - len(total.histogram))
+    total.depth = total.depth if one.depth is None else one.depth
     for accepted, rounds in enumerate(one.histogram):
-        total.histogram[accepted] += rounds
+        count_at(total.histogram, accepted, rounds)
+    for depth, rounds in enumerate(one.depth_histogram):
+        count_at(total.depth_histogram, depth, rounds)
 
 
 def speculative_metrics(spec: SpecStats) -> dict[str, Any]:
     """mean_acceptance_length is 1 + accepted / rounds; acceptance_histogram[k] counts the rounds
-    that accepted k drafted tokens."""
+    that accepted k drafted tokens, depth_histogram[k] those for which depth k was chosen for the
+    whole batch, whatever was drafted for this request: num_draft_tokens. depth: what was chosen
+    last; null where there was no round but beside prefills, which count as of depth 0."""
     return {
         "mean_acceptance_length": round(spec.mean_acceptance_length, 4),
         "draft_acceptance_rate": round(spec.draft_acceptance_rate, 4),
@@ -94,4 +99,22 @@ def speculative_metrics(spec: SpecStats) -> dict[str, Any]:
         "num_draft_tokens": spec.num_draft_tokens,
         "num_accepted_draft_tokens": spec.num_accepted,
         "lossy": spec.is_lossy,
+        "depth_histogram": list(spec.depth_histogram),
+        "depth": None if spec.depth is None else _fields(spec.depth),
     }
+
+
+def _fields(depth: DepthChoice) -> dict[str, Any]:
+    gain = depth.expected_gain
+    return {
+        "num_steps": depth.num_steps,
+        "reason": depth.reason,
+        "expected_gain": None if gain is None else round(gain, 4),
+    }
+
+
+def depth_line(spec: SpecStats) -> str:
+    """How deep drafts were to go, for people to read."""
+    counts = [f"{n} at K={depth}" for depth, n in enumerate(spec.depth_histogram) if n]
+    last = [] if spec.depth is None else [f"last {spec.depth.reason}"]
+    return "; ".join([f"rounds: {', '.join(counts) or 'none'}", *last])

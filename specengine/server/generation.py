@@ -102,7 +102,7 @@ class Shape(Protocol):
 
 @dataclass
 class Tally:
-    """The finished choices of a job."""
+    """The finished choices of a job, in the order in which they finished."""
 
     job: Job
     finished: dict[int, RequestOutput] = field(default_factory=dict)

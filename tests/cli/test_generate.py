@@ -77,7 +77,25 @@ def test_choices_logprobs_and_speculation(model: str, capsys: pytest.CaptureFixt
         spec = choice["metrics"]["speculative_decoding"]
         assert spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] == 11
         assert spec["num_draft_tokens"] > 0
-    assert plain["choices"][0]["metrics"]["speculative_decoding"]["mean_acceptance_length"] == 1.0
+        assert sum(spec["depth_histogram"]) == spec["num_spec_steps"]
+        assert spec["depth"]["reason"].startswith("batch ")
+        assert f"K={spec['depth']['num_steps']}" in spec["depth"]["reason"]
+    spec = plain["choices"][0]["metrics"]["speculative_decoding"]
+    assert spec["mean_acceptance_length"] == 1.0
+    assert spec["depth_histogram"] == [11]
+
+
+def test_the_log_says_how_deep_drafts_were_to_go(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ngram = ["--speculative-algorithm", "NGRAM", "--no-speculative-adaptive"]
+    for options, says in ((ngram, True), ([], False)):
+        argv = ["--prompt", "abcabcabcabc", "--raw", *options]
+        assert main(["generate", model, *argv, *GREEDY]) == 0
+        line = " at K=7; last K=7, fixed by --no-speculative-adaptive"
+        log = capsys.readouterr().err
+        assert (line in log) is says
+        assert ("depth of drafts: rounds: " in log) is says
 
 
 def test_lossy_rules_say_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:

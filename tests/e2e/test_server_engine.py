@@ -81,6 +81,9 @@ def test_completion_equals_plain_decoding(live: Live, expected: str) -> None:
     spec = answer.metrics["speculative_decoding"]
     assert spec["num_accepted_draft_tokens"] > 0
     assert 1 + spec["num_spec_steps"] + spec["num_accepted_draft_tokens"] == 30
+    assert spec["depth_histogram"] == [0] * 5 + [spec["num_spec_steps"]]
+    reason = "K=5, fixed by --no-speculative-adaptive"
+    assert spec["depth"] == {"num_steps": 5, "reason": reason, "expected_gain": None}
 
 
 def test_streaming_adds_up_to_the_same_text(live: Live, expected: str) -> None:

@@ -7,6 +7,7 @@ from itertools import groupby, pairwise
 
 import pytest
 
+from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from tests.engine.adaptive_world import DEPTH, World, best_depth, measured, rate
 
@@ -160,6 +161,20 @@ def test_the_reason_can_be_read() -> None:
     assert steps.current.expected_gain == pytest.approx(2.3, abs=0.2)
     assert steps.current.reason.startswith("batch 1: K=2, 2.")
     assert "x of none; acceptance 0." in steps.current.reason
+
+
+def test_what_stands_is_told_with_the_figures_of_now() -> None:
+    world = World([0.9, 0.8], is_timed=False)
+    steps = AdaptiveSteps([1, 2], measured())
+    world.run(steps, 1, 200)
+    standing = steps.standing(1)
+    assert standing is not None
+    assert steps.told(standing) == steps.current
+    assert steps.told(standing) != standing
+    tried = Decision(1, "K=1 tried for a round", None)
+    assert steps.told(tried) is tried, "it never stood"
+    steps.choose(64)
+    assert steps.told(standing) is standing, "of a batch size that has gone"
 
 
 def test_plain_decoding_is_always_a_choice() -> None:

@@ -27,6 +27,7 @@ class ScriptedRound:
     diary: list[str] = field(default_factory=list)
     count: int = 0
     counters: Counter[str] = field(default_factory=Counter)
+    landed: list[Any] = field(default_factory=list)
 
     def wake(self) -> None:
         """Nothing was missed."""
@@ -45,7 +46,8 @@ class ScriptedRound:
     def land(self, flight: Any) -> VerifyResult:
         self.diary.append(f"land {flight.name}")
         count = len(flight.reqs)
-        return VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None)
+        self.landed.append(VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None))
+        return cast(Any, self.landed[-1])
 
 
 def request(max_depth: int | None = None) -> Any:
@@ -141,6 +143,8 @@ def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
         "follow 4: asleep",
     ]
     assert depths.seen == [(2, 3), (2, 0), (2, 0), (2, 0)]
+    reasons = [result.depth.reason for result in device.landed]
+    assert reasons == ["of 2"] * 3 + ["it stands"]
 
 
 def test_rounds_without_drafts_of_the_host_follow_each_other() -> None:

@@ -45,6 +45,12 @@ def make_tokenizer() -> Any:
     )
 
 
+DEPTHS = [  # of rounds, in turns
+    Decision(4, "batch 2: K=4, 1.50x of none; acceptance 0.80", 1.5),
+    Decision(6, "batch 2: K=6 tried for a round; K=4 stands", 1.45),
+]
+
+
 @dataclass
 class FakeEngine:
     """Says `script` (choice k: k more exclamation marks) a few tokens a chunk, then EOS."""
@@ -99,7 +105,7 @@ class FakeEngine:
         for size in [1, 3, 2, 4] * 100:
             new = ids[made : made + size][: limit - made]
             made += len(new)
-            spec.record(drafted=4, accepted=len(new) - 1)
+            spec.record(4, len(new) - 1, DEPTHS[spec.num_steps % 2])
             finish = self._finish(new, made, limit)
             delta = detokenizer.add(new, finish)
             if detokenizer.stopped:

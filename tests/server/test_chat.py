@@ -45,6 +45,10 @@ def test_usage_and_metrics(openai_client: OpenAI, engine: Any) -> None:
     assert spec["num_accepted_draft_tokens"] == accepted
     assert spec["num_draft_tokens"] == 4 * rounds
     assert spec["mean_acceptance_length"] == pytest.approx(1 + accepted / rounds, abs=1e-4)
+    assert sum(spec["depth_histogram"]) == rounds
+    assert [k for k, count in enumerate(spec["depth_histogram"]) if count] == [4, 6]
+    assert spec["depth"].keys() == {"num_steps", "reason", "expected_gain"}
+    assert spec["depth"]["reason"].startswith(f"batch 2: K={spec['depth']['num_steps']}")
     assert spec["draft_acceptance_rate"] == pytest.approx(accepted / (4 * rounds), abs=1e-4)
 
 
@@ -73,7 +77,8 @@ def test_stream_with_usage(openai_client: OpenAI, engine: Any) -> None:
     assert last.usage is not None
     assert last.usage.completion_tokens == NUM_TOKENS
     assert last.model_extra is not None
-    assert last.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+    spec = last.model_extra["metrics"]["speculative_decoding"]
+    assert sum(spec["depth_histogram"]) == spec["num_spec_steps"] > 0
     assert all(chunk.usage is None and "usage" in chunk.model_fields_set for chunk in chunks)
 
 

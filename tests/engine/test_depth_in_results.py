@@ -1,0 +1,269 @@
+"""The depths that a request's rounds ran under, as its result tells them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig, SpecControl
+from specengine.core.batch import ScheduleBatch
+from specengine.core.request import Req, SpecStats
+from specengine.core.spec import PrefillResult, VerifyResult
+from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.flights import Flights
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics
+from specengine.engine.round_form import Flight, Form
+from tests.engine.flying_world import let_fly
+
+TEXT = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+PROMPTS = ["abcabcabcabcabc", "0123456789" * 4, "abab" * 4]
+ON_CPU = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
+)
+
+
+@pytest.fixture(scope="module")
+def layer(drafters: dict[str, str]) -> SpecConfig:
+    path = drafters["EAGLE3"]
+    return SpecConfig(algorithm="EAGLE3", adaptive=False, draft_model_path=path, num_steps=3)
+
+
+class Steered(AdaptiveSteps):
+    """As deep as it is told; round n says so."""
+
+    def __init__(self, depth: Callable[[int], int]) -> None:
+        super().__init__([0, 1, 2, 3])
+        self.depth = depth
+        self.made: list[Decision] = []
+
+    def choose(self, batch_size: int) -> Decision:
+        number = len(self.made)
+        self.made.append(Decision(self.depth(number), f"choice {number}", None))
+        return self.made[-1]
+
+
+def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
+    """Rounds that the host runs."""
+    given = {"dtype": "float32", "max_total_tokens": 2048, "disable_cuda_graph": True}
+    return LLM(str(target), spec, **{**given, **flags})
+
+
+def steer(llm: LLM, depth: Callable[[int], int]) -> Steered:
+    adaptive = llm.engine.parts.adaptive
+    assert adaptive is not None
+    adaptive.steps = steered = Steered(depth)
+    return steered
+
+
+def add(llm: LLM, rid: str, prompt: str, sampling: SamplingParams = GREEDY) -> Req:
+    llm.engine.add_request(rid, llm.tokenizer.encode(prompt), sampling)
+    return next(req for req, choice in llm.engine.choices.items() if choice.rid == rid)
+
+
+def finish(llm: LLM) -> dict[str, RequestOutput]:
+    done = {}
+    while llm.engine.has_work:
+        done |= {one.rid: one for one in llm.engine.step() if one.finish_reason is not None}
+    return done
+
+
+def step_until(llm: LLM, holds: Callable[[], bool]) -> None:
+    while not holds():
+        llm.engine.step()
+
+
+def test_each_round_counts_at_the_depth_that_it_ran_under(target: Path) -> None:
+    llm = make(target, TEXT)
+    plan = [3, 0, 2, 2, 1]
+    steered = steer(llm, lambda number: plan[number % 5])
+    spec = llm.generate(PROMPTS[0], GREEDY)[0].spec
+    assert spec.num_steps == len(steered.made) > 5
+    counts = Counter(one.num_steps for one in steered.made)
+    assert spec.depth_histogram == [counts[depth] for depth in range(4)]
+    assert spec.depth is steered.made[-1]
+
+
+def test_who_joins_while_nobody_drafts_never_drafted(target: Path) -> None:
+    llm, depth = make(target, TEXT), [2]
+    steer(llm, lambda number: depth[0])
+    first = add(llm, "first", PROMPTS[0])
+    step_until(llm, lambda: first.spec.num_steps == 3)
+    depth[0] = 0
+    add(llm, "second", PROMPTS[1])
+    done = finish(llm)
+    rounds = {rid: one.spec.num_steps for rid, one in done.items()}
+    assert done["first"].spec.depth_histogram == [rounds["first"] - 3, 0, 3]
+    assert done["second"].spec.depth_histogram == [rounds["second"]]
+    assert done["second"].spec.num_draft_tokens == 0
+
+
+def test_limits_of_a_request_change_what_is_drafted_and_not_what_was_chosen(
+    target: Path, layer: SpecConfig
+) -> None:
+    llm = make(target, replace(layer, adaptive=True))
+    steer(llm, lambda number: 3)
+    controls = [SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
+    params = [replace(GREEDY, speculative=one) for one in controls]
+    found = [one.spec for one in llm.generate(PROMPTS, params)]
+    for spec in found:
+        assert spec.depth_histogram == [0, 0, 0, spec.num_steps]
+    free, one, off = found
+    assert free.num_draft_tokens > 2 * free.num_steps
+    assert one.num_steps >= one.num_draft_tokens >= one.num_steps - 1, "the last has no room"
+    assert off.num_draft_tokens == 0
+
+
+def test_who_leaves_is_counted_no_further(target: Path) -> None:
+    llm = make(target, TEXT)
+    steer(llm, lambda number: 1)
+    gone, stays = add(llm, "gone", PROMPTS[0]), add(llm, "stays", PROMPTS[1])
+    step_until(llm, lambda: gone.spec.num_steps == 2)
+    llm.engine.abort("gone")
+    spec = finish(llm)["stays"].spec
+    assert gone.spec.depth_histogram == [0, 2]
+    assert stays.spec is spec
+    assert spec.depth_histogram == [0, spec.num_steps]
+
+
+def test_a_round_beside_a_prefill_is_of_depth_0(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(target, TEXT, enable_mixed_chunk=True, chunked_prefill_size=16)
+    steer(llm, lambda number: 2)
+    first = add(llm, "first", PROMPTS[0])
+    step_until(llm, lambda: first.spec.num_steps == 2)
+    beside, commit = 0, llm.engine.scheduler.commit_prefill
+
+    def watched(batch: ScheduleBatch, result: PrefillResult) -> None:
+        nonlocal beside
+        beside += first in batch.reqs
+        commit(batch, result)
+
+    monkeypatch.setattr(llm.engine.scheduler, "commit_prefill", watched)
+    add(llm, "second", PROMPTS[1])
+    spec = finish(llm)["first"].spec
+    assert beside > 1
+    assert spec.depth_histogram == [beside, 0, spec.num_steps - beside]
+    assert spec.depth is not None
+    assert spec.depth.num_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"adaptive": False}, "K=5, fixed by --no-speculative-adaptive"),
+        ({"verify": "target_only"}, "K=5, fixed: seeds would not repeat with this verifier"),
+        ({"algorithm": None}, "K=0, nothing drafts without --speculative-algorithm"),
+        ({"trace": "t.trace"}, "K=5, fixed: rounds are traced"),
+        ({}, "K=5, fixed while somebody looks at rounds"),
+    ],
+    ids=str,
+)
+def test_a_fixed_depth_says_why(
+    options: dict[str, Any], expected: str, target: Path, tmp_path: Path
+) -> None:
+    flags = {"trace": str(tmp_path / options["trace"])} if "trace" in options else {}
+    spec = replace(TEXT, **{name: value for name, value in options.items() if name != "trace"})
+    llm = make(target, spec if spec.algorithm else None, **flags)
+    if not options:
+        llm.engine.round.recorders.append(Blind())
+    found = llm.generate(PROMPTS[0], GREEDY)[0].spec
+    assert found.depth is not None
+    assert (found.depth.reason, found.depth.expected_gain) == (expected, None)
+    assert found.depth_histogram == [0] * found.depth.num_steps + [found.num_steps]
+
+
+class Blind:
+    def record(self, *looked_at: Any) -> None: ...
+
+
+def test_what_stands_is_told_with_the_figures_of_the_end(target: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"seconds": {"1": {"0": 1.0, "5": 1.001}}}))
+    llm = make(target, replace(TEXT, cost_table=str(table)))
+    found = llm.generate(PROMPTS[0], GREEDY)[0].spec.depth
+    assert llm.engine.parts.adaptive is not None
+    stood = llm.engine.parts.adaptive.steps.standing(1)
+    assert found is not None
+    assert stood is not None
+    assert found == llm.engine.stats().depth
+    assert found.num_steps == stood.num_steps > 0
+    assert found.expected_gain != stood.expected_gain
+
+
+@ON_CPU
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_rounds_in_flight_count_where_their_graph_was_deep(
+    overlaps: bool, target: Path, layer: SpecConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is launched before the last has landed; one request leaves in the air."""
+    llm = LLM(str(target), layer, dtype="float32", max_total_tokens=2048)
+    flying = let_fly(llm, monkeypatch)
+    flying.steps = [0, 1, 2, 3]
+    parts, plan = llm.engine.parts, [3, 0, 0, 1, 0, 2, 2]
+    steered = Steered(lambda number: plan[number % 7])
+    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, steered, overlaps)
+    for size in flying.batch_sizes:  # nobody follows into a graph that is not there yet
+        for steps in flying.steps:
+            flying._graph(Form(size, steps))
+    landed = watch_landings(flying, monkeypatch)
+    first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
+    step_until(llm, lambda: gone.spec.num_steps == 4)
+    assert llm.engine.flights.in_the_air == overlaps
+    llm.engine.abort("gone")
+    before, second = len(steered.made), add(llm, "second", PROMPTS[1])
+    finish(llm)
+    assert len(steered.made) > before
+    for req in (first, gone, second):
+        counts = landed[req]
+        assert req.spec.num_steps == sum(counts.values())
+        most = max(counts)
+        assert req.spec.depth_histogram == [counts[depth] for depth in range(most + 1)]
+        assert len(counts) > 1
+    assert first.spec.depth in steered.made
+    assert gone.spec.num_steps == 4
+
+
+def watch_landings(flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> dict[Req, Counter[int]]:
+    """Rounds by the depth of the graph that ran, of each request that was still there."""
+    landed: dict[Req, Counter[int]] = {}
+    land = flying.land
+
+    def watched(flight: Flight) -> VerifyResult:
+        for req in flight.reqs:
+            if not req.is_finished:
+                landed.setdefault(req, Counter())[flight.form.num_steps] += 1
+        return land(flight)
+
+    monkeypatch.setattr(flying, "land", watched)
+    return landed
+
+
+def test_choices_add_up() -> None:
+    deep, none = Decision(2, "deep", 1.23456), Decision(0, "none", None)
+    one, other, total = SpecStats(), SpecStats(), SpecStats()
+    for depth in (deep, none, deep):
+        one.record(2, 1, depth)
+    other.record(0, 0, none)
+    for stats in (one, other, SpecStats()):
+        add_stats(total, stats)
+    assert total.depth_histogram == [2, 0, 2]
+    assert total.depth is none
+    assert speculative_metrics(one)["depth"] == {
+        "num_steps": 2,
+        "reason": "deep",
+        "expected_gain": 1.2346,
+    }
+    assert depth_line(one) == "rounds: 1 at K=0, 2 at K=2; last deep"
+    assert speculative_metrics(SpecStats())["depth"] is None
+    assert depth_line(SpecStats()) == "rounds: none"
