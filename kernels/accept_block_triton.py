@@ -64,17 +64,16 @@ def _judge_block_kernel(
 
 def accept_block(drafts: SampledRound, draws: Draws) -> Accepted:
     round_ = begin(drafts, draws, is_chain=True, is_whole=True)
-    _judge_block_kernel[(round_.lefts_BN.numel(), round_.splits)](
-        *round_.read(),
+    round_.launch(
+        _judge_block_kernel,
+        (round_.lefts_BN.numel(), round_.splits),
         round_.chances_BN,
         round_.shares_BNS,
         round_.missing_BN,
         round_.ends_B,
         round_.scales_B,
         round_.counters_B,
-        *round_.sizes(),
         ACCEPT=offset_of(draws.accept),
         **round_.blocks(),
-        enable_fp_fusion=False,
     )
     return draw(round_, is_chain=True)

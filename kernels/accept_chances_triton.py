@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -12,6 +14,18 @@ from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.sample_rows_triton import _uniform
 
 _LANE = tl.constexpr(LANE)
+
+
+class Drafted(NamedTuple):
+    """What kernels read of a request's nodes; pointers are those of its first."""
+
+    draft_ptr: Any
+    stride_node: Any  # of the draft's rows
+    vocab: Any  # of the draft's rows, 0 where a request reads none of them
+    tokens_ptr: Any
+    lefts_ptr: Any
+    missing_ptr: Any
+    nexts_ptr: Any
 
 
 @triton.jit
@@ -36,10 +50,7 @@ def drawn_from(draft_ptr, left, place, mask):
 
 
 @triton.jit
-def left_over(
-    target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr,
-    child, stop, place, vocab, draft_vocab, IS_CHAIN: tl.constexpr,
-):  # fmt: skip
+def left_over(target_ptr, total, scale, drafted, child, stop, place, vocab, IS_CHAIN: tl.constexpr):
     """What siblings from `child` up to `stop` have left of the target at some places, float64, and
     which of the places are their tokens. Scaled by the target's sum, and then by what was missing
     at each sibling; where nothing was, it stands as it did, or in a chain as it lay in memory."""
@@ -47,15 +58,16 @@ def left_over(
     left = raw / total
     taken = place < 0
     while child != stop:
-        mine = tl.load(lefts_ptr + child)
-        mask = (place < draft_vocab) & (taken == 0)
-        draft = drawn_from(draft_ptr + child * stride_node, mine, place, mask)
-        missing = tl.load(missing_ptr + child)
+        mine = tl.load(drafted.lefts_ptr + child)
+        mask = (place < drafted.vocab) & (taken == 0)
+        row_ptr = drafted.draft_ptr + child * drafted.stride_node
+        draft = drawn_from(row_ptr, mine, place, mask)
+        missing = tl.load(drafted.missing_ptr + child)
         rest = tl.maximum(scale * left - draft, 0.0)
         rest = rest / tl.where(missing > 0.0, missing, 1.0)
         left = tl.where(missing > 0.0, rest, raw if IS_CHAIN else left)
-        taken = taken | (place == tl.load(tokens_ptr + child))
-        child = tl.load(nexts_ptr + child)
+        taken = taken | (place == tl.load(drafted.tokens_ptr + child))
+        child = tl.load(drafted.nexts_ptr + child)
     return left, taken
 
 

@@ -60,16 +60,15 @@ def _reject_kernel(
 
 def accept_rejection(drafts: SampledRound, draws: Draws) -> Accepted:
     round_ = begin(drafts, draws, is_chain=True)
-    _reject_kernel[(len(round_.ends_B), round_.splits)](
-        *round_.read(),
+    round_.launch(
+        _reject_kernel,
+        (len(round_.ends_B), round_.splits),
         round_.chances_BN,
         round_.shares_BNS,
         round_.missing_BN,
         round_.ends_B,
         round_.counters_B,
-        *round_.sizes(),
         ACCEPT=offset_of(draws.accept),
         **round_.blocks(),
-        enable_fp_fusion=False,
     )
     return draw(round_, is_chain=True)

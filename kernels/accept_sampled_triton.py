@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specengine.kernels.accept_chances_triton import chain_chances, left_over
+from specengine.kernels.accept_chances_triton import Drafted, chain_chances, left_over
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.keyed_uniform_ref import GOLDEN
 from specengine.kernels.sample_rows_ref import WEIGHT_BITS
@@ -137,12 +137,12 @@ def _draw_kernel(
     lefts_ptr += first
     missing_ptr += first
     nexts_ptr += first
+    drafted = Drafted(
+        draft_ptr, stride_node, draft_vocab, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr
+    )
     none = tl.zeros([], tl.int64)
     place = split * BLOCK + tl.arange(0, BLOCK)
-    left, _ = left_over(
-        target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
-        nexts_ptr, child, none, place, vocab, draft_vocab, IS_CHAIN,
-    )  # fmt: skip
+    left, _ = left_over(target_ptr, total, scale, drafted, child, none, place, vocab, IS_CHAIN)
     weights_ptr += request * splits
     tl.store(weights_ptr + split, tl.sum((left * _UNIT).to(tl.int64), 0))
     if everybody_came(counters_ptr + request, splits):
@@ -159,10 +159,7 @@ def _draw_kernel(
         chosen = tl.min(tl.where(reached > target, shares, splits - 1), 0)
         before = tl.sum(tl.where(shares < chosen, weights, 0), 0)
         place = chosen * BLOCK + tl.arange(0, BLOCK)
-        left, _ = left_over(
-            target_ptr, total, scale, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
-            nexts_ptr, child, none, place, vocab, draft_vocab, IS_CHAIN,
-        )  # fmt: skip
+        left, _ = left_over(target_ptr, total, scale, drafted, child, none, place, vocab, IS_CHAIN)
         reached = before + tl.cumsum((left * _UNIT).to(tl.int64), 0)
         token = tl.min(tl.where(reached > target, place, vocab - 1), 0)
         tl.store(out_ptr + request, tl.minimum(token, vocab - 1).to(tl.int64))
@@ -227,6 +224,13 @@ class Round:
         request, node, _ = self.draft_BNV.stride()
         return vocab, nodes, self.drafts.target_TV.stride(0), request, node
 
+    def launch(
+        self, kernel: Any, grid: tuple[int, ...], *between: Tensor, **constants: Any
+    ) -> None:
+        """A kernel whose arguments are `read()`, what is between, and `sizes()`."""
+        # A product taken from in one rounding would not be what the reference gives.
+        kernel[grid](*self.read(), *between, *self.sizes(), **constants, enable_fp_fusion=False)
+
 
 def _laid_out(value: Any) -> Any:
     """Contiguous; the draft's rows may lie apart."""
@@ -288,8 +292,9 @@ def draw(round_: Round, *, is_chain: bool) -> Accepted:
     tokens_B = torch.empty_like(round_.ends_B)
     blocks = round_.blocks()
     del blocks["BLOCK_N"]
-    _draw_kernel[(len(tokens_B), round_.splits)](
-        *round_.read(),
+    round_.launch(
+        _draw_kernel,
+        (len(tokens_B), round_.splits),
         round_.missing_BN,
         round_.firsts_BN,
         round_.nexts_BN,
@@ -298,12 +303,9 @@ def draw(round_: Round, *, is_chain: bool) -> Accepted:
         round_.shares_BNS.view(torch.int64),
         round_.counters_B,
         tokens_B,
-        *round_.sizes(),
         IS_CHAIN=is_chain,
         RESIDUAL=offset_of(round_.draws.residual),
         SAMPLE=offset_of(round_.draws.sample),
         **blocks,
-        # A product taken from in one rounding would not be what the reference gives.
-        enable_fp_fusion=False,
     )
     return Accepted(round_.ends_B, tokens_B)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specengine.kernels.accept_chances_triton import coin, drawn_from, left_over, ratio
+from specengine.kernels.accept_chances_triton import Drafted, coin, drawn_from, left_over, ratio
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sampled_triton import (
     begin,
@@ -23,32 +23,24 @@ from specengine.kernels.accept_sampled_triton import (
 
 
 @triton.jit
-def _contest(
-    target_ptr, total, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr,
-    first_child, child, place, vocab, draft_vocab,
-):  # fmt: skip
+def _contest(target_ptr, total, drafted, first_child, child, place, vocab):
     """What is left of the target for a child after those before it, and the child's own row."""
     target, taken = left_over(
-        target_ptr, total, 1.0, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
-        nexts_ptr, first_child, child, place, vocab, draft_vocab, False,
-    )  # fmt: skip
-    mask = (place < draft_vocab) & (taken == 0)
-    left = tl.load(lefts_ptr + child)
-    return target, drawn_from(draft_ptr + child * stride_node, left, place, mask)
+        target_ptr, total, 1.0, drafted, first_child, child, place, vocab, False
+    )
+    mask = (place < drafted.vocab) & (taken == 0)
+    left = tl.load(drafted.lefts_ptr + child)
+    row_ptr = drafted.draft_ptr + child * drafted.stride_node
+    return target, drawn_from(row_ptr, left, place, mask)
 
 
 @triton.jit
-def _missing(
-    target_ptr, total, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr,
-    first_child, child, vocab, draft_vocab, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _missing(target_ptr, total, drafted, first_child, child, vocab, BLOCK: tl.constexpr):
     """The mass that is left of the target once the child is rejected as well."""
     missing = tl.zeros([BLOCK], tl.float64)
     for start in range(0, vocab, BLOCK):
-        target, draft = _contest(
-            target_ptr, total, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
-            nexts_ptr, first_child, child, start + tl.arange(0, BLOCK), vocab, draft_vocab,
-        )  # fmt: skip
+        place = start + tl.arange(0, BLOCK)
+        target, draft = _contest(target_ptr, total, drafted, first_child, child, place, vocab)
         missing += tl.maximum(target - draft, 0.0)
     return tl.sum(missing, 0)
 
@@ -71,6 +63,9 @@ def _descend_kernel(
     missing_ptr += first
     firsts_ptr += first
     nexts_ptr += first
+    drafted = Drafted(
+        draft_ptr, stride_node, draft_vocab, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr
+    )
     end = tl.zeros([], tl.int64)
     first_child = tl.load(firsts_ptr)
     child = first_child
@@ -78,20 +73,14 @@ def _descend_kernel(
         row_ptr = target_ptr + (root + end) * stride_target
         total = tl.load(totals_ptr + root + end)
         token = tl.load(tokens_ptr + child) + tl.zeros([1], tl.int64)
-        target, draft = _contest(
-            row_ptr, total, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr,
-            first_child, child, token, vocab, draft_vocab,
-        )  # fmt: skip
+        target, draft = _contest(row_ptr, total, drafted, first_child, child, token, vocab)
         chance = ratio(tl.sum(target, 0), tl.sum(draft, 0))
         if coin(seed, position, tl.load(depths_ptr + child), child, ACCEPT) < chance:
             end = child
             first_child = tl.load(firsts_ptr + child)
             child = first_child
         else:
-            missing = _missing(
-                row_ptr, total, draft_ptr, stride_node, tokens_ptr, lefts_ptr, missing_ptr,
-                nexts_ptr, first_child, child, vocab, draft_vocab, BLOCK,
-            )  # fmt: skip
+            missing = _missing(row_ptr, total, drafted, first_child, child, vocab, BLOCK)
             tl.store(missing_ptr + child, missing)
             tl.debug_barrier()  # other threads of the program read what one wrote
             child = tl.load(nexts_ptr + child)
@@ -100,16 +89,15 @@ def _descend_kernel(
 
 def accept_sibling(drafts: SampledRound, draws: Draws) -> Accepted:
     round_ = begin(drafts, draws, is_chain=False)
-    _descend_kernel[(len(round_.ends_B),)](
-        *round_.read(),
+    round_.launch(
+        _descend_kernel,
+        (len(round_.ends_B),),
         round_.missing_BN,
         round_.firsts_BN,
         round_.nexts_BN,
         round_.ends_B,
-        *round_.sizes(),
         ACCEPT=offset_of(draws.accept),
         BLOCK=round_.block,
         num_warps=max(1, min(16, round_.block // 256)),
-        enable_fp_fusion=False,
     )
     return draw(round_, is_chain=False)
