@@ -56,10 +56,18 @@ class SpecStats:
         self.num_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted += accepted
-        count_at(self.histogram, accepted)
+        steps = 0
         if depth is not None:
             self.depth = depth
-        count_at(self.depth_histogram, 0 if depth is None else depth.num_steps)
+            steps = depth.num_steps
+        try:  # a call would cost as much as the rest, for each request and round
+            self.histogram[accepted] += 1
+        except IndexError:
+            count_at(self.histogram, accepted)
+        try:
+            self.depth_histogram[steps] += 1
+        except IndexError:
+            count_at(self.depth_histogram, steps)
 
     @property
     def mean_acceptance_length(self) -> float:
