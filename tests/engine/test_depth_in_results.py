@@ -206,29 +206,46 @@ def test_what_stands_is_told_with_the_figures_of_the_end(target: Path, tmp_path:
 def test_rounds_in_flight_count_where_their_graph_was_deep(
     overlaps: bool, target: Path, layer: SpecConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is launched before the last has landed; one request leaves in the air."""
     llm = LLM(str(target), layer, dtype="float32", max_total_tokens=2048)
     flying = let_fly(llm, monkeypatch)
     flying.steps = [0, 1, 2, 3]
-    parts, plan = llm.engine.parts, [3, 0, 0, 1, 0, 2, 2]
-    steered = Steered(lambda number: plan[number % 7])
-    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, steered, overlaps)
     for size in flying.batch_sizes:  # nobody follows into a graph that is not there yet
         for steps in flying.steps:
             flying._graph(Form(size, steps))
-    landed = watch_landings(flying, monkeypatch)
+    parts = llm.engine.parts
+    flights = Flights(flying, parts.drafter, parts.scheduler, AdaptiveSteps([0]), overlaps)
+    llm.engine.flights = flights
+    check_flights(llm, flights, overlaps, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_rounds_on_the_gpu_count_where_their_graph_was_deep(
+    target: Path, layer: SpecConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(layer, adaptive=True)
+    llm = LLM(str(target), spec, dtype="float32", max_total_tokens=2048)
+    assert llm.engine.flights is not None
+    check_flights(llm, llm.engine.flights, True, monkeypatch)
+
+
+def check_flights(
+    llm: LLM, flights: Flights, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is launched before the last has landed; one request leaves in the air."""
+    plan = [3, 0, 0, 1, 0, 2, 2]
+    flights.depths = steered = Steered(lambda number: plan[number % 7])
+    landed = watch_landings(flights.graph_round, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
     step_until(llm, lambda: gone.spec.num_steps == 4)
-    assert llm.engine.flights.in_the_air == overlaps
+    assert flights.in_the_air == overlaps
     llm.engine.abort("gone")
-    before, second = len(steered.made), add(llm, "second", PROMPTS[1])
+    second = add(llm, "second", PROMPTS[1])
     finish(llm)
-    assert len(steered.made) > before
     for req in (first, gone, second):
         counts = landed[req]
         assert req.spec.num_steps == sum(counts.values())
-        most = max(counts)
-        assert req.spec.depth_histogram == [counts[depth] for depth in range(most + 1)]
+        assert req.spec.depth_histogram == [counts[depth] for depth in range(max(counts) + 1)]
         assert len(counts) > 1
     assert first.spec.depth in steered.made
     assert gone.spec.num_steps == 4
