@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from specengine.kernels.paged_attention import PagedBatch
 
 _MAX_SPLITS = 32
+_NARROW = 2**31  # elements of a cache whose places fit 32 bits
 
 
 @triton.jit
@@ -48,6 +49,37 @@ def _angles(cos_sin_ptr, positions, stride, cols, mask, HEAD_DIM: tl.constexpr):
     angle = tl.where(cols < half, cols, cols - half)
     places = cos_sin_ptr + positions[:, None] * stride + angle[None, :]
     return tl.load(places, mask=mask, other=0.0), tl.load(places + half, mask=mask, other=0.0)
+
+
+@triton.jit
+def _cells(is_row, in_head, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
+    """Mask of whole rows, [ROWS, BLOCK_D]. WHOLE: no column is beyond the head."""
+    if WHOLE:
+        return tl.broadcast_to(is_row[:, None], (ROWS, BLOCK_D))
+    return is_row[:, None] & in_head
+
+
+@triton.jit
+def _fetch(
+    table_ptr,
+    cols,
+    old,
+    k_ptr,
+    v_ptr,
+    dims,
+    in_head,
+    stride,
+    NARROW: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Keys and values of a block, [BLOCK_N, D] each. Half of the kernel's instructions were places
+    and masks: one place serves both, in 32 bits where the cache allows."""
+    slots = tl.load(table_ptr + cols, mask=old, other=0)
+    slots = slots.to(tl.int32) if NARROW else slots.to(tl.int64)
+    places = slots[:, None] * stride + dims[None, :]
+    cells = _cells(old, in_head, places.shape[0], places.shape[1], WHOLE)
+    k = tl.load(k_ptr + places, mask=cells, other=0.0)
+    return k, tl.load(v_ptr + places, mask=cells, other=0.0)
 
 
 @triton.jit
@@ -99,10 +131,8 @@ def _rope_attention_kernel(
     stride_kh,
     stride_vt,
     stride_vh,
-    stride_ks,
-    stride_kc,
-    stride_vs,
-    stride_vc,
+    stride_cs,
+    stride_ch,
     stride_table,
     stride_cos_sin,
     nodes,
@@ -121,6 +151,8 @@ def _rope_attention_kernel(
     HAS_FIRST: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    NARROW: tl.constexpr,
+    PEEL: tl.constexpr,
 ):
     if DEPENDENT:
         gdc_launch_dependents()
@@ -144,26 +176,26 @@ def _rope_attention_kernel(
     begin = low + split * share * BLOCK_N
     end = tl.minimum(begin + share * BLOCK_N, prefix)
 
+    WHOLE: tl.constexpr = HEAD_DIM == BLOCK_D
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     in_head = (dims < HEAD_DIM)[None, :]
     queries = rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     valid = queries < num_queries
-    cells = valid[:, None] & in_head
+    cells = _cells(valid, in_head, BLOCK_M, BLOCK_D, WHOLE)
     here = tl.load(positions_ptr + first_row + queries, mask=valid, other=0)
     cos, sin = _angles(cos_sin_ptr, here, stride_cos_sin, dims, cells, HEAD_DIM)
 
     # Keys of earlier forwards: nothing that may still be running writes them.
     table_ptr += row * stride_table
-    k_cache_ptr += kv_head * stride_kc
-    v_cache_ptr += kv_head * stride_vc
-    cols = begin + tl.arange(0, BLOCK_N)
-    old = cols < end
-    slots = tl.load(table_ptr + cols, mask=old, other=0).to(tl.int64)[:, None]
-    old_cells = old[:, None] & in_head
-    k = tl.load(k_cache_ptr + slots * stride_ks + dims[None, :], mask=old_cells, other=0.0)
-    v = tl.load(v_cache_ptr + slots * stride_vs + dims[None, :], mask=old_cells, other=0.0)
+    k_cache_ptr += kv_head * stride_ch
+    v_cache_ptr += kv_head * stride_ch
+    if PEEL:
+        cols = begin + tl.arange(0, BLOCK_N)
+        old = cols < end
+        where = k_cache_ptr, v_cache_ptr, dims, in_head, stride_cs
+        k, v = _fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
     if DEPENDENT:
         gdc_wait()
 
@@ -175,7 +207,7 @@ def _rope_attention_kernel(
     if split == 0:
         news = tl.arange(0, BLOCK_NEW)
         is_new = news < num_queries
-        new_cells = is_new[:, None] & in_head
+        new_cells = _cells(is_new, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
         at = tl.load(positions_ptr + first_row + news, mask=is_new, other=0)
         new_cos, new_sin = _angles(cos_sin_ptr, at, stride_cos_sin, dims, new_cells, HEAD_DIM)
         k_rows = k_ptr + (first_row + news) * stride_kt + kv_head * stride_kh
@@ -183,8 +215,8 @@ def _rope_attention_kernel(
         v_rows = v_ptr + (first_row + news) * stride_vt + kv_head * stride_vh
         v_new = tl.load(v_rows[:, None] + dims[None, :], mask=new_cells, other=0.0)
         slot = tl.load(loc_ptr + first_row + news, mask=is_new, other=0)[:, None]
-        tl.store(k_cache_ptr + slot * stride_ks + dims[None, :], k_new, mask=new_cells)
-        tl.store(v_cache_ptr + slot * stride_vs + dims[None, :], v_new, mask=new_cells)
+        tl.store(k_cache_ptr + slot * stride_cs + dims[None, :], k_new, mask=new_cells)
+        tl.store(v_cache_ptr + slot * stride_cs + dims[None, :], v_new, mask=new_cells)
         if HAS_TREE:
             places = (request.to(tl.int64) * nodes + queries[:, None]) * nodes + news[None, :]
             inside = valid[:, None] & is_new[None, :]
@@ -195,17 +227,17 @@ def _rope_attention_kernel(
                 visible = visible & (news[None, :] > queries[:, None] - window)
         row_max, total, acc = _absorb(q, k_new, v_new, visible, scale_log2, row_max, total, acc)
 
-    visible = old[None, :]
-    if HAS_WINDOW:
-        visible = visible & (cols[None, :] > here[:, None] - window)
-    row_max, total, acc = _absorb(q, k, v, visible, scale_log2, row_max, total, acc)
-    for start in range(begin + BLOCK_N, end, BLOCK_N):
+    if PEEL:
+        visible = old[None, :]
+        if HAS_WINDOW:
+            visible = visible & (cols[None, :] > here[:, None] - window)
+        row_max, total, acc = _absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+        begin += BLOCK_N
+    for start in range(begin, end, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)
         old = cols < end
-        slots = tl.load(table_ptr + cols, mask=old, other=0).to(tl.int64)[:, None]
-        old_cells = old[:, None] & in_head
-        k = tl.load(k_cache_ptr + slots * stride_ks + dims[None, :], mask=old_cells, other=0.0)
-        v = tl.load(v_cache_ptr + slots * stride_vs + dims[None, :], mask=old_cells, other=0.0)
+        where = k_cache_ptr, v_cache_ptr, dims, in_head, stride_cs
+        k, v = _fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
@@ -235,12 +267,17 @@ def _rope_attention_kernel(
 
 @dataclass(frozen=True)
 class Blocks:
-    """Shape of a program: keys an iteration, warps, pipeline stages, least keys of a share."""
+    """Shape of a program: keys an iteration, warps, pipeline stages, least keys of a share.
+
+    peels: the first keys are fetched into registers while the kernel ahead runs. Among many
+    programs, that room serves better as room for more programs at once.
+    """
 
     keys: int
     warps: int
     stages: int
     min_share: int
+    peels: bool = True
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
@@ -250,10 +287,13 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
         return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
     if head_dim > 128:
         return Blocks(32, 4, 2, 128)
-    if head_dim > 64 and rows <= 32 and groups < 512:
-        return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
+    if head_dim > 64 and rows <= 32:
+        if groups < 512:
+            return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
+        keys, warps = (64, 4) if groups < 1024 else (32, 2)
+        return Blocks(keys, warps, 2, 128, peels=False)
     if head_dim > 64 and groups >= 256:
-        return Blocks(64, 2 if rows <= 32 else 4, 2, 128)  # 64 rows spill in 2 warps
+        return Blocks(64, 4, 2, 128)
     if head_dim <= 64 and rows <= 32:
         return Blocks(128, 4, 1, 128)
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
@@ -318,7 +358,6 @@ def rope_attention(
         *k.stride()[:2],
         *v.stride()[:2],
         *k_cache.stride()[:2],
-        *v_cache.stride()[:2],
         batch.req_to_token.stride(0),
         cos_sin_cache.stride(0),
         0 if tree_mask is None else tree_mask.shape[1],
@@ -337,6 +376,8 @@ def rope_attention(
         HAS_FIRST=batch.first_keys is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
+        NARROW=k_cache.numel() < _NARROW,
+        PEEL=blocks.peels,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
         **({"launch_pdl": True} if dependent else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specengine.kernels import rope_attention_triton as triton_kernel
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.rope_attention import rope_attention
 from tests.kernels.test_paged_attention import (
@@ -97,6 +98,22 @@ def test_first_keys(device: torch.device) -> None:
 
 def test_trees(device: torch.device) -> None:
     check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]))
+
+
+def test_first_keys_after_the_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = triton_kernel.Blocks(32, 2, 2, 64, peels=False)
+    monkeypatch.setattr(triton_kernel, "blocks_for", lambda *given: blocks)
+    check(inputs([(70, 4), (0, 3), (32, 1)], device))
+    check(inputs([(190, 3), (5, 1), (100, 2)], device), num_splits=3)
+    check(inputs([(70, 4), (3, 3)], device), window=37)
+    check(inputs([(20, 2), (7, 1)], device, head_dim=80))
+
+
+def test_caches_that_need_wide_places(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_kernel, "_NARROW", 1)
+    check(inputs([(70, 4), (0, 3), (32, 1)], device))
 
 
 @pytest.mark.parametrize("heads", [(3, 3), (9, 3), (4, 1)])
