@@ -115,7 +115,9 @@ class Engine:
         self._check(prompt_ids, sampling)
         room = max(self.parts.context_length - len(prompt_ids), 1)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-        sampling = replace(sampling, max_tokens=limit, min_tokens=min(sampling.min_tokens, limit))
+        least = min(sampling.min_tokens, limit)
+        if (limit, least) != (sampling.max_tokens, sampling.min_tokens):
+            sampling = replace(sampling, max_tokens=limit, min_tokens=least)
         base = self.seeds.getrandbits(62) if sampling.seed is None else sampling.seed
         for index in range(sampling.n):
             req = Req(
@@ -135,7 +137,7 @@ class Engine:
 
     def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
         vocab = self.parts.vocab_size
-        if not all(0 <= token < vocab for token in prompt_ids):
+        if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
             raise RequestError(f"prompt token ids must lie in 0..{vocab - 1}", "prompt")
         sampling.check_vocab(vocab)
         queued = self.scheduler.num_waiting

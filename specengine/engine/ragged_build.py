@@ -14,12 +14,14 @@ from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
+from specengine.runner.extend_graphs import SHAPES
 from specengine.runner.graph_memory import GraphDemand
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.ragged_forms import MAX_TOKENS, Sizes
+from specengine.runner.ragged_forms import CROWD_WIDTH, MAX_TOKENS, Sizes
 from specengine.runner.ragged_graphs import RaggedGraphRunner
 
 _PROMPTS = (64, 128, 256, 512, MAX_TOKENS)  # tokens
+_CROWDS = (512, 1024, 1536, 2048)
 
 
 def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int) -> int:
@@ -34,6 +36,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
+        prompts=() if graph.disable_cuda_graph_padding else tuple(one.tokens for one in SHAPES),
     ).num_bytes
 
 
@@ -52,7 +55,8 @@ def add_ragged_graphs(
     target.ragged_graph = RaggedGraphRunner(target, "verify", modes, sizes, counters["verify"])
     context = target.pools.req_to_token_pool.req_to_token.shape[1]
     prompts = tuple(size for size in _PROMPTS if size <= context)  # what is missing to one as well
-    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec), padding, prompts)
+    crowds = _CROWDS if context >= CROWD_WIDTH else ()
+    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec), padding, prompts, crowds)
     modes = frozenset([ForwardMode.DECODE, ForwardMode.DRAFT_EXTEND])
     for draft in drafts:
         draft.ragged_graph = RaggedGraphRunner(draft, "draft", modes, sizes, counters["draft"])

@@ -81,7 +81,7 @@ def _telling_acts(
     yield from rounds[1:2]
     if padding:
         extend = ExtendGraphRunner(runner)
-        yield from (partial(extend.rehearse, size) for size in extend.sizes)
+        yield from (partial(extend.rehearse, shape) for shape in extend.telling_shapes)
     yield from larger[1:]
     yield from rounds[2:]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 import logging
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,37 +23,67 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SIZES = (16, 32, 64, 128, 256, 512)  # tokens
-MAX_REQUESTS = 8
+
+@dataclass(frozen=True)
+class Shape:
+    """Of prefills that a graph serves: the most tokens, requests, and tokens of one request."""
+
+    tokens: int
+    requests: int
+    width: int
+
+    def holds(self, batch: ModelWorkerBatch) -> bool:
+        return (
+            batch.num_tokens <= self.tokens
+            and batch.batch_size <= self.requests
+            and max(batch.extend_lens) <= self.width
+        )
+
+    @property
+    def num_inputs(self) -> int:
+        return sum(self.input_sizes)
+
+    @property
+    def input_sizes(self) -> list[int]:
+        """Of the fields of Inputs; one more request takes the tokens that are missing."""
+        requests = self.requests + 1
+        return [self.tokens] * 3 + [requests, requests, requests + 1, self.requests]
+
+
+# Prompts that come together are launched as often as one: 30 layers of a small model take 2 ms,
+# and their launches 12. Attention has blocks for every request at its longest: hence the width.
+# What is missing to a size must not be longer than that, either.
+FEW = tuple(Shape(tokens, 8, tokens) for tokens in (16, 32, 64, 128, 256, 512))
+MANY = tuple(Shape(tokens, 64, 256) for tokens in range(256, 2049, 256))
+SHAPES = (*FEW, *MANY)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a prefill takes from the host, views of one buffer that crosses in one copy.
+    """What a prefill takes from the host, views of one buffer that crosses in one copy. T tokens, R
+    requests.
 
-    Tokens past the real ones belong to request MAX_REQUESTS, which has row 0 of the page table and
-    so writes to slot 0, and sees itself alone: what attention left out would be whatever lay there,
-    and a NaN in slot 0 survives. Requests past the real ones have no tokens.
+    Tokens past the real ones belong to request R, which has row 0 of the page table and so writes
+    to slot 0, and sees itself alone: what attention left out would be whatever lay there, and a
+    NaN in slot 0 survives. Requests past the real ones have no tokens.
     """
 
     tokens_T: Tensor
     requests_T: Tensor
     places_T: Tensor
-    rows: Tensor  # [MAX_REQUESTS + 1]
-    seq_lens: Tensor  # [MAX_REQUESTS + 1]
-    qo_indptr: Tensor  # [MAX_REQUESTS + 2]
-    logits_rows: Tensor  # [MAX_REQUESTS]
+    rows: Tensor  # [R + 1]
+    seq_lens: Tensor  # [R + 1]
+    qo_indptr: Tensor  # [R + 2]
+    logits_rows: Tensor  # [R]
 
     @classmethod
-    def of(cls, buffer: Tensor, tokens: int) -> Inputs:
-        requests = MAX_REQUESTS + 1
-        sizes = [tokens] * 3 + [requests, requests, requests + 1, MAX_REQUESTS]
-        return cls(*torch.split(buffer[: sum(sizes)], sizes))
+    def of(cls, buffer: Tensor, shape: Shape) -> Inputs:
+        return cls(*torch.split(buffer[: shape.num_inputs], shape.input_sizes))
 
     @staticmethod
-    def values(batch: ModelWorkerBatch, tokens: int) -> list[int]:
-        """For a batch of at most `tokens` tokens, in the order of the fields."""
-        pad, absent = tokens - batch.num_tokens, MAX_REQUESTS - batch.batch_size
+    def values(batch: ModelWorkerBatch, shape: Shape) -> list[int]:
+        """For a batch that the shape holds, in the order of the fields."""
+        pad, absent = shape.tokens - batch.num_tokens, shape.requests - batch.batch_size
         requests: list[int] = []
         places: list[int] = []
         for i, (prefix, count) in enumerate(zip(batch.prefix_lens, batch.extend_lens, strict=True)):
@@ -67,7 +96,7 @@ class Inputs:
             *batch.input_ids.tolist(),
             *[0] * pad,
             *requests,
-            *[MAX_REQUESTS] * pad,
+            *[shape.requests] * pad,
             *places,
             *range(pad),
             *batch.req_pool_indices,
@@ -78,15 +107,15 @@ class Inputs:
             0,
             *ends,
             *[ends[-1]] * absent,
-            tokens,
+            shape.tokens,
             *rows,
-            *[0] * (MAX_REQUESTS - len(rows)),
+            *[0] * (shape.requests - len(rows)),
         ]
 
 
 @dataclass(frozen=True)
 class CapturedExtend:
-    """One captured size. The graph writes to tensors of `batch`, which must live as long."""
+    """One captured shape. The graph writes to tensors of `batch`, which must live as long."""
 
     batch: ForwardBatch
     graph: torch.cuda.CUDAGraph
@@ -95,14 +124,15 @@ class CapturedExtend:
 
 
 class ExtendGraphRunner:
-    """Replays EXTEND forwards of few tokens and few requests; the rest runs eagerly."""
+    """Replays EXTEND forwards of few tokens; the rest runs eagerly."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-        self.sizes = [size for size in SIZES if size <= self.table.shape[1]]
-        self.captured: dict[int, CapturedExtend] = {}
+        context = self.table.shape[1]
+        self.shapes = [shape for shape in SHAPES if shape.width <= context]
+        self.captured: dict[Shape, CapturedExtend] = {}
         self.counters: Counter[str] = Counter()
-        length = 3 * SIZES[-1] + 4 * MAX_REQUESTS + 4
+        length = max(shape.num_inputs for shape in self.shapes)
         self.buffer = torch.zeros(length, dtype=torch.int64, device=runner.device)
         self.staging = torch.zeros(length, dtype=torch.int64).pin_memory()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -113,29 +143,37 @@ class ExtendGraphRunner:
 
     def capture(self) -> None:
         start, memory = perf_counter(), self.runner.graph_memory
-        used_before, pool = memory.used, torch.cuda.graph_pool_handle()
+        used_before = memory.used
         with without_garbage_collection(), memory.measured():
-            for size in reversed(self.sizes):
-                self.captured[size] = self._capture_one(size, pool)
+            for shape in sorted(self.shapes, key=lambda shape: shape.tokens, reverse=True):
+                self.captured[shape] = self._capture_one(shape)
                 self.counters["captures"] += 1
         logger.info(
-            "captured prefill graphs of %s tokens in %.1f s, %.2f GiB",
-            self.sizes,
+            "captured %d prefill graphs of up to %d tokens in %.1f s, %.2f GiB",
+            len(self.shapes),
+            max(shape.tokens for shape in self.shapes),
             perf_counter() - start,
             (memory.used - used_before) / (1 << 30),
         )
 
-    def rehearse(self, size: int) -> None:
-        """Run once what capturing this size records, under kernels.rehearsal."""
-        inputs = Inputs.of(self.buffer, size)
-        batch = self._fixed_batch(inputs, size)
+    @property
+    def telling_shapes(self) -> list[Shape]:
+        """Those that the others have all their kernels from."""
+        many = [shape for shape in self.shapes if shape in MANY]
+        return [shape for shape in self.shapes if shape not in many[1:-1]]
+
+    def rehearse(self, shape: Shape) -> None:
+        """Run once what capturing this shape records, under kernels.rehearsal."""
+        inputs = Inputs.of(self.buffer, shape)
+        batch = self._fixed_batch(inputs, shape)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
         self._run(batch, inputs)
 
-    def _capture_one(self, size: int, pool: Any) -> CapturedExtend:
-        inputs = Inputs.of(self.buffer, size)
-        batch = self._fixed_batch(inputs, size)
+    def _capture_one(self, shape: Shape) -> CapturedExtend:
+        inputs = Inputs.of(self.buffer, shape)
+        batch = self._fixed_batch(inputs, shape)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
+        pool = self.runner.graph_memory.pool
         graph, output = capture(lambda: self._run(batch, inputs), pool)
         return CapturedExtend(batch, graph, output, self.runner.guard_of(batch))
 
@@ -148,12 +186,12 @@ class ExtendGraphRunner:
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         return LogitsOutput(logits, None, hidden, features)
 
-    def _fixed_batch(self, inputs: Inputs, size: int) -> ForwardBatch:
+    def _fixed_batch(self, inputs: Inputs, shape: Shape) -> ForwardBatch:
         lens, requests = torch.zeros_like(inputs.seq_lens), len(inputs.rows)
         return ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
             batch_size=requests,
-            num_tokens=size,
+            num_tokens=shape.tokens,
             input_ids=inputs.tokens_T,
             positions=inputs.places_T,
             out_cache_loc=torch.zeros_like(inputs.places_T),
@@ -163,7 +201,7 @@ class ExtendGraphRunner:
             seq_lens=inputs.seq_lens,
             qo_indptr=inputs.qo_indptr,
             prefix_lens_cpu=[0] * requests,
-            extend_lens_cpu=[size] * requests,  # the most that one of them may have
+            extend_lens_cpu=[shape.width] * requests,  # the most that one of them may have
             logits_rows=inputs.logits_rows,
             req_to_token_pool=self.runner.pools.req_to_token_pool,
             token_to_kv_pool=self.runner.pools.token_to_kv_pool,
@@ -176,27 +214,36 @@ class ExtendGraphRunner:
         """Whether a captured graph serves this prefill. Where none does, counts the reason."""
         if batch.forward_mode is not ForwardMode.EXTEND or batch.num_tokens == 0:
             return False
-        if batch.num_tokens > self.sizes[-1]:
-            reason = "more tokens than any captured"
-        elif batch.batch_size > MAX_REQUESTS:
-            reason = "more requests than captured"
-        elif batch.logits_rows is None or len(batch.logits_rows) > MAX_REQUESTS:
-            reason = "logits of every token"
-        else:
+        shape = self._shape_of(batch)
+        if isinstance(shape, Shape):
             return True
-        count_fallback(self.counters, "prefill", reason)
+        count_fallback(self.counters, "prefill", shape)
         return False
+
+    def _shape_of(self, batch: ModelWorkerBatch) -> Shape | str:
+        """The smallest, or why there is none."""
+        if batch.logits_rows is None or len(batch.logits_rows) > batch.batch_size:
+            return "logits of every token"
+        found = next((shape for shape in self.shapes if shape.holds(batch)), None)
+        if found is not None:
+            return found
+        if batch.num_tokens > max(shape.tokens for shape in self.shapes):
+            return "more tokens than any captured"
+        if batch.batch_size > max(shape.requests for shape in self.shapes):
+            return "more requests than captured"
+        return "a longer prompt than any captured"
 
     def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one prefill. The output views the graph's buffers: read it before the next replay."""
-        size = self.sizes[bisect.bisect_left(self.sizes, batch.num_tokens)]
-        values = torch.tensor(Inputs.values(batch, size), dtype=torch.int64)
+        shape = self._shape_of(batch)
+        assert isinstance(shape, Shape)
+        values = torch.tensor(Inputs.values(batch, shape), dtype=torch.int64)
         # The copy of the prefill before may still read the pinned buffer.
         self.copied.synchronize()
         self.staging[: len(values)] = values
         self.buffer[: len(values)].copy_(self.staging[: len(values)], non_blocking=True)
         self.copied.record()
-        captured = self.captured[size]
+        captured = self.captured[shape]
         if captured.guard is not None:
             captured.guard.check()
         captured.graph.replay()

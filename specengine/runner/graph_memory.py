@@ -27,22 +27,27 @@ class GraphDemand:
     num_layers: int
     vocab_size: int
     bytes_per_token: int  # that a forward needs for a moment, without logits
+    prompts: tuple[int, ...] = ()  # tokens of each graph of prefills
 
     @property
     def num_bytes(self) -> int:
         """An estimate: logits that plain decoding and verification leave in float32, each size its
-        own; what the largest forward needs, which the others share; and the launches."""
+        own; what the largest forward needs, which the others share; the same of prefills, which
+        leave hidden states and features, a quarter of that; and the launches."""
         rows = min(self.batch_sizes[-1] * self.nodes, MAX_TOKENS)
         kept = sum(self.batch_sizes) + (2 * rows if self.nodes > 1 else 0)
         moment = rows * (self.bytes_per_token + 6 * self.vocab_size)
         graphs = len(self.batch_sizes) * (2 + self.depths)
-        return kept * 4 * self.vocab_size + moment + graphs * self.num_layers * _LAUNCHES
+        prefills = (max(self.prompts, default=0) + sum(self.prompts) // 4) * self.bytes_per_token
+        launches = (graphs + len(self.prompts)) * self.num_layers * _LAUNCHES
+        return kept * 4 * self.vocab_size + moment + prefills + launches
 
 
 class GraphMemory:
-    """Of the graphs of one engine. Rounds and what rounds run share a pool, for no two of them run
-    at once. What a graph gives lies in the pool, where graphs that were captured before it write
-    when they run: read it, or copy it, before any other graph of the pool runs.
+    """Of the graphs of one engine, which share a pool, for no two of them run at once.
+
+    What a graph gives lies in the pool, where graphs that were captured before it write when they
+    run: read it, or copy it, before any other graph of the pool runs.
 
     budget: bytes that were kept free for them; None is as much as there is.
     """

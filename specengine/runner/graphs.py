@@ -107,10 +107,9 @@ class DecodeGraphRunner:
         used_before = memory.used
         backend = self.runner.attn_backend
         backend.init_cuda_graph_state(self.batch_sizes[-1], self.batch_sizes[-1])
-        pool = torch.cuda.graph_pool_handle()
         with without_garbage_collection(), memory.measured():
             for bs in reversed(self.batch_sizes):
-                self.captured[bs] = self._capture_one(bs, pool)
+                self.captured[bs] = self._capture_one(bs)
                 self.counters["captures"] += 1
         logger.info(
             "captured %d decode graphs (batch sizes %s) in %.1f s, %.2f GiB",
@@ -126,10 +125,10 @@ class DecodeGraphRunner:
         self.runner.attn_backend.init_forward_metadata_capture(batch)
         self._run(batch)
 
-    def _capture_one(self, bs: int, pool: Any) -> CapturedDecode:
+    def _capture_one(self, bs: int) -> CapturedDecode:
         batch = self._fixed_batch(bs)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
-        graph, output = capture(lambda: self._run(batch), pool)
+        graph, output = capture(lambda: self._run(batch), self.runner.graph_memory.pool)
         return CapturedDecode(graph, batch, output, self.runner.guard_of(batch))
 
     def _run(self, batch: ForwardBatch) -> LogitsOutput:

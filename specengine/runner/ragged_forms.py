@@ -21,6 +21,8 @@ from specengine.core.batch import ForwardMode, ModelWorkerBatch
 
 MAX_TOKENS = 1024  # beyond, a forward takes longer than its launches
 MOST_PROMPTS = 8  # requests of a forward over prompts
+CROWD = 64  # likewise, of prompts of at most CROWD_WIDTH tokens
+CROWD_WIDTH = 256
 
 Ints = NDArray[np.int64]
 
@@ -50,14 +52,14 @@ class Sizes:
     widths: tuple[int, ...]
     padding: bool = True
     prompts: tuple[int, ...] = ()
+    crowds: tuple[int, ...] = ()
 
     def form_of(self, batch: ModelWorkerBatch) -> Form | str:
         """The form of a batch, or why it has none."""
         widest = max(batch.extend_lens, default=0)
-        if widest > self.widths[-1] and self._has_prompts(batch):
-            size = _at_least(self.prompts, batch.num_tokens)
-            requests = MOST_PROMPTS + 1  # what is missing is one more
-            return Form(batch.forward_mode, requests, size, size, None, _logits(batch))
+        prompts = self._form_of_prompts(batch) if widest > self.widths[-1] else None
+        if prompts is not None:
+            return prompts
         if widest > self.widths[-1] or batch.num_tokens > MAX_TOKENS:
             return "more tokens than any captured"
         if batch.batch_size > self.batch_sizes[-1]:
@@ -80,10 +82,20 @@ class Sizes:
             logits=_logits(batch),
         )
 
-    def _has_prompts(self, batch: ModelWorkerBatch) -> bool:
-        """Of few enough tokens and requests."""
-        most = self.prompts[-1] if self.prompts and self.padding else 0
-        return batch.num_tokens <= most and batch.batch_size <= MOST_PROMPTS
+    def _form_of_prompts(self, batch: ModelWorkerBatch) -> Form | None:
+        """Of few enough tokens and requests, if any. What is missing are requests of nobody's."""
+        count, requests = batch.num_tokens, batch.batch_size
+        if not self.padding:
+            return None
+        if requests <= MOST_PROMPTS and count <= max(self.prompts, default=0):
+            size = _at_least(self.prompts, count)
+            return Form(batch.forward_mode, MOST_PROMPTS + 1, size, size, None, _logits(batch))
+        widest = max(batch.extend_lens)
+        if requests > CROWD or widest > CROWD_WIDTH or count > max(self.crowds, default=0):
+            return None
+        size = _at_least(self.crowds, count)
+        spare = -(-size // CROWD_WIDTH)
+        return Form(batch.forward_mode, CROWD + spare, size, CROWD_WIDTH, None, _logits(batch))
 
     def _padded(self, requests: int, tokens: int, width: int) -> tuple[int, int]:
         if width == 1:

@@ -88,8 +88,8 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
     decode, extend = DecodeGraphRunner(runner, SIZES, True), ExtendGraphRunner(runner)
     for size in SIZES:
         yield decode.rehearse(size)
-    for size in extend.sizes:
-        yield extend.rehearse(size)
+    for shape in extend.shapes:
+        yield extend.rehearse(shape)
     if flying is None:
         return
     for size in SIZES:

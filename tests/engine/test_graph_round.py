@@ -245,6 +245,23 @@ class TestOnTheGpu:
         assert [one.token_ids for one in flying.generate(prompts, params)] == expected
         flying.engine.scheduler.check_invariant()
 
+    @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
+    def test_prompts_that_come_together(
+        self, name: str, target: Path, drafts: dict[str, SpecConfig | None]
+    ) -> None:
+        """As many as one graph serves, of many lengths, and some that the cache knows in part."""
+        eager = make(target, None, disable_cuda_graph=True)
+        flying = make(target, drafts[name])
+        for count, length in ((12, 1), (64, 2), (30, 1)):
+            prompts = [PROMPTS[i % 3] * length + str(i % 40) for i in range(count)]
+            params = [replace(GREEDY, max_tokens=6)] * count
+            expected = [one.token_ids for one in eager.generate(prompts, params)]
+            assert [one.token_ids for one in flying.generate(prompts, params)] == expected
+        stats = flying.engine.stats().graphs
+        assert stats["prefill"].replays >= 3
+        assert not stats["prefill"].fallbacks
+        assert name == "plain" or not stats["draft"].fallbacks
+
     @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
     @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3", "NGRAM"])
     def test_sampled_requests_fly(

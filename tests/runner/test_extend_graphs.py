@@ -1,32 +1,67 @@
-"""What a captured prefill takes from the host."""
+"""Which captured prefill serves a batch, and what it takes from the host."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
-from specengine.runner.extend_graphs import MAX_REQUESTS, Inputs
+from specengine.runner.extend_graphs import FEW, MANY, SHAPES, Inputs, Shape
+
+
+def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
+    ends = torch.tensor(extend_lens).cumsum(0)
+    return ModelWorkerBatch(
+        forward_mode=ForwardMode.EXTEND,
+        input_ids=torch.arange(sum(extend_lens)) + 5,
+        req_pool_indices=list(range(len(extend_lens), 0, -1)),
+        prefix_lens=[10, *[0] * (len(extend_lens) - 1)],
+        extend_lens=extend_lens,
+        logits_rows=(ends - 1).tolist(),
+        sampling=None,
+    )
 
 
 def test_inputs_are_padded_with_nobodys_tokens() -> None:
-    batch = ModelWorkerBatch(
-        forward_mode=ForwardMode.EXTEND,
-        input_ids=torch.tensor([5, 6, 7, 8, 9]),
-        req_pool_indices=[3, 1],
-        prefix_lens=[10, 0],
-        extend_lens=[2, 3],
-        logits_rows=[1, 4],
-        sampling=None,
-    )
-    values = torch.tensor(Inputs.values(batch, 8))
-    inputs = Inputs.of(values, 8)
-    nobody = MAX_REQUESTS
+    shape = Shape(8, 5, 8)
+    values = torch.tensor(Inputs.values(prefill([2, 3]), shape))
+    inputs = Inputs.of(values, shape)
     assert inputs.tokens_T.tolist() == [5, 6, 7, 8, 9, 0, 0, 0]
-    assert inputs.requests_T.tolist() == [0, 0, 1, 1, 1, nobody, nobody, nobody]
+    assert inputs.requests_T.tolist() == [0, 0, 1, 1, 1, 5, 5, 5]
     assert inputs.places_T.tolist() == [10, 11, 0, 1, 2, 0, 1, 2]
-    assert inputs.rows.tolist() == [3, 1] + [0] * (MAX_REQUESTS - 1)
-    assert inputs.rows[nobody] == 0
-    assert inputs.seq_lens.tolist() == [12, 3] + [0] * (MAX_REQUESTS - 2) + [3]
-    assert inputs.qo_indptr.tolist() == [0, 2] + [5] * (MAX_REQUESTS - 1) + [8]
-    assert inputs.logits_rows.tolist() == [1, 4] + [0] * (MAX_REQUESTS - 2)
-    assert len(values) == sum(map(len, vars(inputs).values()))
+    assert inputs.rows.tolist() == [2, 1, 0, 0, 0, 0]
+    assert inputs.seq_lens.tolist() == [12, 3, 0, 0, 0, 3]
+    assert inputs.qo_indptr.tolist() == [0, 2, 5, 5, 5, 5, 8]
+    assert inputs.logits_rows.tolist() == [1, 4, 0, 0, 0]
+    assert len(values) == shape.num_inputs == sum(map(len, vars(inputs).values()))
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "expected"),
+    [
+        ([300], Shape(512, 8, 512)),
+        ([30] * 8, Shape(256, 8, 256)),
+        ([30] * 9, Shape(512, 64, 256)),
+        ([30] * 64, Shape(2048, 64, 256)),
+        ([200] * 4, Shape(1024, 64, 256)),
+        ([513], None),
+        ([30] * 65, None),
+        ([257] * 3, None),
+        ([1] * 64, Shape(256, 64, 256)),
+    ],
+)
+def test_the_first_shape_that_holds_a_batch(extend_lens: list[int], expected: Shape | None) -> None:
+    batch = prefill(extend_lens)
+    found = next((shape for shape in SHAPES if shape.holds(batch)), None)
+    assert found == expected
+
+
+def test_nobodys_tokens_are_no_longer_than_a_request_may_be() -> None:
+    for many in (False, True):
+        for tokens in range(1, (MANY if many else FEW)[-1].tokens + 1):
+            lens = [tokens // 64] * 64
+            lens[0] += tokens - sum(lens)
+            batch = prefill([one for one in lens if one] if many else [tokens])
+            found = next((shape for shape in SHAPES if shape.holds(batch)), None)
+            if found is not None:
+                assert found.tokens - tokens <= found.width

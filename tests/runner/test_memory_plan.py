@@ -42,6 +42,8 @@ def test_what_graphs_are_expected_to_take() -> None:
     assert demand.num_bytes == (9 + 2 * 32) * 4000 + 32 * 6500 + launches
     plain = replace(demand, nodes=1)
     assert plain.num_bytes == 9 * 4000 + 8 * 6500 + launches
+    prompts = replace(plain, prompts=(16, 64))
+    assert prompts.num_bytes == plain.num_bytes + (64 + 20) * 500 + 2 * 2 * 65536
 
 
 def test_whole_pages_and_the_limit() -> None:

@@ -91,6 +91,22 @@ def test_prompts_have_few_forms() -> None:
     assert exactly.form_of(verify([5])) == "more tokens than any captured"
 
 
+def test_crowds_of_short_prompts_have_forms_of_their_own() -> None:
+    sizes = Sizes((1, 2, 64), (1, 4), prompts=(64, 256), crowds=(512, 1024))
+    drawn = [[5] * 9, [30] * 17, [30] * 18, [200] * 3, [250, 250, 12], [1] * 63 + [256]]
+    forms = [form_of(verify(lens, rows=[]), sizes) for lens in drawn]
+    assert [one.num_tokens for one in forms] == [512, 512, 1024, 1024, 512, 512]
+    assert len(set(forms)) == 2
+    for lens, form in zip(drawn, forms, strict=True):
+        inputs = packed(verify(lens, rows=[]), form)
+        assert inputs.extend_lens_N.tolist()[: len(lens)] == lens
+        assert int(inputs.extend_lens_N.max()) <= form.width == 256
+        assert int(inputs.extend_lens_N.sum()) == form.num_tokens
+    assert form_of(verify([30] * 8, rows=[]), sizes).num_requests == 9
+    for lens in ([257, 1, 1], [5] * 65, [200] * 6):
+        assert sizes.form_of(verify(lens, rows=[])) == "more tokens than any captured"
+
+
 def test_the_logits_asked_for() -> None:
     found = [form_of(verify([2, 2], rows)).logits for rows in (None, [], [1, 3])]
     assert found == ["every", "none", "chosen"]
