@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specengine.engine.adaptive.acceptance import Acceptance
-from specengine.engine.adaptive.choice import expected_tokens, outlook
+from specengine.engine.adaptive.choice import PLAIN, Shape, expected_tokens, outlook
 
 PRIOR = pytest.approx(0.7)
-SECONDS = {0: 1.0, 1: 1.1, 2: 1.2, 3: 1.3}
+SECONDS = {Shape(0): 1.0, Shape(1): 1.1, Shape(2): 1.2, Shape(3): 1.3}
 CHANCES = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 
 
@@ -93,23 +93,24 @@ def test_better_acceptance_promises_no_less_of_any_depth(
 ) -> None:
     low = [min(pair) for pair in zip(one, other, strict=True)]
     high = [max(pair) for pair in zip(one, other, strict=True)]
-    poor, good = outlook(4, low, 1.0, SECONDS), outlook(4, high, 1.0, SECONDS)
-    assert all(good.gain(steps) >= poor.gain(steps) - 1e-12 for steps in SECONDS)
+    poor, good = (outlook(4, {None: one}, 1.0, SECONDS) for one in (low, high))
+    assert all(good.gain(shape) >= poor.gain(shape) - 1e-12 for shape in SECONDS)
 
 
 @given(CHANCES, st.floats(0.0, 3.0))
 def test_dearer_drafts_are_never_deeper(chances: list[float], dearer: float) -> None:
-    cheap = outlook(1, chances, 1.0, SECONDS)
-    dear = outlook(1, chances, 1.0, {k: cost + dearer * k for k, cost in SECONDS.items()})
-    assert dear.best <= cheap.best
+    cheap = outlook(1, {None: chances}, 1.0, SECONDS)
+    costs = {shape: cost + dearer * shape.num_steps for shape, cost in SECONDS.items()}
+    dear = outlook(1, {None: chances}, 1.0, costs)
+    assert dear.best.num_steps <= cheap.best.num_steps
 
 
 def test_useless_drafts_are_not_worth_even_nothing() -> None:
     """Of equals the shallowest."""
-    assert outlook(1, [0.0] * 3, 1.0, dict.fromkeys(SECONDS, 1.0)).best == 0
+    assert outlook(1, {None: [0.0] * 3}, 1.0, dict.fromkeys(SECONDS, 1.0)).best == PLAIN
 
 
 def test_few_drafts_weigh_little() -> None:
-    view = outlook(8, [1.0] * 3, 0.25, SECONDS)
-    assert view.tokens == {0: 1.0, 1: 1.25, 2: 1.5, 3: 1.75}
-    assert view.gain(3) == pytest.approx(1.75 / 1.3)
+    view = outlook(8, {None: [1.0] * 3}, 0.25, SECONDS)
+    assert list(view.tokens.values()) == [1.0, 1.25, 1.5, 1.75]
+    assert view.gain(Shape(3)) == pytest.approx(1.75 / 1.3)

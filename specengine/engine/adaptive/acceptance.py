@@ -11,18 +11,41 @@ _MEMORY = 200  # drafts
 _MEMORY_ROUNDS = 16  # where a round has many drafts
 
 
+class Shares:
+    """Of each place, how often something held there: a running share with exponential forgetting,
+    which begins with a Beta prior, and is expected to be like that of the place before it."""
+
+    def __init__(self, depth: int, prior: float) -> None:
+        self.prior = prior  # of the first place
+        self.tried = [0.0] * depth
+        self.held = [0.0] * depth
+        self._prior_count = [_PRIOR_COUNT] * depth
+
+    def add(self, place: int, tried: int, held: int) -> None:
+        if tried:
+            self.tried[place] = _kept(tried) * self.tried[place] + tried
+            self.held[place] = _kept(tried) * self.held[place] + held
+            self._prior_count[place] *= _kept(tried)
+
+    def chances(self) -> list[float]:
+        """[depth], in 0..1."""
+        chances: list[float] = []
+        expected = self.prior
+        for tried, held, prior in zip(self.tried, self.held, self._prior_count, strict=True):
+            expected = (held + prior * expected) / (tried + prior)
+            chances.append(expected)
+        return chances
+
+
 class Acceptance:
-    """Of each place, the chance that a draft stands there, given that those above it do: a running
-    share with exponential forgetting, which begins with a Beta prior.
+    """Of each place, the chance that a draft stands there, given that those above it do.
 
     It learns from what came of past rounds, and nothing of a round that is not verified yet, so
     that acting on it biases no sampled draft.
     """
 
     def __init__(self, depth: int) -> None:
-        self.tried = [0.0] * depth
-        self.stood = [0.0] * depth
-        self._prior = [_PRIOR_COUNT] * depth
+        self.shares = Shares(depth, _PRIOR)
         self._asked = self._drafting = _PRIOR_COUNT  # requests
 
     def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
@@ -31,16 +54,13 @@ class Acceptance:
         drafting = sum(count for (levels, _), count in pairs.items() if levels)
         self._asked = _kept(len(drafted)) * self._asked + len(drafted)
         self._drafting = _kept(len(drafted)) * self._drafting + drafting
-        for place in range(len(self.tried)):
+        for place in range(len(self.shares.tried)):
             tried = stood = 0
             for (levels, kept), count in pairs.items():
                 if levels > place and kept >= place:
                     tried += count
                     stood += count if kept > place else 0
-            if tried:
-                self.tried[place] = _kept(tried) * self.tried[place] + tried
-                self.stood[place] = _kept(tried) * self.stood[place] + stood
-                self._prior[place] *= _kept(tried)
+            self.shares.add(place, tried, stood)
 
     @property
     def coverage(self) -> float:
@@ -49,12 +69,7 @@ class Acceptance:
 
     def chances(self) -> list[float]:
         """[depth], in 0..1."""
-        chances: list[float] = []
-        expected = _PRIOR
-        for tried, stood, prior in zip(self.tried, self.stood, self._prior, strict=True):
-            expected = (stood + prior * expected) / (tried + prior)
-            chances.append(expected)
-        return chances
+        return self.shares.chances()
 
 
 def _kept(count: int) -> float:

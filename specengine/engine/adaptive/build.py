@@ -6,7 +6,8 @@ import logging
 from pathlib import Path
 
 from specengine.core.config import EngineConfig
-from specengine.core.spec import Drafter
+from specengine.core.spec import Drafter, TreeRowDrafter
+from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.round import AdaptiveRound
 from specengine.engine.adaptive.steps import AdaptiveSteps
@@ -30,8 +31,16 @@ def make_adaptive(
         return None
     table = config.spec.cost_table
     costs = None if table is None else StepCosts.read(Path(table).expanduser())
-    steps = AdaptiveSteps(depths(deepest(config.spec, drafter)), costs)
-    return AdaptiveRound(steps, limit, is_chain=not drafter.proposes_tree)
+    choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
+    sizes = {} if is_chain else smaller_sizes(choices, lambda depth: most_nodes(drafter, depth))
+    return AdaptiveRound(AdaptiveSteps(choices, costs, sizes=sizes), limit, is_chain)
+
+
+def most_nodes(drafter: Drafter, num_steps: int) -> int:
+    """Of a tree so deep, root included."""
+    if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
+        return drafter.num_tree_nodes(num_steps)
+    return drafter.max_nodes
 
 
 def depths(most: int) -> list[int]:

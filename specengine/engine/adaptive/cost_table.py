@@ -1,4 +1,4 @@
-"""What a round costs, by its batch size and the depth of its drafts."""
+"""What a round costs, by its batch size, the depth of its drafts, and the nodes of its trees."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from specengine.core.errors import ConfigError
 
 Curve = dict[int, float]
 
+_NONE: Mapping[int, Mapping[int, Curve]] = {}
+
 _FORM = '{"seconds": {"1": {"0": 0.0031, "3": 0.0042}, "8": {"0": 0.0033, "3": 0.0047}}}'
 
 
@@ -24,11 +26,12 @@ class Costs(Protocol):
         """Whether rounds that run teach nothing more."""
         ...
 
-    def of(self, batch_size: int, depth: float) -> float | None:
-        """depth: num_steps, or the mean of it where requests draft differently."""
+    def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
+        """depth: num_steps, or the mean of it where requests draft differently. num_nodes: of trees
+        that are smaller than they could be, root included."""
         ...
 
-    def is_settled(self, batch_size: int, num_steps: int) -> bool:
+    def is_settled(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> bool:
         """Whether the cost is known well enough to act on."""
         ...
 
@@ -37,35 +40,36 @@ class StepCosts:
     """Seconds of a round by batch size and num_steps, measured beforehand.
 
     A file of it is a JSON object: `seconds` maps batch sizes to objects that map num_steps to
-    seconds, 0 (plain decoding) and at least one more in each. Other keys are left alone.
+    seconds, 0 (plain decoding) and at least one more in each. `smaller_trees` may map numbers of
+    nodes to more such objects, in which 0 need not be. Other keys are left alone.
     """
 
     is_fixed = True
 
-    def __init__(self, seconds: Mapping[int, Mapping[int, float]]) -> None:
+    def __init__(
+        self, seconds: Mapping[int, Curve], smaller_trees: Mapping[int, Mapping[int, Curve]] = _NONE
+    ) -> None:
         """Raises ValueError for a table that gives no answer."""
-        self.seconds: dict[int, Curve] = {
-            size: dict(sorted(seconds[size].items())) for size in sorted(seconds)
-        }
+        self.seconds = _ascending(seconds)
+        self.smaller_trees = {size: _ascending(one) for size, one in smaller_trees.items() if one}
         if not self.seconds or min(self.seconds) < 1:
             raise ValueError("it needs batch sizes of at least 1")
         for size, curve in self.seconds.items():
             if 0 not in curve or len(curve) < 2 or min(curve) < 0:
                 raise ValueError(f"batch size {size} needs num_steps 0 and at least one more")
-            if not all(math.isfinite(value) and value > 0 for value in curve.values()):
-                raise ValueError(f"batch size {size}: seconds must be above 0")
+            _check_seconds(size, curve)
+        for curves in self.smaller_trees.values():
+            for size, curve in curves.items():
+                _check_seconds(size, curve)
 
     @classmethod
     def read(cls, path: Path) -> StepCosts:
         """Raises ConfigError."""
         try:
-            raw = json.loads(path.read_text(encoding="utf-8"))["seconds"]
-            return cls(
-                {
-                    int(size): {int(steps): float(value) for steps, value in curve.items()}
-                    for size, curve in raw.items()
-                }
-            )
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            smaller = raw.get("smaller_trees", {}) if "seconds" in raw else {}
+            sizes = {int(nodes): _numbers(curves) for nodes, curves in smaller.items()}
+            return cls(_numbers(raw["seconds"]), sizes)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"--speculative-cost-table {path}: no table of round costs ({error}); it looks "
@@ -74,16 +78,41 @@ class StepCosts:
 
     def write(self, path: Path, **notes: object) -> None:
         """notes: what the table was measured on."""
-        path.write_text(json.dumps({**notes, "seconds": self.seconds}, indent=1), encoding="utf-8")
+        given = {**notes, "seconds": self.seconds, "smaller_trees": self.smaller_trees}
+        path.write_text(json.dumps(given, indent=1), encoding="utf-8")
 
-    def of(self, batch_size: int, depth: float) -> float:
+    def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
         """On straight lines between what was measured, and beyond it; never below the nearest
-        measurement there."""
-        curve = {size: along(row, depth) for size, row in self.seconds.items()}
+        measurement there. Smaller trees cost what whole ones do below the smallest batch size that
+        they were measured at, and None if they were measured nowhere."""
+        rows = self.seconds
+        if num_nodes is not None:
+            smaller = self.smaller_trees.get(num_nodes)
+            if smaller is None:
+                return None
+            if batch_size >= min(smaller):
+                rows = {size: {0: self.of(size, 0) or 0.0, **row} for size, row in smaller.items()}
+        curve = {size: along(row, depth) for size, row in rows.items()}
         return along(curve, batch_size)
 
-    def is_settled(self, batch_size: int, num_steps: int) -> bool:
+    def is_settled(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> bool:
         return True
+
+
+def _ascending(seconds: Mapping[int, Curve]) -> dict[int, Curve]:
+    return {size: dict(sorted(seconds[size].items())) for size in sorted(seconds)}
+
+
+def _check_seconds(batch_size: int, curve: Curve) -> None:
+    if not all(math.isfinite(value) and value > 0 for value in curve.values()):
+        raise ValueError(f"batch size {batch_size}: seconds must be above 0")
+
+
+def _numbers(raw: Mapping[str, Mapping[str, float]]) -> dict[int, Curve]:
+    return {
+        int(size): {int(steps): float(value) for steps, value in curve.items()}
+        for size, curve in raw.items()
+    }
 
 
 def along(curve: Curve, place: float) -> float:

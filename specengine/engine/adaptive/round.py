@@ -1,4 +1,4 @@
-"""Rounds as deep as AdaptiveSteps says."""
+"""Rounds of the shape that AdaptiveSteps says."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class AdaptiveRound:
         self.limit.most = depth + 1 if self.is_chain else None
         start = perf_counter()
         try:
-            result = inner.run(batch, depth)
+            result = inner.run(batch, depth, choice.num_nodes)
         finally:
             self.limit.most = None
         seconds = perf_counter() - start
         result.depth = choice
         counts = (result.num_drafted, result.num_accepted)
-        self.steps.observe(batch.batch_size, depth, *counts, seconds)
+        told = choice.num_nodes, result.path_ranks
+        self.steps.observe(batch.batch_size, depth, *counts, seconds, *told)
         return result

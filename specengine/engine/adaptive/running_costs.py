@@ -21,51 +21,75 @@ class _Cell:
 
 
 @dataclass
+class _Curve:
+    seconds: dict[int, float] = field(default_factory=dict)  # by cell, ascending
+    cells: dict[int, _Cell] = field(default_factory=dict)
+
+    def record(self, place: int, seconds: float, now: int) -> None:
+        cell = self.cells.get(place)
+        if cell is None or now - cell.last > _STALE:
+            cell = self.cells[place] = _Cell(deque(maxlen=_WINDOW), now)
+        cell.window.append(seconds)
+        cell.last = now
+        is_new = place not in self.seconds
+        self.seconds[place] = median(cell.window)
+        if is_new:
+            self.seconds = dict(sorted(self.seconds.items()))
+
+
+@dataclass
 class _Row:
     """Of one bucket of batch sizes."""
 
     round: int = 0
-    curve: dict[int, float] = field(default_factory=dict)  # seconds by cell, ascending
-    cells: dict[int, _Cell] = field(default_factory=dict)
-    runs: dict[int, list[int]] = field(default_factory=dict)  # by num_steps, the last few rounds
+    curves: dict[int | None, _Curve] = field(default_factory=dict)  # by num_nodes
+    # by num_steps and num_nodes, the last few rounds
+    runs: dict[tuple[int, int | None], list[int]] = field(default_factory=dict)
 
 
 class RunningCosts:
-    """Medians over the last rounds, by the drafts that were verified in them and by batch sizes up
-    to the next power of two. What was measured long ago, on shorter texts or a busier machine, is
-    forgotten as soon as it is measured again, and is not settled until then."""
+    """Medians over the last rounds, by the drafts that were verified in them, by batch sizes up to
+    the next power of two, and by the nodes that trees were cut to. What was measured long ago, on
+    shorter texts or a busier machine, is forgotten as soon as it is measured again, and is not
+    settled until then."""
 
     is_fixed = False
 
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
 
-    def record(self, batch_size: int, num_steps: int, num_drafts: int, seconds: float) -> None:
+    def record(
+        self,
+        batch_size: int,
+        num_steps: int,
+        num_drafts: int,
+        seconds: float,
+        num_nodes: int | None = None,
+    ) -> None:
         """num_drafts: levels drafted over the batch, where num_steps a request were asked for."""
         row = self._rows.setdefault(bucket(batch_size), _Row())
         row.round += 1
-        row.runs[num_steps] = [*row.runs.get(num_steps, [])[1 - _SETTLED :], row.round]
+        runs = row.runs.get((num_steps, num_nodes), [])
+        row.runs[num_steps, num_nodes] = [*runs[1 - _SETTLED :], row.round]
         place = round(_CELLS * num_drafts / batch_size)
-        cell = row.cells.get(place)
-        if cell is None or row.round - cell.last > _STALE:
-            cell = row.cells[place] = _Cell(deque(maxlen=_WINDOW), row.round)
-        cell.window.append(seconds)
-        cell.last = row.round
-        is_new = place not in row.curve
-        row.curve[place] = median(cell.window)
-        if is_new:
-            row.curve = dict(sorted(row.curve.items()))
+        curve = row.curves.setdefault(num_nodes if place else None, _Curve())
+        curve.record(place, seconds, row.round)
 
-    def of(self, batch_size: int, depth: float) -> float | None:
-        """None until rounds of this size have run with drafts and without."""
+    def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
+        """None until rounds of this size have run with such drafts and without."""
         row = self._rows.get(bucket(batch_size))
-        if row is None or 0 not in row.curve or len(row.curve) < 2:
+        if row is None or None not in row.curves or num_nodes not in row.curves:
             return None
-        return along(row.curve, _CELLS * depth)
+        seconds = row.curves[None].seconds
+        if 0 not in seconds:
+            return None
+        if num_nodes is not None:
+            seconds = {0: seconds[0], **row.curves[num_nodes].seconds}
+        return along(seconds, _CELLS * depth) if len(seconds) > 1 else None
 
-    def is_settled(self, batch_size: int, num_steps: int) -> bool:
+    def is_settled(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> bool:
         row = self._rows.get(bucket(batch_size))
-        runs = [] if row is None else row.runs.get(num_steps, [])
+        runs = [] if row is None else row.runs.get((num_steps, num_nodes), [])
         return row is not None and len(runs) == _SETTLED and row.round - runs[0] <= _STALE
 
 

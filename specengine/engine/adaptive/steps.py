@@ -1,17 +1,25 @@
-"""Chooses the depth of drafts, round by round."""
+"""Chooses the depth of drafts, and of trees their size, round by round."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specengine.core.spec import DepthChoice
-from specengine.engine.adaptive.acceptance import Acceptance
 from specengine.engine.adaptive.budget import ProbeBudget
-from specengine.engine.adaptive.choice import Decision, Outlook, outlook, seconds_of
+from specengine.engine.adaptive.choice import (
+    PLAIN,
+    Decision,
+    Outlook,
+    Shape,
+    all_shapes,
+    outlook,
+    seconds_of,
+)
 from specengine.engine.adaptive.cost_table import Costs
 from specengine.engine.adaptive.running_costs import RunningCosts, bucket
+from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
 
 
 @dataclass(frozen=True)
@@ -33,9 +41,9 @@ class _Place:
     round: int = 0
     changed: int = 0  # round of the last change
     probed: int = 0
-    tries: Counter[int] = field(default_factory=Counter)
+    tries: Counter[Shape] = field(default_factory=Counter)
     plain_left: int = 0  # of the plain rounds that are being tried
-    last_run: dict[int, int] = field(default_factory=dict)
+    last_run: dict[Shape, int] = field(default_factory=dict)
 
 
 class AdaptiveSteps:
@@ -46,34 +54,45 @@ class AdaptiveSteps:
     product of the first i acceptances: the tokens that a round of depth K emits (Leviathan et al.
     2023, section 3). K = 0, plain decoding, is one of the choices.
 
-    A depth stands until another is better by a margin, or plain decoding is better at all. In
-    between, neighbouring depths are tried for a round, so that acceptance which came back and costs
+    Where the drafter says which nodes of its trees are the best, smaller trees of a depth are
+    choices too: what they would have accepted is known from every round that ran a larger one.
+
+    A shape stands until another is better by a margin, or plain decoding is better at all. In
+    between, neighbouring shapes are tried for a round, so that acceptance which came back and costs
     which changed are noticed; ProbeBudget bounds what that may cost.
 
     The choice depends on the outcomes and times of past rounds alone: it biases no sampled draft.
     """
 
     def __init__(
-        self, steps: Sequence[int], costs: Costs | None = None, policy: Policy | None = None
+        self,
+        steps: Sequence[int],
+        costs: Costs | None = None,
+        policy: Policy | None = None,
+        sizes: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """steps: depths to choose from, 0 among them. costs: None to learn them from the rounds."""
+        """steps: depths to choose from, 0 among them. costs: None to learn them from the rounds.
+        sizes: by depth, of smaller trees to choose from, in nodes, root included."""
         self.steps = sorted({0, *steps})
+        self.sizes = sizes or {}
+        self.shapes = all_shapes(self.steps, self.sizes)
         self.costs = RunningCosts() if costs is None else costs
         self.policy = policy or Policy()
-        self.acceptance = Acceptance(self.steps[-1])
+        known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
+        self.acceptance = TreeAcceptance(self.steps[-1], sorted(known))
         self.budget = ProbeBudget()
         self._places: dict[int, _Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
         self._view: Outlook | None = None  # since the last round that was observed
-        self._fixed: dict[int, dict[int, float]] = {}  # seconds by batch size, of a measured table
+        self._fixed: dict[int, dict[Shape, float]] = {}  # by batch size, of a measured table
 
     def choose(self, batch_size: int) -> Decision:
         self._batch_size = batch_size
         place = self._places.setdefault(bucket(batch_size), _Place())
         place.round += 1
         decision = self._decide(place, batch_size)
-        place.last_run[decision.num_steps] = place.round
+        place.last_run[decision.shape] = place.round
         self._last = decision
         return decision
 
@@ -84,16 +103,20 @@ class AdaptiveSteps:
         drafted: Sequence[int],
         accepted: Sequence[int],
         seconds: float | None = None,
+        num_nodes: int | None = None,
+        ranks: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """num_steps: as chosen. drafted, accepted: of each request; of a tree its nodes, and those
-        on the accepted path. seconds: of the whole round; None leaves the costs as they are."""
-        levels = [min(one, num_steps) for one in drafted]
+        """num_steps, num_nodes: as chosen. drafted, accepted: of each request; of a tree its nodes,
+        and those on the accepted path. seconds: of the whole round; None leaves the costs as they
+        are. ranks: of the drafts that stand (VerifyResult.path_ranks)."""
         if num_steps:
-            self.acceptance.observe(levels, accepted)
+            self.acceptance.observe(num_steps, Outcomes(drafted, accepted, ranks, num_nodes))
         self._view = None
         if seconds is not None and isinstance(self.costs, RunningCosts):
-            self.costs.record(batch_size, num_steps, sum(levels), seconds)
-        self._settle(batch_size, num_steps, 1 + sum(accepted) / batch_size, seconds)
+            levels = sum(min(one, num_steps) for one in drafted)
+            self.costs.record(batch_size, num_steps, levels, seconds, num_nodes)
+        shape = Shape(num_steps, num_nodes)
+        self._settle(batch_size, shape, 1 + sum(accepted) / batch_size, seconds)
 
     def standing(self, batch_size: int) -> Decision | None:
         """What stands for such batches; None where nothing is settled yet."""
@@ -114,7 +137,7 @@ class AdaptiveSteps:
         if place is None or place.standing is None:
             return self._last
         view = self._outlook(self._batch_size)
-        return place.standing if view is None else view.decide(place.standing.num_steps)
+        return place.standing if view is None else view.decide(place.standing.shape)
 
     def _outlook(self, batch_size: int) -> Outlook | None:
         if self._view is None or self._view.batch_size != batch_size:
@@ -122,90 +145,110 @@ class AdaptiveSteps:
             seconds = self._seconds(batch_size, coverage)
             if seconds is None:
                 return None
-            self._view = outlook(batch_size, self.acceptance.chances(), coverage, seconds)
+            if not self.acceptance.is_told:
+                seconds = {one: cost for one, cost in seconds.items() if one.num_nodes is None}
+            sizes = {one.num_nodes for one in seconds}
+            chances = {size: self.acceptance.chances(size) for size in sizes}
+            self._view = outlook(batch_size, chances, coverage, seconds)
         return self._view
 
-    def _seconds(self, batch_size: int, coverage: float) -> dict[int, float] | None:
+    def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
         if not self.costs.is_fixed or coverage < 1:
-            return seconds_of(self.costs, batch_size, coverage, self.steps)
+            return seconds_of(self.costs, batch_size, coverage, self.shapes)
         found = self._fixed.get(batch_size)
         if found is None:
-            found = seconds_of(self.costs, batch_size, coverage, self.steps)
+            found = seconds_of(self.costs, batch_size, coverage, self.shapes)
             assert found is not None, "a measured table knows every cost"
             self._fixed[batch_size] = found
         return found
 
     def _decide(self, place: _Place, batch_size: int) -> Decision:
-        deepest = self.steps[-1]
+        deepest = Shape(self.steps[-1])
         if not self.costs.is_fixed:
-            for steps, tries in ((deepest, self.policy.deep_tries), (0, self.policy.plain_tries)):
-                if place.tries[steps] < tries:
-                    place.tries[steps] += 1
-                    reason = f"batch {batch_size}: measuring the cost of K={steps}"
-                    return Decision(steps, reason, None)
+            tries = (deepest, self.policy.deep_tries), (PLAIN, self.policy.plain_tries)
+            for shape, count in tries:
+                if place.tries[shape] < count:
+                    place.tries[shape] += 1
+                    reason = f"batch {batch_size}: measuring the cost of {shape}"
+                    return Decision(shape.num_steps, reason, None)
         view = self._outlook(batch_size)
         if view is None:
-            reason = f"batch {batch_size}: K={deepest}, the cost of drafts is not known yet"
-            return Decision(deepest, reason, None)
+            reason = f"batch {batch_size}: {deepest}, the cost of drafts is not known yet"
+            return Decision(deepest.num_steps, reason, None)
         if place.standing is None:
             place.standing, place.changed = view.decide(view.best), place.round
             return place.standing
         return self._keep_or_change(place, place.standing, view)
 
     def _keep_or_change(self, place: _Place, standing: Decision, view: Outlook) -> Decision:
-        kept, best = standing.num_steps, view.best
-        if place.plain_left > 0 and kept:
+        kept, best = standing.shape, view.best
+        if place.plain_left > 0 and kept != PLAIN:
             place.plain_left -= 1
-            return self._try(place, 0, kept, view)
+            return self._try(place, PLAIN, kept, view)
         wants = self._is_worth_it(kept, best, view)
-        if wants and self.costs.is_settled(view.batch_size, best):
+        if wants and self._is_settled(best, view):
             if place.round - place.changed >= self.policy.min_rounds:
                 place.standing, place.changed = view.decide(best), place.round
                 place.plain_left = 0
                 return place.standing
             return standing
-        targets = [best] if wants else self._probe_targets(kept, view.batch_size)
+        targets = [best] if wants else self._probe_targets(kept, view)
         if place.round - place.probed < self.policy.probe_every or not targets:
             return standing
-        target = min(targets, key=lambda steps: place.last_run.get(steps, 0))
+        target = min(targets, key=lambda shape: place.last_run.get(shape, 0))
         seconds = view.seconds[kept]
         loss = view.seconds[target] - view.tokens[target] * seconds / view.tokens[kept]
         if not self.budget.allows(loss, seconds):
             return standing
-        if target == 0 and not self.costs.is_fixed:
+        if target == PLAIN and not self.costs.is_fixed:
             place.plain_left = self.policy.plain_tries - 1
         return self._try(place, target, kept, view)
 
-    def _try(self, place: _Place, target: int, kept: int, view: Outlook) -> Decision:
+    def _try(self, place: _Place, target: Shape, kept: Shape, view: Outlook) -> Decision:
         place.probed = place.round
-        reason = f"batch {view.batch_size}: K={target} tried for a round; K={kept} stands"
-        return Decision(target, reason, view.gain(target))
+        reason = f"batch {view.batch_size}: {target} tried for a round; {kept} stands"
+        return Decision(target.num_steps, reason, view.gain(target), target.num_nodes)
 
-    def _is_worth_it(self, kept: int, best: int, view: Outlook) -> bool:
+    def _is_settled(self, shape: Shape, view: Outlook) -> bool:
+        return self.costs.is_settled(view.batch_size, shape.num_steps, shape.num_nodes)
+
+    def _is_worth_it(self, kept: Shape, best: Shape, view: Outlook) -> bool:
         if best == kept:
             return False
         return view.rates[best] > (1 + self.policy.margin) * view.rates[kept] or view.gain(kept) < 1
 
-    def _probe_targets(self, kept: int, batch_size: int) -> list[int]:
-        """The next depth, of which the depth that stands tells nothing; those above it, whose
-        acceptance is known, only where their cost was last seen long ago."""
-        place = self.steps.index(kept)
-        shallower = {0, self.steps[max(place - 1, 0)]} - {kept}
-        unsure = [one for one in shallower if not self.costs.is_settled(batch_size, one)]
-        return [*self.steps[place + 1 : place + 2], *unsure]
+    def _probe_targets(self, kept: Shape, view: Outlook) -> list[Shape]:
+        """The next depth and the next size, of which the shape that stands tells nothing; those
+        below them, whose acceptance is known, only where their cost was last seen long ago."""
+        place = self.steps.index(kept.num_steps)
+        same = [one for one in view.rates if one.num_steps == kept.num_steps]
+        size = same.index(kept)
+        above: list[Shape] = []
+        below = [PLAIN, _like(kept, self.steps[max(place - 1, 0)], view), *same[:size]]
+        for depth in self.steps[place + 1 : place + 2]:
+            above.append(_like(kept, depth, view))
+            below += [one for one in view.rates if one.num_steps == depth and one.num_nodes]
+        above += same[size + 1 : size + 2]
+        asked = {*above, kept}
+        unsure = [one for one in dict.fromkeys(below) if one not in asked]
+        return [*above, *(one for one in unsure if not self._is_settled(one, view))]
 
-    def _settle(
-        self, batch_size: int, num_steps: int, tokens: float, seconds: float | None
-    ) -> None:
-        """The budget earns of every round, and pays for those that ran at another depth than the
-        one that stands. tokens: a request."""
+    def _settle(self, batch_size: int, shape: Shape, tokens: float, seconds: float | None) -> None:
+        """The budget earns of every round, and pays for those of another shape than the one that
+        stands. tokens: a request."""
         place = self._places.get(bucket(batch_size))
         view = self._outlook(batch_size)
         if place is None or place.standing is None or view is None:
             return
-        kept = place.standing.num_steps
+        kept = place.standing.shape
         usual = view.seconds[kept]
-        if num_steps != kept:
-            took = view.seconds[num_steps] if seconds is None else seconds
+        if shape != kept:
+            took = view.seconds[shape] if seconds is None else seconds
             self.budget.pay(took - tokens * usual / view.tokens[kept], usual)
         self.budget.earn(usual)
+
+
+def _like(kept: Shape, num_steps: int, view: Outlook) -> Shape:
+    """Of another depth, as many nodes where that may be chosen."""
+    alike = Shape(num_steps, kept.num_nodes)
+    return alike if alike in view.rates else Shape(num_steps)

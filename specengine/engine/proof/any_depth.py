@@ -1,8 +1,8 @@
-"""Depths that go up and down as no clock would let them."""
+"""Depths, and sizes of trees, that go up and down as no clock would let them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from specengine.engine.adaptive.choice import Decision
@@ -10,11 +10,13 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 
 
 class AnyDepth(AdaptiveSteps):
-    """Each round is as deep as is drawn: whatever cost and acceptance may choose some day."""
+    """Each round is as deep as is drawn, and of as many nodes: whatever cost and acceptance may
+    choose some day."""
 
-    def __init__(self, steps: Sequence[int]) -> None:
-        super().__init__(steps)
+    def __init__(self, steps: Sequence[int], sizes: Mapping[int, Sequence[int]]) -> None:
+        super().__init__(steps, sizes=sizes)
         self.random = Random(0)
 
     def choose(self, batch_size: int) -> Decision:
-        return Decision(self.random.choice(self.steps), f"batch {batch_size}: drawn", None)
+        shape = self.random.choice(self.shapes)
+        return Decision(shape.num_steps, f"batch {batch_size}: drawn", None, shape.num_nodes)

@@ -107,9 +107,9 @@ class Subject:
         engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
         adaptive, flights = engine.parts.adaptive, engine.flights
         if adaptive is not None:
-            adaptive.steps = AnyDepth(adaptive.steps.steps)
+            adaptive.steps = AnyDepth(adaptive.steps.steps, adaptive.steps.sizes)
         if flights is not None and flights.depths is not None:
-            flights.depths = AnyDepth(flights.depths.steps)
+            flights.depths = AnyDepth(flights.depths.steps, flights.depths.sizes)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit

@@ -1,0 +1,98 @@
+"""How often drafts stand, by their place, in trees of fewer nodes too."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+
+from specengine.engine.adaptive.acceptance import Acceptance, Shares
+
+_RESCUED = 0.2  # the chance, before anything is known, that a larger tree goes on where one ends
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Of a round that was to draft, by request."""
+
+    drafted: Sequence[int]  # drafts; of a tree its nodes but the root
+    accepted: Sequence[int]  # of them, those that stand
+    ranks: Sequence[Sequence[int]] | None = None  # of these, ascending; None: nobody knows
+    num_nodes: int | None = None  # that trees were cut to, root included
+
+
+class TreeAcceptance:
+    """Acceptance of drafts, and of the best so many of their nodes.
+
+    A smaller tree of the same depth has the nodes of the lowest ranks, and of a path those below
+    its size: so each round tells exactly how far every smaller tree would have come. What is
+    learned is how far the smallest comes and, of each further size, how often it reaches a place
+    that the one before it does not. So a round of few nodes leaves in place what larger ones add,
+    and no size is thought to reach less than a smaller one.
+
+    Drafts without ranks are never cut, and count as if all sizes had accepted the same.
+    """
+
+    def __init__(self, depth: int, sizes: Sequence[int] = ()) -> None:
+        """sizes: of trees beside whole ones, in nodes, root included."""
+        self.depth = depth
+        self.sizes = sorted(sizes)
+        self.least = Acceptance(depth)
+        self.rescues = [Shares(depth, _RESCUED) for _ in self.sizes]
+        self.is_told = False  # whether ranks were ever given
+
+    @property
+    def coverage(self) -> float:
+        return self.least.coverage
+
+    def observe(self, num_steps: int, outcomes: Outcomes) -> None:
+        levels = [min(count, num_steps) for count in outcomes.drafted]
+        kept = self._kept(outcomes)
+        self.least.observe(levels, kept[0])
+        for index, (small, large) in enumerate(pairwise(kept)):
+            least = 0 if num_steps == self.depth else self._least_drafts(index + 1, outcomes)
+            rows = zip(levels, small, large, outcomes.drafted, strict=True)
+            self._compare(index, Counter(row[:3] for row in rows if row[3] >= least))
+
+    def chances(self, num_nodes: int | None = None) -> list[float]:
+        """[depth], in 0..1, that a draft stands, given that those above it do. num_nodes: one of
+        the sizes; None is the whole tree."""
+        chances, rescues = self.least.chances(), self.rescues[: self._place(num_nodes)]
+        if not rescues:
+            return chances
+        reach = list(accumulate(chances, mul))
+        for larger in rescues:
+            pairs = zip(reach, larger.chances(), strict=True)
+            reach = [old + (1.0 - old) * rescued for old, rescued in pairs]
+        steps = zip([1.0, *reach[:-1]], reach, strict=True)
+        return [after / before if before else 0.0 for before, after in steps]
+
+    def _place(self, num_nodes: int | None) -> int:
+        return len(self.sizes) if num_nodes is None else bisect_left(self.sizes, num_nodes)
+
+    def _compare(self, index: int, counts: Counter[tuple[int, int, int]]) -> None:
+        """A size with the next larger one. counts: of requests, by levels drafted, and levels that
+        the smaller and the larger tree had accepted."""
+        for place in range(self.depth):
+            fell = {key: count for key, count in counts.items() if key[0] > place >= key[1]}
+            rescued = sum(count for (_, _, large), count in fell.items() if large > place)
+            self.rescues[index].add(place, sum(fell.values()), rescued)
+
+    def _kept(self, outcomes: Outcomes) -> list[Sequence[int]]:
+        """What each size would have accepted, up to that of the round; from small to large."""
+        accepted, ranks, num_nodes = outcomes.accepted, outcomes.ranks, outcomes.num_nodes
+        if ranks is None:
+            return [accepted] * (1 + len(self.sizes))
+        self.is_told = True
+        smaller = self.sizes[: self._place(num_nodes)]
+        return [*([bisect_left(row, size) for row in ranks] for size in smaller), accepted]
+
+    def _least_drafts(self, index: int, outcomes: Outcomes) -> int:
+        """That a request must have had, to tell this size from the one before it: shallow trees may
+        be whole with fewer."""
+        if outcomes.ranks is None:
+            return 0
+        return self.sizes[index] - 1 if index < len(self.sizes) else self.sizes[-1]

@@ -1,0 +1,237 @@
+"""The size of trees, chosen by cost: what smaller ones would accept is known without running them,
+and one is chosen only where that pays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from specengine.core.errors import ConfigError
+from specengine.engine.adaptive.choice import PLAIN, Shape, smaller_sizes
+from specengine.engine.adaptive.cost_table import StepCosts
+from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+from tests.engine.tree_world import (
+    DEPTH,
+    SIZES,
+    TreeWorld,
+    measured,
+    ranks_of,
+    round_cost,
+    tree_of,
+)
+
+CHANCES = [0.55, 0.2, 0.1]
+WHOLE = Shape(DEPTH)
+SMALL = Shape(DEPTH, 5)
+
+
+def steps_of(is_timed: bool = False) -> AdaptiveSteps:
+    return AdaptiveSteps(range(DEPTH + 1), None if is_timed else measured(), sizes=SIZES)
+
+
+def mostly(chosen: list[Shape]) -> Shape:
+    return Counter(chosen).most_common(1)[0][0]
+
+
+def expected(acceptance: TreeAcceptance, num_nodes: int | None) -> float:
+    tokens, path = 1.0, 1.0
+    for chance in acceptance.chances(num_nodes):
+        path *= chance
+        tokens += path
+    return tokens
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4, 5, 8, None])
+def test_whole_trees_tell_what_smaller_ones_would_accept(num_nodes: int | None) -> None:
+    """As many tokens as when those are really run."""
+    world = TreeWorld(CHANCES, round_cost)
+    acceptance = TreeAcceptance(DEPTH, [2, 4, 5, 8])
+    tree = tree_of(CHANCES, WHOLE)
+    for _ in range(600):
+        ranks = [ranks_of(tree, world.draw()) for _ in range(8)]
+        outcomes = Outcomes([len(tree)] * 8, [len(one) for one in ranks], ranks)
+        acceptance.observe(DEPTH, outcomes)
+    run = world.tokens(Shape(DEPTH, num_nodes))
+    assert expected(acceptance, num_nodes) == pytest.approx(run, abs=0.25)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_of_every_path_a_smaller_tree_keeps_its_nodes(size: int) -> None:
+    """Path by path, against walks down the smaller tree."""
+    world, whole = TreeWorld(CHANCES, round_cost), tree_of(CHANCES, WHOLE)
+    small = tree_of(CHANCES, Shape(DEPTH, size))
+    assert small == whole[: size - 1]
+    for _ in range(500):
+        text = world.draw()
+        kept = [rank for rank in ranks_of(whole, text) if rank < size]
+        assert kept == ranks_of(small, text)
+
+
+def test_no_size_is_thought_to_reach_less_than_a_smaller_one() -> None:
+    """Even where larger ones were seen only when nothing stood."""
+    acceptance = TreeAcceptance(DEPTH, [5, 8])
+    for _ in range(200):
+        acceptance.observe(DEPTH, Outcomes([15] * 4, [0] * 4, [[]] * 4))
+    for _ in range(500):
+        acceptance.observe(DEPTH, Outcomes([4] * 4, [3] * 4, [[1, 2, 3]] * 4, 5))
+    found = [expected(acceptance, size) for size in (5, 8, None)]
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(4.0, abs=0.1)
+
+
+def test_small_rounds_leave_what_larger_trees_add() -> None:
+    acceptance = TreeAcceptance(DEPTH, [5])
+    for _ in range(300):
+        acceptance.observe(1, Outcomes([15] * 2, [1, 1], [[1], [9]]))
+    assert acceptance.chances(5)[0] == pytest.approx(0.5, abs=0.02)
+    assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02)
+    for _ in range(600):
+        acceptance.observe(1, Outcomes([4] * 2, [0, 0], [[], []], 5))
+    assert acceptance.chances(5)[0] == pytest.approx(0.0, abs=0.02)
+    assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02), "as far as anybody knows"
+
+
+def test_trees_of_few_nodes_do_not_speak_for_larger_ones() -> None:
+    """A shallow tree may have no more nodes than a smaller deep one: nothing tells them apart."""
+    acceptance = TreeAcceptance(DEPTH, [5])
+    before = acceptance.chances()[0] - acceptance.chances(5)[0]
+    for _ in range(300):
+        acceptance.observe(1, Outcomes([3] * 2, [0, 0], [[], []]))
+    after = acceptance.chances()[0] - acceptance.chances(5)[0]
+    assert after > before > 0.0
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_the_smaller_tree_is_chosen_where_nodes_cost(is_timed: bool) -> None:
+    """The whole one at batch 1, where they do not."""
+    world = TreeWorld(CHANCES, round_cost, is_timed=is_timed)
+    costs = None if is_timed else measured()
+    steps = AdaptiveSteps([0, DEPTH], costs, sizes={DEPTH: SIZES[DEPTH]})
+    assert mostly(world.run(steps, 1, 300)[-100:]) == WHOLE
+    assert mostly(world.run(steps, 8, 500)[-150:]) == Shape(DEPTH, 8)
+    assert mostly(world.run(steps, 16, 500)[-150:]) == SMALL
+    assert mostly(world.run(steps, 1, 100)[-50:]) == WHOLE
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 4, 16, 64])
+def test_of_all_shapes_one_as_good_as_the_best_is_found(batch_size: int, is_timed: bool) -> None:
+    """Within what the margin leaves open, and what shallow trees are thought to reach."""
+    world, steps = TreeWorld(CHANCES, round_cost, 0.02, is_timed), steps_of(is_timed)
+    found = mostly(world.run(steps, batch_size, 600)[-150:])
+    rates = {shape: world.rate(shape, batch_size) for shape in steps.shapes}
+    assert rates[found] > 0.94 * max(rates.values())
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_sizes_are_not_chosen_where_nobody_ranks_nodes(is_timed: bool) -> None:
+    world = TreeWorld(CHANCES, round_cost, is_timed=is_timed, tells_ranks=False)
+    steps = steps_of(is_timed)
+    for batch_size in (1, 16, 64):
+        assert {one.num_nodes for one in world.run(steps, batch_size, 300)} == {None}
+
+
+def test_sizes_are_not_chosen_whose_cost_was_not_measured() -> None:
+    costs = StepCosts(measured().seconds)
+    steps = AdaptiveSteps(range(DEPTH + 1), costs, sizes=SIZES)
+    world = TreeWorld(CHANCES, round_cost)
+    assert {one.num_nodes for one in world.run(steps, 16, 300)} == {None}
+
+
+def test_noise_makes_no_size_flap() -> None:
+    world, steps = TreeWorld(CHANCES, round_cost, noise=0.05, is_timed=True), steps_of(True)
+    world.run(steps, 8, 300)
+    stood = []
+    for _ in range(800):
+        world.run(steps, 8, 1)
+        assert steps.current is not None
+        stood.append(steps.current.shape)
+    assert sum(a != b for a, b in pairwise(stood)) <= 800 // 80
+
+
+@pytest.mark.parametrize("is_timed", [False, True])
+def test_what_larger_trees_add_is_noticed_when_it_comes_back(is_timed: bool) -> None:
+    """Small rounds do not show it: larger ones are tried now and then."""
+    cost = {SMALL: 1.2, Shape(DEPTH, 8): 1.22, WHOLE: 1.25}
+    world = TreeWorld([0.8], lambda _, shape: cost.get(shape, 1.0 if shape == PLAIN else 9.0))
+    world.is_timed = is_timed
+    costs = None if is_timed else measured(world.cost)
+    steps = AdaptiveSteps([0, DEPTH], costs, sizes={DEPTH: [5, 8]})
+    assert mostly(world.run(steps, 4, 600)[-100:]) == SMALL
+    world.chances = [0.45, 0.45]
+    assert mostly(world.run(steps, 4, 2000)[-100:]) == WHOLE
+
+
+def test_trying_larger_trees_costs_little() -> None:
+    world, steps = TreeWorld([0.8], round_cost), steps_of()
+    world.run(steps, 16, 200)
+    chosen = world.run(steps, 16, 2000)
+    standing = mostly(chosen)
+    usual = world.tokens(standing) / round_cost(16, standing)
+    spent = sum(round_cost(16, shape) for shape in chosen)
+    tokens = {shape: world.tokens(shape) for shape in set(chosen)}
+    assert sum(tokens[shape] for shape in chosen) / spent > 0.98 * usual
+
+
+def test_the_size_is_said() -> None:
+    steps = steps_of()
+    TreeWorld(CHANCES, round_cost).run(steps, 16, 300)
+    decision = steps.current
+    assert decision is not None
+    assert decision.num_nodes is not None
+    assert decision.reason.startswith(
+        f"batch 16: K={decision.num_steps} with {decision.num_nodes} nodes, "
+    )
+
+
+def test_smaller_trees_cost_what_was_measured_or_what_whole_ones_do() -> None:
+    costs = StepCosts({1: {0: 1.0, 4: 2.0}, 8: {0: 2.0, 4: 6.0}}, {5: {8: {4: 3.0}}})
+    assert costs.of(8, 4, 5) == 3.0
+    assert costs.of(8, 2, 5) == pytest.approx(2.5)
+    assert costs.of(1, 4, 5) == 2.0
+    assert costs.of(8, 4, 6) is None
+
+
+def test_a_file_keeps_smaller_trees(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    measured().write(path)
+    assert StepCosts.read(path).smaller_trees == measured().smaller_trees
+    path.write_text('{"seconds": {"1": {"0": 1, "4": 2}}, "smaller_trees": {"5": {"1": {"4": 0}}}}')
+    with pytest.raises(ConfigError, match="batch size 1: seconds must be above 0"):
+        StepCosts.read(path)
+
+
+def test_rounds_teach_the_cost_of_each_size() -> None:
+    costs = RunningCosts()
+    costs.record(8, 4, 32, 6.0)
+    costs.record(8, 4, 32, 3.0, 5)
+    assert costs.of(8, 4, 5) is None, "plain decoding has not run"
+    costs.record(8, 0, 0, 1.0)
+    assert (costs.of(8, 4), costs.of(8, 4, 5), costs.of(8, 4, 8)) == (6.0, 3.0, None)
+    assert costs.of(8, 2, 5) == pytest.approx(2.0)
+    costs.record(8, 4, 0, 1.5, 5)  # nobody had a draft
+    assert costs.of(8, 0) == pytest.approx(1.25)
+    for _ in range(8):
+        costs.record(8, 4, 32, 3.0, 5)
+    assert costs.is_settled(8, 4, 5)
+    assert not costs.is_settled(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "whole", "sizes"),
+    [
+        ([0, 1, 2, 3], [1, 5, 16, 16], {1: [2], 2: [4], 3: [4, 8]}),
+        ([0, 1, 2, 3], [1, 3, 7, 8], {1: [2], 2: [3], 3: [4]}),
+        ([0, 1], [1, 2], {}),
+        ([0, 5], [1, 1, 1, 1, 1, 6], {}),
+    ],
+)
+def test_a_few_sizes_are_to_choose_from(
+    steps: list[int], whole: list[int], sizes: dict[int, list[int]]
+) -> None:
+    assert smaller_sizes(steps, whole.__getitem__) == sizes
