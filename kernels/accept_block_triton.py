@@ -9,12 +9,12 @@ import triton
 import triton.language as tl
 
 from specengine.kernels.accept_chances_triton import coin, missing_share
+from specengine.kernels.accept_round_triton import offset_of
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sampled_triton import (
     begin,
     draw,
     everybody_came,
-    offset_of,
     read_of_draft,
     shares_sum,
 )

@@ -72,6 +72,17 @@ def left_over(target_ptr, total, scale, drafted, child, stop, place, vocab, IS_C
 
 
 @triton.jit
+def beside(target_ptr, total, drafted, child, place, vocab):
+    """float64, the target over its sum at some places, without the tokens of siblings from `child`
+    on."""
+    left = tl.load(target_ptr + place, mask=place < vocab, other=0.0).to(tl.float64) / total
+    while child != 0:
+        left = tl.where(place == tl.load(drafted.tokens_ptr + child), 0.0, left)
+        child = tl.load(drafted.nexts_ptr + child)
+    return left
+
+
+@triton.jit
 def missing_share(target_ptr, total, scale, draft_ptr, left, place, vocab, draft_vocab):
     """The mass of relu(scale * target - draft) at some places."""
     target = tl.load(target_ptr + place, mask=place < vocab, other=0.0).to(tl.float64) / total

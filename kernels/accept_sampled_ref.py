@@ -31,7 +31,11 @@ Judge = Callable[[SampledRound, Pick], Verdict]
 def accept(drafts: SampledRound, draws: Draws, judge: Judge) -> Accepted:
     """The round of one rule."""
     verdict = judge(drafts, pick_by(coin_uniforms(drafts, draws)))
-    uniforms_B = next_uniforms(drafts, verdict.ends_B, draws)
+    return followed(drafts, verdict, next_uniforms(drafts, verdict.ends_B, draws))
+
+
+def followed(drafts: SampledRound, verdict: Verdict, uniforms_B: Tensor) -> Accepted:
+    """By the token that a uniform of each request draws."""
     return Accepted(verdict.ends_B, invert_cdf(next_weights(drafts, verdict), uniforms_B))
 
 

@@ -5,6 +5,8 @@
 2. The rule's own kernel finds where each path ends, and the mass of the residual there.
 3. `draw` takes the token after each path, a share of the vocabulary a program.
 
+A rule that reads no draft begins with the second.
+
 Programs of a request meet at a counter: the last to arrive finds what the others left, and does
 what needs all of it. Sums are taken in the same order every time.
 """
@@ -14,22 +16,17 @@ what needs all of it. Sums are taken in the same order every time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from specengine.kernels.accept_chances_triton import Drafted, chain_chances, left_over
+from specengine.kernels.accept_chances_triton import Drafted, beside, chain_chances, left_over
+from specengine.kernels.accept_round_triton import Round, offset_of
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
-from specengine.kernels.keyed_uniform_ref import GOLDEN
 from specengine.kernels.sample_rows_ref import WEIGHT_BITS
 from specengine.kernels.sample_rows_triton import _uniform
 
 _UNIT = tl.constexpr(2.0**WEIGHT_BITS)
-_MAX_BLOCK = 4096  # of the vocabulary, a program
 
 
 @triton.jit
@@ -113,11 +110,30 @@ def _begin_kernel(
 
 
 @triton.jit
+def _weights(
+    target_ptr, total, scale, drafted, child, place, vocab, IS_CHAIN: tl.constexpr,
+    HAS_DRAFT: tl.constexpr,
+):  # fmt: skip
+    """float64, what the token after a path is drawn from, at some places."""
+    if HAS_DRAFT:
+        none = tl.zeros([], tl.int64)
+        left, _ = left_over(target_ptr, total, scale, drafted, child, none, place, vocab, IS_CHAIN)
+    else:
+        missing = tl.load(drafted.missing_ptr + child)
+        is_left = missing > 0.0
+        # Of a target that says children's tokens alone, nothing is left but rounding: it speaks.
+        total, child = tl.where(is_left, total, 1.0), tl.where(is_left, child, 0)
+        left = beside(target_ptr, total, drafted, child, place, vocab)
+        left = left / tl.where(is_left, missing, 1.0)
+    return left
+
+
+@triton.jit
 def _draw_kernel(
     target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
     positions_ptr, lefts_ptr, missing_ptr, firsts_ptr, nexts_ptr, ends_ptr, scales_ptr, weights_ptr,
     counters_ptr, out_ptr, vocab, num_nodes, stride_target, stride_request, stride_node,
-    IS_CHAIN: tl.constexpr, RESIDUAL: tl.constexpr, SAMPLE: tl.constexpr,
+    IS_CHAIN: tl.constexpr, HAS_DRAFT: tl.constexpr, RESIDUAL: tl.constexpr, SAMPLE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """As sample_rows_ref.invert_cdf draws."""
@@ -140,9 +156,8 @@ def _draw_kernel(
     drafted = Drafted(
         draft_ptr, stride_node, draft_vocab, tokens_ptr, lefts_ptr, missing_ptr, nexts_ptr
     )
-    none = tl.zeros([], tl.int64)
     place = split * BLOCK + tl.arange(0, BLOCK)
-    left, _ = left_over(target_ptr, total, scale, drafted, child, none, place, vocab, IS_CHAIN)
+    left = _weights(target_ptr, total, scale, drafted, child, place, vocab, IS_CHAIN, HAS_DRAFT)
     weights_ptr += request * splits
     tl.store(weights_ptr + split, tl.sum((left * _UNIT).to(tl.int64), 0))
     if everybody_came(counters_ptr + request, splits):
@@ -159,115 +174,19 @@ def _draw_kernel(
         chosen = tl.min(tl.where(reached > target, shares, splits - 1), 0)
         before = tl.sum(tl.where(shares < chosen, weights, 0), 0)
         place = chosen * BLOCK + tl.arange(0, BLOCK)
-        left, _ = left_over(target_ptr, total, scale, drafted, child, none, place, vocab, IS_CHAIN)
+        left = _weights(target_ptr, total, scale, drafted, child, place, vocab, IS_CHAIN, HAS_DRAFT)
         reached = before + tl.cumsum((left * _UNIT).to(tl.int64), 0)
         token = tl.min(tl.where(reached > target, place, vocab - 1), 0)
         tl.store(out_ptr + request, tl.minimum(token, vocab - 1).to(tl.int64))
 
 
-def offset_of(stream: int) -> int:
-    """What keyed_uniform adds to a seed."""
-    return GOLDEN * (stream + 1) % 2**64
-
-
-@dataclass(frozen=True)
-class Round:
-    """A round on its way through the launches; tensors contiguous but for the draft's rows."""
-
-    drafts: SampledRound
-    draws: Draws
-    draft_BNV: Tensor
-    greedy_B: Tensor  # uint8
-    shares_BNS: Tensor  # float64, sums over a share of the vocabulary
-    lefts_BN: Tensor  # float64, mass of the draft's rows without earlier siblings' tokens
-    chances_BN: Tensor  # float64, as chain_chances gives them; unset of trees
-    missing_BN: Tensor  # float64, mass of the residual once a node is rejected
-    firsts_BN: Tensor  # int64, the first child, 0 where there is none
-    nexts_BN: Tensor  # int64, the next sibling, 0 where there is none
-    ends_B: Tensor  # int64, where paths end
-    scales_B: Tensor  # float64, what the target is multiplied by there
-    counters_B: Tensor  # int32, zeros between launches
-    block: int
-
-    @property
-    def splits(self) -> int:
-        return self.shares_BNS.shape[2]
-
-    def blocks(self) -> dict[str, int]:
-        return {
-            "BLOCK": self.block,
-            "BLOCK_N": triton.next_power_of_2(self.lefts_BN.shape[1]),
-            "BLOCK_S": triton.next_power_of_2(self.splits),
-            "num_warps": max(1, min(8, self.block // 256)),
-        }
-
-    def read(self) -> tuple[Tensor, ...]:
-        """What the kernels behind `begin` read, in the order of their first arguments."""
-        drafts, draws = self.drafts, self.draws
-        return (
-            drafts.target_TV,
-            drafts.target_sum_T,
-            self.draft_BNV,
-            drafts.tokens_BN,
-            drafts.depths_BN,
-            drafts.roots_B,
-            self.greedy_B,
-            draws.seeds_B,
-            draws.positions_B,
-            self.lefts_BN,
-        )
-
-    def sizes(self) -> tuple[int, ...]:
-        """The vocabulary, the nodes of a request; strides of the target's rows, the draft's
-        requests and its nodes."""
-        _, nodes, vocab = self.draft_BNV.shape
-        request, node, _ = self.draft_BNV.stride()
-        return vocab, nodes, self.drafts.target_TV.stride(0), request, node
-
-    def launch(
-        self, kernel: Any, grid: tuple[int, ...], *between: Tensor, **constants: Any
-    ) -> None:
-        """A kernel whose arguments are `read()`, what is between, and `sizes()`."""
-        # A product taken from in one rounding would not be what the reference gives.
-        kernel[grid](*self.read(), *between, *self.sizes(), **constants, enable_fp_fusion=False)
-
-
-def _laid_out(value: Any) -> Any:
-    """Contiguous; the draft's rows may lie apart."""
-    if not isinstance(value, Tensor) or (value.dim() == 3 and value.stride(2) == 1):
-        return value
-    return value.contiguous()
-
-
 def begin(drafts: SampledRound, draws: Draws, *, is_chain: bool, is_whole: bool = False) -> Round:
-    drafts = replace(drafts, **{name: _laid_out(x) for name, x in vars(drafts).items()})
-    draws = replace(draws, **{name: _laid_out(x) for name, x in vars(draws).items()})
-    draft_BNV = drafts.draft_BNV
-    assert draft_BNV is not None
-    batch, nodes, vocab = draft_BNV.shape
-    block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
-    sums_BN = drafts.target_sum_T.new_empty(3, batch, nodes)
-    links_BN = drafts.tokens_BN.new_empty(2, batch, nodes)
-    round_ = Round(
-        drafts,
-        draws,
-        draft_BNV,
-        drafts.greedy_B.view(torch.uint8),
-        drafts.target_sum_T.new_empty(batch, nodes, triton.cdiv(vocab, block)),
-        sums_BN[0],
-        sums_BN[1],
-        sums_BN[2],
-        links_BN[0],
-        links_BN[1],
-        torch.empty_like(drafts.roots_B),
-        drafts.target_sum_T.new_ones(batch),
-        torch.zeros(batch, dtype=torch.int32, device=draft_BNV.device),
-        block,
-    )
-    _begin_kernel[(batch * nodes, round_.splits)](
+    round_ = Round.of(drafts, draws)
+    drafts = round_.drafts
+    _begin_kernel[(round_.lefts_BN.numel(), round_.splits)](
         drafts.target_TV,
         drafts.target_sum_T,
-        draft_BNV,
+        round_.draft_BNV,
         drafts.tokens_BN,
         drafts.parents_BN,
         drafts.depths_BN,
@@ -304,6 +223,7 @@ def draw(round_: Round, *, is_chain: bool) -> Accepted:
         round_.counters_B,
         tokens_B,
         IS_CHAIN=is_chain,
+        HAS_DRAFT=round_.drafts.draft_BNV is not None,
         RESIDUAL=offset_of(round_.draws.residual),
         SAMPLE=offset_of(round_.draws.sample),
         **blocks,

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from specengine.kernels.accept_chances_triton import Drafted, coin, drawn_from, left_over, ratio
+from specengine.kernels.accept_round_triton import offset_of
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sampled_triton import (
     begin,
     draw,
-    offset_of,
     read_of_draft,
 )
 

@@ -13,6 +13,7 @@ from triton.runtime.jit import JITFunction
 from specengine.kernels.accept_block import accept_block
 from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_sibling import accept_sibling
+from specengine.kernels.accept_target_only import accept_target_only
 from tests.kernels import offline_triton
 from tests.kernels.sampled_world import CPU, draws_of, random_round
 
@@ -28,7 +29,7 @@ def main() -> None:
 
     JITFunction.run = compile_only
     drafts = random_round(random.Random(0), 3, 5, 9000, tree=False)
-    for rule in (accept_rejection, accept_block, accept_sibling):
+    for rule in (accept_rejection, accept_block, accept_sibling, accept_target_only):
         rule(drafts, draws_of(3, CPU), backend="triton")
     print(json.dumps(compiled))
 

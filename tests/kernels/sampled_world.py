@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ def draws_of(batch: int, device: torch.device, first_seed: int = 0) -> Draws:
 
 
 def moved(drafts: SampledRound, device: torch.device) -> SampledRound:
-    return SampledRound(**{name: value.to(device) for name, value in vars(drafts).items()})
+    given = {name: x if x is None else x.to(device) for name, x in vars(drafts).items()}
+    return SampledRound(**given)
 
 
 def round_of(
@@ -91,6 +92,15 @@ def random_round(
                 draft[b, node] = rows[parents[node]]
         start += len(parents)
     return round_of(all_parents, all_tokens, target, draft, greedy)
+
+
+def peaked(drafts: SampledRound) -> SampledRound:
+    """With a target that often says what was drafted, however large the vocabulary."""
+    target_TV, below = drafts.target_TV, drafts.depths_BN > 0
+    rows = (drafts.roots_B[:, None] + drafts.parents_BN)[below], drafts.tokens_BN[below]
+    scaled_TV = target_TV * (2.0 / drafts.target_sum_T[:, None]).clamp(max=1.0).float()
+    scaled_TV[rows] = target_TV[rows]
+    return replace(drafts, target_TV=scaled_TV, target_sum_T=row_sums(scaled_TV))
 
 
 def _rows(count: int, vocab: int, generator: torch.Generator) -> Tensor:

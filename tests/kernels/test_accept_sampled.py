@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from specengine.kernels.accept_block import accept_block
 from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.accept_sibling import accept_sibling
+from specengine.kernels.accept_target_only import accept_target_only
 from specengine.kernels.dispatch import Backend
 from tests.kernels import offline_triton
 from tests.kernels.sampled_world import (
@@ -26,6 +28,7 @@ from tests.kernels.sampled_world import (
     Tables,
     draws_of,
     moved,
+    peaked,
     random_round,
     round_of,
 )
@@ -35,14 +38,28 @@ RULES: dict[str, Rule] = {
     "rejection": accept_rejection,
     "block": accept_block,
     "sibling": accept_sibling,
+    "target_only": accept_target_only,
 }
 # Name, whether trees are drafted.
-KINDS = [("rejection", False), ("block", False), ("sibling", False), ("sibling", True)]
+KINDS = [
+    ("rejection", False),
+    ("block", False),
+    ("sibling", False),
+    ("sibling", True),
+    ("target_only", False),
+    ("target_only", True),
+]
 CHAIN, TREE = [0, 0, 1], [0, 0, 0, 1]
 
 kinds = pytest.mark.parametrize(("name", "tree"), KINDS)
 rules = pytest.mark.parametrize("name", RULES)
+weighing_rules = pytest.mark.parametrize("name", ["rejection", "block", "sibling"])  # the draft
 backends = pytest.mark.parametrize("backend", ["torch", "triton"])
+
+
+def round_for(name: str, seed: int, batch: int, width: int, vocab: int, tree: bool) -> SampledRound:
+    drafts = random_round(random.Random(seed), batch, width, vocab, tree)
+    return peaked(drafts) if name == "target_only" else drafts
 
 
 def assert_the_same(
@@ -61,7 +78,7 @@ def assert_the_same(
 def test_the_kernel_decides_as_the_reference(name: str, tree: bool, device: torch.device) -> None:
     ends: list[int] = []
     for seed in range(6):
-        drafts = random_round(random.Random(seed), 4, 5, 9, tree)
+        drafts = round_for(name, seed, 4, 5, 9, tree)
         ends += assert_the_same(RULES[name], drafts, device, 100 * seed).ends_B.tolist()
     assert len(set(ends)) >= 3
 
@@ -70,11 +87,11 @@ def test_the_kernel_decides_as_the_reference(name: str, tree: bool, device: torc
 def test_programs_that_share_a_vocabulary(
     name: str, tree: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specengine.kernels import accept_sampled_triton
+    from specengine.kernels import accept_round_triton
 
-    monkeypatch.setattr(accept_sampled_triton, "_MAX_BLOCK", 8)
+    monkeypatch.setattr(accept_round_triton, "_MAX_BLOCK", 8)
     for seed in range(2):
-        assert_the_same(RULES[name], random_round(random.Random(seed), 3, 4, 37, tree), device)
+        assert_the_same(RULES[name], round_for(name, seed, 3, 4, 37, tree), device)
 
 
 @pytest.mark.gpu
@@ -86,7 +103,7 @@ def test_large_vocabularies(name: str, tree: bool, vocab: int, batch: int) -> No
     """Against the reference on the same device, which is faster."""
     rule, device = RULES[name], torch.device("cuda")
     for seed in range(6):
-        drafts = moved(random_round(random.Random(seed), batch, 9, vocab, tree), device)
+        drafts = moved(round_for(name, seed, batch, 9, vocab, tree), device)
         draws = draws_of(batch, device, 100 * seed)
         expected, found = rule(drafts, draws, backend="torch"), rule(drafts, draws)
         assert found.ends_B.tolist() == expected.ends_B.tolist()
@@ -98,7 +115,7 @@ def test_large_vocabularies(name: str, tree: bool, vocab: int, batch: int) -> No
 @kinds
 def test_every_launch_decides_the_same(name: str, tree: bool) -> None:
     """Whoever comes last to a meeting."""
-    drafts = moved(random_round(random.Random(3), 32, 9, 50_000, tree), torch.device("cuda"))
+    drafts = moved(round_for(name, 3, 32, 9, 50_000, tree), torch.device("cuda"))
     draws = draws_of(32, drafts.roots_B.device)
     first = RULES[name](drafts, draws)
     for _ in range(200):
@@ -112,10 +129,11 @@ def test_the_compiler_takes_what_the_interpreter_does(tmp_path: Path) -> None:
     compiled = offline_triton.run("tests.kernels.offline_accept", tmp_path)
     assert compiled == {
         "_begin_kernel": 3,
-        "_draw_kernel": 3,
+        "_draw_kernel": 4,
         "_reject_kernel": 1,
         "_judge_block_kernel": 1,
         "_descend_kernel": 1,
+        "_walk_kernel": 1,
     }
 
 
@@ -126,7 +144,7 @@ def one_draft(target: list[float], draft: list[float], token: int, after: Tensor
     return round_of([[0, 0]], [[0, token]], rows, draft_BNV, torch.tensor([False]))
 
 
-@rules
+@weighing_rules
 @backends
 def test_what_both_say_alike_stands(name: str, backend: Backend, device: torch.device) -> None:
     after = torch.tensor([0.0, 0.0, 0.0, 1.0])
@@ -136,7 +154,7 @@ def test_what_both_say_alike_stands(name: str, backend: Backend, device: torch.d
         assert (found.ends_B.tolist(), found.tokens_B.tolist()) == ([1], [3])
 
 
-@rules
+@weighing_rules
 @backends
 def test_what_the_target_never_says_never_stands(
     name: str, backend: Backend, device: torch.device
@@ -196,8 +214,7 @@ def test_tensors_may_lie_anyhow(name: str, device: torch.device) -> None:
 @given(st.integers(0, 10**6), st.sampled_from(KINDS))
 def test_the_reference_does_not_feel_the_batch(seed: int, kind: tuple[str, bool]) -> None:
     name, tree = kind
-    rng = random.Random(seed)
-    drafts = random_round(rng, 3, 5, 8, tree)
+    drafts = round_for(name, seed, 3, 5, 8, tree)
     draws = draws_of(3, CPU, seed)
     whole = RULES[name](drafts, draws)
     for b in range(3):
@@ -277,16 +294,18 @@ everywhere = pytest.mark.parametrize(
 @everywhere
 @rules
 def test_rounds_follow_the_target(name: str, device: torch.device, backend: Backend) -> None:
-    assert rounds_p(name, TREE if name == "sibling" else CHAIN, device, backend) > 1e-3
+    assert rounds_p(name, CHAIN if name in ("rejection", "block") else TREE, device, backend) > 1e-3
 
 
 @everywhere
-@pytest.mark.parametrize("mutant", MUTANTS)
-@rules
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [*product(["rejection", "block", "sibling"], MUTANTS), ("target_only", "off-by-one position")],
+)
 def test_the_same_test_catches_mutants(
     name: str, mutant: str, device: torch.device, backend: Backend
 ) -> None:
-    shape = TREE if name == "sibling" else CHAIN
+    shape = CHAIN if name in ("rejection", "block") else TREE
     if MUTANTS[mutant] is _shared_stream:
         shape = [0, 0]  # later tokens hide it
     assert rounds_p(name, shape, device, backend, MUTANTS[mutant]) < 1e-4
