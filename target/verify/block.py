@@ -4,14 +4,12 @@ rejection does."""
 
 from __future__ import annotations
 
-from specengine.core.sampling_batch import SamplingBatch
 from specengine.kernels.accept_block import accept_block
 from specengine.kernels.accept_block_ref import judge
-from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.probs import RoundProbs
-from specengine.target.verify.sampled import SampledVerifier, draws_of
+from specengine.target.verify.sampled import SampledVerifier
 
 
 class BlockVerifier(SampledVerifier):
@@ -22,9 +20,7 @@ class BlockVerifier(SampledVerifier):
     """
 
     takes_trees = False
+    kernel = staticmethod(accept_block)
 
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)
-
-    def decide(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
-        return accept_block(probs, draws_of(sampling), backend=self.backend)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from specengine.core.sampling_batch import SamplingBatch
 from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_rejection_ref import judge
-from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.probs import RoundProbs
-from specengine.target.verify.sampled import SampledVerifier, draws_of
+from specengine.target.verify.sampled import SampledVerifier
 
 
 class RejectionVerifier(SampledVerifier):
@@ -17,9 +15,7 @@ class RejectionVerifier(SampledVerifier):
     from ``norm(relu(target - draft))`` in its place."""
 
     takes_trees = False
+    kernel = staticmethod(accept_rejection)
 
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)
-
-    def decide(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
-        return accept_rejection(probs, draws_of(sampling), backend=self.backend)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,9 +14,8 @@ from specengine.core.random_streams import Stream
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.kernels.accept_sampled import Accepted, Draws
-from specengine.kernels.accept_sampled_ref import Verdict, next_uniforms, next_weights
+from specengine.kernels.accept_sampled_ref import Verdict, followed, next_uniforms
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.sample_rows_ref import invert_cdf
 from specengine.layers.sampler import Sampler
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.match import MatchVerifier
@@ -33,6 +34,9 @@ class SampledVerifier(MatchVerifier):
     needs_draft_probs = True
     follows_drafts = True
     coins = KeyedCoins
+    # (probs, draws, backend=): the whole rule at once, by the same numbers as judge, coins and
+    # next_uniforms, of which it asks none.
+    kernel: ClassVar[Callable[..., Accepted] | None] = None
 
     def __init__(self, sampler: Sampler | None = None, backend: Backend = "auto") -> None:
         super().__init__(sampler)
@@ -48,11 +52,17 @@ class SampledVerifier(MatchVerifier):
         return _to_host(probs, self.decide(probs, sampling))
 
     def decide(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
-        """The path that stands and the token after it; rules with a kernel of their own leave both
-        to that, with the same uniforms."""
+        """The path that stands and the token after it."""
+        if self.kernel is not None and self.has_keyed_numbers():
+            return self.kernel(probs, draws_of(sampling), backend=self.backend)
         verdict = self.judge(probs, self.coins.draw(sampling, probs.depths_BN))
         uniforms_B = self.next_uniforms(probs, verdict.ends_B, sampling)
-        return Accepted(verdict.ends_B, invert_cdf(next_weights(probs, verdict), uniforms_B))
+        return followed(probs, verdict, uniforms_B)
+
+    def has_keyed_numbers(self) -> bool:
+        """Whether nobody has put others in their place, as proofs do."""
+        replaced = type(self).next_uniforms is not SampledVerifier.next_uniforms
+        return self.coins is KeyedCoins and not replaced
 
     @abstractmethod
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:

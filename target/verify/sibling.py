@@ -3,14 +3,12 @@ SpecInfer, algorithm 2; without replacement as in Jeon et al. 2024)."""
 
 from __future__ import annotations
 
-from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_sibling_ref import judge
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.probs import RoundProbs
-from specengine.target.verify.sampled import SampledVerifier, draws_of
+from specengine.target.verify.sampled import SampledVerifier
 
 
 class SiblingVerifier(SampledVerifier):
@@ -21,8 +19,7 @@ class SiblingVerifier(SampledVerifier):
     On chains this is token-level rejection.
     """
 
+    kernel = staticmethod(accept_sibling)
+
     def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)
-
-    def decide(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
-        return accept_sibling(probs, draws_of(sampling), backend=self.backend)

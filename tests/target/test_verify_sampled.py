@@ -3,15 +3,21 @@ in tests/engine/test_proof_rules.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
+from specengine.kernels.accept_sampled import Accepted
 from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.coins import KeyedCoins
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.rejection import RejectionVerifier
@@ -117,22 +123,54 @@ def test_a_request_does_not_feel_its_batch(name: str) -> None:
             assert alone.tokens == [batch.tokens[index]]
 
 
-@pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
-def test_a_rule_of_its_own_kernel_draws_as_the_others(name: str) -> None:
-    """Coins and tokens by the same numbers as from judge, coins and next_uniforms."""
-    target, verifier, ends = TableTarget(VOCAB, seed=5), RULES[name], set()
-    for first_seed in range(20):
-        reqs = [make_req(seed=first_seed + i, **options) for i, options in enumerate(MIXED)]
+class OtherCoins(KeyedCoins):
+    """Of the same numbers; no kernel knows them."""
+
+
+class NoCoins(KeyedCoins):
+    def pick(self, chances_BMK: Tensor, nodes_BM: Tensor) -> Tensor:
+        return torch.full_like(nodes_BM, chances_BMK.shape[-1])
+
+
+def decided(verifier: SampledVerifier, name: str) -> Iterator[Accepted]:
+    """Of a target that says every token at times."""
+    target, options = TableTarget(VOCAB, seed=5, sharpness=0.5), [{}, {"top_p": 0.9}, *MIXED[2:]]
+    for first_seed in range(20, 50):
+        reqs = [make_req(seed=first_seed + i, **one) for i, one in enumerate(options)]
         batch = decode_batch(reqs, VOCAB)
         proposal = with_probs(propose([1] * 4, drafts_of(name)), [first_seed] * 4)
         logits = target(batch, proposal).logits
         probs = RoundProbs.of(logits, batch.sampling, proposal)
-        found = verifier.decide(probs, batch.sampling)
-        expected = SampledVerifier.decide(verifier, probs, batch.sampling)
+        yield verifier.decide(probs, batch.sampling)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_of_its_own_kernel_draws_as_the_others(name: str) -> None:
+    """Coins and tokens by the same numbers as from judge, coins and next_uniforms."""
+    judging, ends = copy(RULES[name]), set()
+    judging.coins = OtherCoins
+    pairs = zip(decided(RULES[name], name), decided(judging, name), strict=True)
+    for found, expected in pairs:
         assert found.ends_B.tolist() == expected.ends_B.tolist()
         assert found.tokens_B.tolist() == expected.tokens_B.tolist()
-        ends.add(int(found.ends_B[1]))
+        ends.add(tuple(found.ends_B.tolist()))
     assert len(ends) > 1
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_stands_in_for_the_numbers_is_asked(name: str) -> None:
+    verifier = copy(RULES[name])
+    verifier.coins = NoCoins
+    assert not torch.cat([found.ends_B for found in decided(verifier, name)]).any()
+    asked: list[Tensor] = []
+
+    class Asking(type(RULES[name])):
+        def next_uniforms(self, probs: RoundProbs, ends_B: Tensor, _: SamplingBatch) -> Tensor:
+            asked.append(ends_B)
+            return torch.zeros_like(ends_B).double()
+
+    for found in decided(Asking(), name):
+        assert asked.pop() is found.ends_B
 
 
 @pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
