@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine import GrammarSpec, SamplingParams, SpecConfig
 from specengine.engine.chat_template import render_chat
+from tests.e2e.conftest import Make
 
 pytestmark = pytest.mark.model
 
@@ -24,11 +25,11 @@ SCHEMA = {
 QUESTION = "Give me facts about France as JSON: name, capital, languages."
 
 
-def test_a_schema_is_filled_in(smollm2: str) -> None:
+def test_a_schema_is_filled_in(smollm2_llm: Make) -> None:
     params = SamplingParams(max_tokens=80, temperature=0.0, grammar=GrammarSpec.json_schema(SCHEMA))
     texts = []
     for spec in (None, SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=5)):
-        llm = LLM(smollm2, spec, dtype="float32", max_total_tokens=1024)
+        llm = smollm2_llm(spec, max_total_tokens=1024)
         (one,) = llm.generate(
             [render_chat(llm.tokenizer, [{"role": "user", "content": QUESTION}])], params
         )

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
 from specengine.engine.chat_template import render_chat
 from specengine.runner.loader.source import resolve_model
+from tests.e2e.conftest import Make
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +49,12 @@ def reference(smollm2: str) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-def generate(count: int, new_tokens: int, **flags: Any) -> list[tuple[list[int], list[int]]]:
+Pairs = list[tuple[list[int], list[int]]]
+
+
+def generate(make: Make, count: int, new_tokens: int, **flags: Any) -> Pairs:
     """(prompt, output) token ids of the first prompts, greedy, all in one batch."""
-    llm = LLM("smollm2", **{"dtype": "float32", "max_total_tokens": 8192, **flags})
+    llm = make(**{"max_total_tokens": 8192, **flags})
     ids = [render_chat(llm.tokenizer, [{"role": "user", "content": p}]) for p in PROMPTS[:count]]
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
     results = llm.generate(ids, params, progress=False)
@@ -66,19 +70,27 @@ def says_the_same(reference: Any, prompt: list[int], output: list[int]) -> None:
     assert logits.argmax(-1).tolist() == output
 
 
-@pytest.mark.parametrize(
-    ("count", "new_tokens"),
-    [
-        pytest.param(8, 64, marks=pytest.mark.model),
-        (len(PROMPTS), 128),
-    ],  # the latter: make test-all
-)
-def test_prompts_in_a_batch(reference: Any, count: int, new_tokens: int) -> None:
-    results = generate(count, new_tokens)
+@pytest.fixture(scope="module")
+def plain(reference: Any, smollm2_llm: Make) -> Pairs:
+    """Eight prompts, one token at a time; as transformers answers them."""
+    results = generate(smollm2_llm, 8, 48)
     for prompt, output in results:
-        assert len(output) == new_tokens
+        assert len(output) == 48
         says_the_same(reference, prompt, output)
-    assert generate(count, new_tokens, spec=CHAIN) == results
+    return results
+
+
+@pytest.mark.model
+def test_prompts_in_a_batch(smollm2_llm: Make, plain: Pairs) -> None:
+    assert generate(smollm2_llm, 8, 48, spec=CHAIN) == plain
+
+
+def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
+    results = generate(smollm2_llm, len(PROMPTS), 128)
+    for prompt, output in results:
+        assert len(output) == 128
+        says_the_same(reference, prompt, output)
+    assert generate(smollm2_llm, len(PROMPTS), 128, spec=CHAIN) == results
 
 
 @pytest.mark.model
@@ -92,15 +104,14 @@ def test_prompts_in_a_batch(reference: Any, count: int, new_tokens: int) -> None
     ],
     ids=["tree and pages", "chunks", "little memory", "mixed"],
 )
-def test_however_it_gets_there(reference: Any, flags: dict[str, Any]) -> None:
-    for prompt, output in generate(4, 48, **flags):
-        says_the_same(reference, prompt, output)
+def test_however_it_gets_there(smollm2_llm: Make, plain: Pairs, flags: dict[str, Any]) -> None:
+    assert generate(smollm2_llm, 4, 48, **flags) == plain[:4]
 
 
 @pytest.mark.model
-def test_logits(reference: Any, smollm2: str) -> None:
+def test_logits(reference: Any, smollm2_llm: Make) -> None:
     """Within 1e-4 of transformers', relative to the largest."""
-    llm = LLM(smollm2, dtype="float32", max_total_tokens=8192)
+    llm = smollm2_llm(max_total_tokens=8192)
     for text in PROMPTS[:3]:
         ids = render_chat(llm.tokenizer, [{"role": "user", "content": text}])
         params = SamplingParams(max_tokens=1, prompt_logprobs=5, temperature=0.0)

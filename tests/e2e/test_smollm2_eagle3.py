@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import SamplingParams, SpecConfig
 from specengine.core.request import SpecStats
 from specengine.engine.chat_template import render_chat
 from specengine.engine.outputs import add_stats
+from tests.e2e.conftest import Make
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -27,9 +28,9 @@ SETTINGS = {
 }
 
 
-def answer(model: str, spec: SpecConfig | None) -> tuple[list[list[int]], float]:
+def answer(make: Make, spec: SpecConfig | None) -> tuple[list[list[int]], float]:
     """Token ids, greedy in float32, and tokens a round."""
-    llm = LLM(model, spec, dtype="float32", max_total_tokens=2048)
+    llm = make(spec, max_total_tokens=2048)
     ids = [render_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
     params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
     done = llm.generate(ids, params, progress=False)
@@ -40,12 +41,14 @@ def answer(model: str, spec: SpecConfig | None) -> tuple[list[list[int]], float]
 
 
 @pytest.fixture(scope="module")
-def plain(smollm2: str) -> list[list[int]]:
-    return answer(smollm2, None)[0]
+def plain(smollm2_llm: Make) -> list[list[int]]:
+    return answer(smollm2_llm, None)[0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_same_tokens_in_fewer_rounds(smollm2: str, plain: list[list[int]], name: str) -> None:
-    tokens, accepted_length = answer(smollm2, SETTINGS[name])
+def test_the_same_tokens_in_fewer_rounds(
+    smollm2_llm: Make, plain: list[list[int]], name: str
+) -> None:
+    tokens, accepted_length = answer(smollm2_llm, SETTINGS[name])
     assert tokens == plain
     assert accepted_length > 2.0
