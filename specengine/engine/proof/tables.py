@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -46,14 +46,12 @@ class TablePair:
 
     def logits(self, reqs: list[Req], proposal: DraftProposal) -> LogitsOutput:
         """A row a node that exists, as a real target gives them."""
-        rows = []
-        for i, req in enumerate(reqs):
-            tokens, parents = proposal.tokens[i].tolist(), proposal.parents[i].tolist()
-            for node in range(proposal.num_nodes[i]):
-                before = tokens[parents[node]] if node else req.token_ids[-2]
-                rows.append((before, tokens[node]))
-        before_T, last_T = torch.tensor(rows).unbind(1)
-        return LogitsOutput(self.target.log()[before_T, last_T])
+        tokens_BN = proposal.tokens
+        before_BN = tokens_BN.gather(1, proposal.parents.clamp(min=0))
+        before_BN[:, 0] = torch.tensor([req.token_ids[-2] for req in reqs])
+        num_nodes_B1 = torch.tensor(proposal.num_nodes)[:, None]
+        exists_BN = torch.arange(tokens_BN.shape[1]) < num_nodes_B1
+        return LogitsOutput(self.target.log()[before_BN[exists_BN], tokens_BN[exists_BN]])
 
     @cached_property
     def said(self) -> Tensor:
@@ -80,9 +78,13 @@ def _random_table(vocab: int, generator: torch.Generator) -> Tensor:
     return table / table.sum(-1, keepdim=True)
 
 
+@cache
+def _params() -> SamplingParams:
+    return SamplingParams(max_tokens=None)
+
+
 def request(seed: int = 0) -> Req:
-    params = SamplingParams(max_tokens=None)
-    return Req("r", PROMPT, params, seed=seed, output_ids=[FIRST], req_pool_idx=0)
+    return Req("r", PROMPT, _params(), seed=seed, output_ids=[FIRST], req_pool_idx=0)
 
 
 def decode_batch(reqs: list[Req], vocab: int) -> ScheduleBatch:
