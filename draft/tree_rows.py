@@ -45,7 +45,14 @@ class TreeRows:
         topk = self.worker.topk
         return min(self.worker.max_nodes, 1 + topk + (num_steps - 1) * topk**2)
 
-    def draft(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> DraftTree:
+    def draft(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        num_nodes: int | None = None,
+    ) -> DraftTree:
+        """num_nodes: root included; None is as many as there may be."""
         worker = self.worker
         states_TH = worker.states.index_select(0, rows.rows_B)
         found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
@@ -53,7 +60,8 @@ class TreeRows:
         for _ in range(1, num_steps):
             states_TH = self._descend(rows, states_TH, beams)
             beams = self._branch(states_TH, beams, found, edits)
-        return tree_build(rows.roots_B, found, self.num_nodes(num_steps), num_steps)
+        count = self.num_nodes(num_steps) if num_nodes is None else num_nodes
+        return tree_build(rows.roots_B, found, count, num_steps)
 
     def _descend(self, rows: RowBatch, states_TH: Tensor, beams: Beams) -> Tensor:
         """States of the beams. states_TH: of the nodes above them."""

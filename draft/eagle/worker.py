@@ -124,9 +124,13 @@ class EagleWorker(DraftWorker):
         return self.tree_rows.num_nodes(num_steps)
 
     def draft_tree_rows(
-        self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        num_nodes: int | None = None,
     ) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, edits)
+        return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

@@ -176,9 +176,14 @@ class TreeRowDrafter(RowDrafter, Protocol):
         ...
 
     def draft_tree_rows(
-        self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        num_nodes: int | None = None,
     ) -> DraftTree:
-        """num_steps: at least 1, and no node lies deeper."""
+        """num_steps: at least 1, and no node lies deeper. num_nodes: root included, where it is to
+        be fewer than there are: the first, and best, of those."""
         ...
 
 

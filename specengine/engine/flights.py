@@ -14,7 +14,7 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depth_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
-from specengine.engine.round_form import Flight
+from specengine.engine.round_form import Flight, Wish
 from specengine.scheduler.scheduler import Scheduler
 
 
@@ -74,7 +74,8 @@ class Flights:
             drafts.set(proposal)
             drafted = proposal.num_drafted
         captures, self._followed = self.graph_round.counters["captures"], False
-        self.flight = self.graph_round.launch(batch.reqs, drafted, self._asleep)
+        wish = Wish(drafted, self._asleep, self._choice.num_nodes)
+        self.flight = self.graph_round.launch(batch.reqs, wish)
         if self.graph_round.counters["captures"] != captures:
             self._since = perf_counter()  # capturing is no round's time
 
@@ -98,7 +99,8 @@ class Flights:
             counts = result.num_drafted, result.num_accepted
             # Plain rounds overlap: the first of them tells nothing of what they cost.
             took = self._landed - since if is_usual or not self.overlaps else None
-            self.depths.observe(len(flight.reqs), depth, *counts, took)
+            told = choice.num_nodes, result.path_ranks
+            self.depths.observe(len(flight.reqs), depth, *counts, took, *told)
         return Landing(flight.reqs, result)
 
     def send_masks(self) -> None:
@@ -119,7 +121,7 @@ class Flights:
             return None
         self._choice, self._followed = choice, True
         drafted = [depth_within(req, choice.num_steps) for req in reqs]
-        return self.graph_round.follow(reqs, drafted, self._asleep)
+        return self.graph_round.follow(reqs, Wish(drafted, self._asleep, choice.num_nodes))
 
     def _choose(self, batch_size: int) -> Decision:
         self._asleep = False

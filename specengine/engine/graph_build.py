@@ -9,7 +9,8 @@ import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.spec import Drafter, RowDrafter, SleepyRowDrafter, TextDrafter, TreeRowDrafter
-from specengine.engine.adaptive.cost_table import StepCosts, measure
+from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
@@ -36,13 +37,26 @@ def make_flights(config: EngineConfig, parts: EngineParts, graph_round: GraphRou
 def _depths(config: EngineConfig, graph_round: GraphRound) -> AdaptiveSteps:
     """What rounds of a drafter on the device cost is measured now; the time of drafts that the host
     makes is learned from the rounds."""
-    table = config.spec.cost_table
+    table, steps = config.spec.cost_table, graph_round.steps
+    sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
     if table is not None:
-        return AdaptiveSteps(graph_round.steps, StepCosts.read(Path(table).expanduser()))
+        return AdaptiveSteps(steps, StepCosts.read(Path(table).expanduser()), sizes=sizes)
     if isinstance(graph_round.drafter, HostDrafts):
-        return AdaptiveSteps(graph_round.steps)
-    costs = measure(graph_round.seconds_of, graph_round.batch_sizes, graph_round.steps)
-    return AdaptiveSteps(graph_round.steps, costs)
+        return AdaptiveSteps(steps)
+    whole = measure(graph_round.seconds_of, graph_round.batch_sizes, steps)
+    costs = StepCosts(whole.seconds, _smaller_trees(graph_round))
+    return AdaptiveSteps(steps, costs, sizes=sizes)
+
+
+def _smaller_trees(graph_round: GraphRound) -> dict[int, dict[int, Curve]]:
+    """Seconds by nodes, batch size and num_steps."""
+    seconds: dict[int, dict[int, Curve]] = {}
+    for batch_size in reversed(graph_round.batch_sizes):
+        for steps, sizes in graph_round.smaller_trees(batch_size).items():
+            for size in sizes:
+                curve = seconds.setdefault(size, {}).setdefault(batch_size, {})
+                curve[steps] = graph_round.seconds_of(batch_size, steps, size)
+    return seconds
 
 
 def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
@@ -71,7 +85,9 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | N
     may_sleep = chooses and unseen and isinstance(drafter, SleepyRowDrafter)
     given = steps, list(sizes), padding, forced, may_sleep
     if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
-        graph_round: GraphRound = GraphTreeRound(parts.worker, drafter, *given)
+        trees = GraphTreeRound(parts.worker, drafter, *given)
+        trees.sizes = smaller_sizes(steps, drafter.num_tree_nodes) if chooses else {}
+        graph_round: GraphRound = trees
     else:
         graph_round = GraphRound(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)

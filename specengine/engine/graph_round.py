@@ -17,7 +17,7 @@ from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, Verif
 from specengine.engine.draft_depth import depth_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground
-from specengine.engine.round_form import Flight, Form, RoundGraph, least_seconds
+from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
 from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
@@ -154,12 +154,17 @@ class GraphRound:
             logger.info("captured a round graph of %s in %.2f s", form, perf_counter() - start)
         return self.captured[form]
 
-    def seconds_of(self, batch_size: int, num_steps: int) -> float:
+    def smaller_trees(self, batch_size: int) -> dict[int, list[int]]:
+        """Nodes that trees may be cut to, root included, by num_steps: their rounds have graphs."""
+        return {}
+
+    def seconds_of(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> float:
         """Of a captured round, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
         asleep = self.may_sleep and num_steps == 0
-        return least_seconds(self._graph(Form(batch_size, num_steps, asleep=asleep)), _TIMED)
+        form = Form(batch_size, num_steps, asleep=asleep, num_nodes=num_nodes)
+        return least_seconds(self._graph(form), _TIMED)
 
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
         """One round of the requests in these rows of the page table."""
@@ -203,33 +208,31 @@ class GraphRound:
     def has_graphs(self, reqs: list[Req]) -> bool:
         """Or memory for them."""
         forms = self._forms(self._size(len(reqs)), Choosing.of(reqs))
-        return not self.runner.graph_memory.is_spent or all(one in self.captured for one in forms)
+        needed = (one for one in forms if one.num_nodes is None)
+        return not self.runner.graph_memory.is_spent or all(one in self.captured for one in needed)
 
     def has_slots(self, req: Req, count: int) -> bool:
         """Whether `count` tokens past those that stand have slots, or lie past the context."""
         return req.reserved_len >= min(req.kv_len + count, self.table.shape[1])
 
-    def launch(self, reqs: list[Req], num_drafted: list[int], asleep: bool = False) -> Flight:
-        """Fly requests whose state the host knows. num_drafted: of each, at most steps[-1]. asleep:
-        the drafter does not look; then nothing is drafted."""
+    def launch(self, reqs: list[Req], wish: Wish) -> Flight:
+        """Fly requests whose state the host knows."""
         deepest = self.steps[-1]
         state = [[row_of(r), r.kv_len, r.last_token, depth_within(r, deepest)] for r in reqs]
         rows, lens, roots, limits = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
         self.state.lens[rows], self.state.roots[rows], self.state.limits[rows] = lens, roots, limits
-        form = self._form(reqs, num_drafted, asleep)
+        form = self._form(reqs, wish)
         self.choices.write(reqs, rows, form.choosing)
-        flight = self._fly(reqs, num_drafted, form)
+        flight = self._fly(reqs, wish.num_drafted, form)
         self.send_masks(flight)
         return flight
 
-    def follow(
-        self, reqs: list[Req], num_drafted: list[int], asleep: bool = False
-    ) -> Flight | None:
+    def follow(self, reqs: list[Req], wish: Wish) -> Flight | None:
         """Fly requests of the flight before, whatever comes of it. When that is committed, and
         before anything else runs, `send_masks` must follow."""
-        form = self._form(reqs, num_drafted, asleep)
+        form = self._form(reqs, wish)
         fits = self.padding or form.batch_size == len(reqs)
-        return self._fly(reqs, num_drafted, form) if fits and form in self.captured else None
+        return self._fly(reqs, wish.num_drafted, form) if fits and form in self.captured else None
 
     def wake(self) -> None:
         """Before the drafter looks again, in a round of any kind."""
@@ -243,12 +246,12 @@ class GraphRound:
     def _size(self, batch_size: int) -> int:
         return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
 
-    def _form(self, reqs: list[Req], num_drafted: list[int], asleep: bool) -> Form:
+    def _form(self, reqs: list[Req], wish: Wish) -> Form:
         return Form(
             batch_size=self._size(len(reqs)),
-            num_steps=self.steps[bisect.bisect_left(self.steps, max(num_drafted))],
+            num_steps=self.steps[bisect.bisect_left(self.steps, max(wish.num_drafted))],
             choosing=Choosing.of(reqs),
-            asleep=asleep and self.may_sleep,
+            asleep=wish.asleep and self.may_sleep,
         )
 
     def _fly(self, reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
@@ -266,7 +269,7 @@ class GraphRound:
         graph.replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
-        outcome = self.state.outcomes[self._turn, : len(reqs), : form.num_steps + 2]
+        outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 2]
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         flight = Flight(reqs, num_drafted, outcome, landed, form, self._turn)
         if not form.choosing.masks:
@@ -289,7 +292,7 @@ class GraphRound:
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
         flight.landed.synchronize()
-        rows = flight.outcome.tolist()
+        rows = flight.outcome[:, : flight.form.num_steps + 2].tolist()
         tokens = [row[1 : row[0] + 2] for row in rows]
         self.choices.edits.note(flight.reqs, tokens)
         return VerifyResult(

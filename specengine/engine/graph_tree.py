@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,10 +15,14 @@ from specengine.core.spec import TreeRowDrafter, VerifyResult
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_ruled import Drafted, RoundParts, Seen
-from specengine.engine.round_form import Flight, Form
+from specengine.engine.round_form import Flight, Form, Wish
+from specengine.engine.row_choices import Choosing
 from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
 from specengine.kernels.kv_move import KVPaths
 from specengine.kernels.tree_build import DraftTree
+
+_MANY = 128  # tokens of a batch's whole trees, from which on smaller ones are worth a graph
+_NONE: Mapping[int, Sequence[int]] = {}
 
 
 class GraphTreeRound(GraphRound):
@@ -29,10 +34,19 @@ class GraphTreeRound(GraphRound):
     """
 
     drafter: TreeRowDrafter
+    sizes: Mapping[int, Sequence[int]] = _NONE  # by num_steps, set by whoever chooses among them
 
     @property
     def num_slots(self) -> int:
         return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
+
+    def smaller_trees(self, batch_size: int) -> dict[int, list[int]]:
+        """Only where nodes cost: at small batch sizes the weights are all that is read."""
+        return {
+            steps: list(found)
+            for steps, found in self.sizes.items()
+            if batch_size * self.drafter.num_tree_nodes(steps) >= _MANY
+        }
 
     def go_on(self, rows: RowBatch, output: RowsOutput, tree: DraftTree, form: Form) -> None:
         """By the path that stands."""
@@ -67,17 +81,36 @@ class GraphTreeRound(GraphRound):
     def has_slots(self, req: Req, count: int) -> bool:
         return req.reserved_len >= req.kv_len + count
 
-    def follow(
-        self, reqs: list[Req], num_drafted: list[int], asleep: bool = False
-    ) -> Flight | None:
+    def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
+        smaller = self.smaller_trees(batch_size).items()
+        forms = [Form(batch_size, k, choosing, num_nodes=n) for k, found in smaller for n in found]
+        return [*forms, *super()._forms(batch_size, choosing)]
+
+    def _form(self, reqs: list[Req], wish: Wish) -> Form:
+        """Of the whole tree where there is no graph of smaller ones, nor memory for it."""
+        form = super()._form(reqs, wish)
+        if wish.num_nodes not in self.smaller_trees(form.batch_size).get(form.num_steps, ()):
+            return form
+        smaller = replace(form, num_nodes=wish.num_nodes)
+        is_there = smaller in self.captured or not self.runner.graph_memory.is_spent
+        return smaller if is_there else form
+
+    def follow(self, reqs: list[Req], wish: Wish) -> Flight | None:
         count = self.num_nodes + self.num_slots
         if not all(self.has_slots(req, count) for req in reqs):
             return None
-        return super().follow(reqs, num_drafted, asleep)
+        return super().follow(reqs, wish)
 
     def land(self, flight: Flight) -> VerifyResult:
-        drafted = [self.drafter.num_tree_nodes(n) - 1 if n else 0 for n in flight.num_drafted]
-        return replace(super().land(flight), num_drafted=drafted)
+        result, most = super().land(flight), flight.form.num_nodes or self.num_slots
+        counts = [self.drafter.num_tree_nodes(n) if n else 1 for n in flight.num_drafted]
+        result.num_drafted = [min(count, most) - 1 for count in counts]
+        if self.sizes and flight.form.num_steps:
+            # Nodes stand best first: a node's number is its rank.
+            nodes = flight.outcome[:, flight.form.num_steps + 2 :].tolist()
+            pairs = zip(nodes, result.num_accepted, strict=True)
+            result.path_ranks = [row[:count] for row, count in pairs]
+        return result
 
 
 class TreeParts(RoundParts):
@@ -92,7 +125,8 @@ class TreeParts(RoundParts):
         flying = self.graph_round
         rows = flying.begin(self.rows_B)
         edits = flying.draft_edits(rows, self.form.choosing)
-        self.tree = flying.drafter.draft_tree_rows(rows, self.form.num_steps, edits)
+        given = self.form.num_steps, edits, self.form.num_nodes
+        self.tree = flying.drafter.draft_tree_rows(rows, *given)
         self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
         self.tokens_and_parents_2BN = torch.stack([self.tree.tokens_BN, self.tree.parents_BN])
 

@@ -32,12 +32,19 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
     return GraphDemand(
         batch_sizes=graph.cuda_graph_bs,
         nodes=max_nodes(spec),
-        depths=5 if spec.adaptive else 1,
+        depths=_kinds_of_rounds(spec),
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
         prompts=() if graph.disable_cuda_graph_padding else tuple(one.tokens for one in SHAPES),
     ).num_bytes
+
+
+def _kinds_of_rounds(spec: SpecConfig) -> int:
+    """At most: four depths and a sleeping drafter, and smaller trees of those that draft."""
+    if not spec.adaptive:
+        return 1
+    return 5 if spec.eagle_topk == 1 else 10
 
 
 def add_ragged_graphs(

@@ -94,6 +94,8 @@ def _round_forms(flying: GraphRound) -> Iterator[Form]:
     yield Form(smallest, deepest, Choosing(samples=True) if flying.samples else BEST)
     for steps in reversed(flying.steps):
         yield Form(largest, steps)
+    for steps, sizes in flying.smaller_trees(largest).items():
+        yield from (Form(largest, steps, num_nodes=size) for size in sizes)
     if flying.may_sleep:
         yield Form(largest, 0, asleep=True)
     for size in others:

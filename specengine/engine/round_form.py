@@ -20,6 +20,18 @@ class Form:
     num_steps: int
     choosing: Choosing = BEST
     asleep: bool = False  # the drafter does not look
+    num_nodes: int | None = None  # of smaller trees, root included
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a round may be. num_drafted: of each request, at most the deepest's num_steps. asleep:
+    the drafter does not look; then nothing is drafted. num_nodes: of a tree, root included, where
+    it is to be smaller than it could be."""
+
+    num_drafted: list[int]
+    asleep: bool = False
+    num_nodes: int | None = None
 
 
 class RoundGraph(Protocol):
@@ -34,7 +46,9 @@ class Flight:
 
     reqs: list[Req]
     num_drafted: list[int]
-    outcome: Tensor  # int64 [B, num_steps + 2], pinned: accepted drafts, the target's tokens
+    # int64 [B, 2 * num_steps + 2], pinned: accepted drafts, the target's tokens, and of trees the
+    # nodes that they stand at
+    outcome: Tensor
     landed: torch.cuda.Event
     form: Form
     turn: int  # half of the buffers that the host reads

@@ -95,6 +95,9 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
     for size in SIZES:
         for steps in flying.steps:
             yield rehearsal._fly(flying, Form(size, steps))
+        for steps, found in flying.smaller_trees(size).items():
+            for nodes in found:
+                yield rehearsal._fly(flying, Form(size, steps, num_nodes=nodes))
         if flying.may_sleep:
             yield rehearsal._fly(flying, Form(size, 0, asleep=True))
     yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], Choosing(samples=True)))

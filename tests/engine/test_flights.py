@@ -13,6 +13,7 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.flights import Flights
 from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.round_form import Wish
 
 
 @dataclass
@@ -32,21 +33,25 @@ class ScriptedRound:
     def wake(self) -> None:
         """Nothing was missed."""
 
-    def launch(self, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
-        return self._fly("launch", reqs, drafted, asleep)
+    def launch(self, reqs: list[Any], wish: Wish) -> Any:
+        return self._fly("launch", reqs, wish)
 
-    def follow(self, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
-        return self._fly("follow", reqs, drafted, asleep)
+    def follow(self, reqs: list[Any], wish: Wish) -> Any:
+        return self._fly("follow", reqs, wish)
 
-    def _fly(self, verb: str, reqs: list[Any], drafted: list[int], asleep: bool) -> Any:
+    def _fly(self, verb: str, reqs: list[Any], wish: Wish) -> Any:
         self.count += 1
-        self.diary.append(f"{verb} {self.count}: {'asleep' if asleep else max(drafted)}")
-        return SimpleNamespace(reqs=reqs, num_drafted=drafted, name=self.count)
+        size = "" if wish.num_nodes is None else f" of {wish.num_nodes}"
+        shown = "asleep" if wish.asleep else f"{max(wish.num_drafted)}{size}"
+        self.diary.append(f"{verb} {self.count}: {shown}")
+        return SimpleNamespace(reqs=reqs, num_drafted=wish.num_drafted, name=self.count)
 
     def land(self, flight: Any) -> VerifyResult:
         self.diary.append(f"land {flight.name}")
         count = len(flight.reqs)
-        self.landed.append(VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None))
+        result = VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None)
+        result.path_ranks = [[flight.name]] * count
+        self.landed.append(result)
         return cast(Any, self.landed[-1])
 
 
@@ -58,19 +63,30 @@ def request(max_depth: int | None = None) -> Any:
 @dataclass
 class ScriptedDepths:
     plan: list[int]
+    sizes: list[int | None] = field(default_factory=list)  # likewise; None where there are no more
     seen: list[tuple[int, int]] = field(default_factory=list)
     timed: list[bool] = field(default_factory=list)
+    told: list[tuple[int | None, Any]] = field(default_factory=list)
 
     def standing(self, batch_size: int) -> Decision | None:
         return Decision(self.seen[-1][1], "it stands", None) if self.seen else None
 
     def choose(self, batch_size: int) -> Decision:
-        return Decision(self.plan.pop(0), f"of {batch_size}", None)
+        num_nodes = self.sizes.pop(0) if self.sizes else None
+        return Decision(self.plan.pop(0), f"of {batch_size}", None, num_nodes)
 
     def observe(
-        self, size: int, steps: int, drafted: Any, accepted: Any, seconds: float | None
+        self,
+        size: int,
+        steps: int,
+        drafted: Any,
+        accepted: Any,
+        seconds: float | None,
+        num_nodes: int | None,
+        ranks: Any,
     ) -> None:
         assert seconds is None or seconds >= 0
+        self.told.append((num_nodes, ranks))
         self.seen.append((size, steps))
         self.timed.append(seconds is not None)
 
@@ -80,11 +96,17 @@ class ScriptedDrafter:
         raise AssertionError("nobody may be asked here")
 
 
-def fly(device: ScriptedRound, plan: list[int] | None, follows: list[bool], rounds: int) -> Any:
+def fly(
+    device: ScriptedRound,
+    plan: list[int] | None,
+    follows: list[bool],
+    rounds: int,
+    sizes: tuple[int | None, ...] = (),
+) -> Any:
     """follows: whether the scheduler lets requests follow, round by round."""
     left = list(follows)
     scheduler = SimpleNamespace(follow=lambda reqs, nodes: reqs if left.pop(0) else [])
-    depths = None if plan is None else ScriptedDepths(plan)
+    depths = None if plan is None else ScriptedDepths(plan, [*sizes])
     flights = Flights(
         cast(Any, device),
         cast(Any, ScriptedDrafter()),
@@ -119,6 +141,14 @@ def test_depths_are_observed_with_the_round_that_had_them() -> None:
     assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
     assert depths.seen == [(2, 3), (2, 0), (2, 3)]
     assert all(depths.timed)
+
+
+def test_sizes_are_told_with_the_round_that_had_them() -> None:
+    """And what stood of it."""
+    device = ScriptedRound()
+    depths = fly(device, [3, 3, 0], [True, True, False], 3, (8, None, None))
+    assert device.diary[:3] == ["launch 1: 3 of 8", "follow 2: 3", "land 1"]
+    assert depths.told == [(8, [[1]] * 2), (None, [[2]] * 2), (None, [[3]] * 2)]
 
 
 def test_what_requests_allow_is_drafted() -> None:
