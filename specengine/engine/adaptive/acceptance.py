@@ -50,10 +50,14 @@ class Acceptance:
 
     def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """One round that was to draft, by request: levels drafted, and how many of them stood."""
-        pairs = Counter(zip(drafted, accepted, strict=True))
+        self.count(Counter(zip(drafted, accepted, strict=True)))
+
+    def count(self, pairs: Counter[tuple[int, int]]) -> None:
+        """Likewise, requests that are alike taken together."""
+        asked = pairs.total()
         drafting = sum(count for (levels, _), count in pairs.items() if levels)
-        self._asked = _kept(len(drafted)) * self._asked + len(drafted)
-        self._drafting = _kept(len(drafted)) * self._drafting + drafting
+        self._asked = _kept(asked) * self._asked + asked
+        self._drafting = _kept(asked) * self._drafting + drafting
         for place in range(len(self.shares.tried)):
             tried = stood = 0
             for (levels, kept), count in pairs.items():

@@ -6,12 +6,21 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
 from operator import mul
 
 from specengine.engine.adaptive.acceptance import Acceptance, Shares
 
 _RESCUED = 0.2  # the chance, before anything is known, that a larger tree goes on where one ends
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a request."""
+
+    drafted: int
+    accepted: int
+    ranks: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,13 @@ class Outcomes:
     accepted: Sequence[int]  # of them, those that stand
     ranks: Sequence[Sequence[int]] | None = None  # of these, ascending; None: nobody knows
     num_nodes: int | None = None  # that trees were cut to, root included
+
+    @property
+    def alike(self) -> dict[Outcome, int]:
+        """How many requests had each outcome."""
+        ranks = repeat(None) if self.ranks is None else map(tuple, self.ranks)
+        counts = Counter(zip(self.drafted, self.accepted, ranks, strict=False))
+        return {Outcome(*one): count for one, count in counts.items()}
 
 
 class TreeAcceptance:
@@ -49,13 +65,22 @@ class TreeAcceptance:
         return self.least.coverage
 
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
-        levels = [min(count, num_steps) for count in outcomes.drafted]
-        kept = self._kept(outcomes)
-        self.least.observe(levels, kept[0])
-        for index, (small, large) in enumerate(pairwise(kept)):
-            least = 0 if num_steps == self.depth else self._least_drafts(index + 1, outcomes)
-            rows = zip(levels, small, large, outcomes.drafted, strict=True)
-            self._compare(index, Counter(row[:3] for row in rows if row[3] >= least))
+        if not self.sizes:
+            levels = [min(count, num_steps) for count in outcomes.drafted]
+            self.least.observe(levels, outcomes.accepted)
+            return
+        self.is_told |= outcomes.ranks is not None
+        least: Counter[tuple[int, int]] = Counter()
+        pairs: list[Counter[tuple[int, int, int]]] = [Counter() for _ in self.rescues]
+        for one, count in outcomes.alike.items():
+            level, kept = min(one.drafted, num_steps), self._kept(one, outcomes.num_nodes)
+            least[level, kept[0]] += count
+            for index, (small, large) in enumerate(pairwise(kept)):
+                if num_steps == self.depth or self._tells(index + 1, one):
+                    pairs[index][level, small, large] += count
+        self.least.count(least)
+        for index, counts in enumerate(pairs):
+            self._compare(index, counts)
 
     def chances(self, num_nodes: int | None = None) -> list[float]:
         """[depth], in 0..1, that a draft stands, given that those above it do. num_nodes: one of
@@ -81,18 +106,14 @@ class TreeAcceptance:
             rescued = sum(count for (_, _, large), count in fell.items() if large > place)
             self.rescues[index].add(place, sum(fell.values()), rescued)
 
-    def _kept(self, outcomes: Outcomes) -> list[Sequence[int]]:
+    def _kept(self, one: Outcome, num_nodes: int | None) -> list[int]:
         """What each size would have accepted, up to that of the round; from small to large."""
-        accepted, ranks, num_nodes = outcomes.accepted, outcomes.ranks, outcomes.num_nodes
-        if ranks is None:
-            return [accepted] * (1 + len(self.sizes))
-        self.is_told = True
+        if one.ranks is None:
+            return [one.accepted] * (1 + len(self.sizes))
         smaller = self.sizes[: self._place(num_nodes)]
-        return [*([bisect_left(row, size) for row in ranks] for size in smaller), accepted]
+        return [*(bisect_left(one.ranks, size) for size in smaller), one.accepted]
 
-    def _least_drafts(self, index: int, outcomes: Outcomes) -> int:
-        """That a request must have had, to tell this size from the one before it: shallow trees may
-        be whole with fewer."""
-        if outcomes.ranks is None:
-            return 0
-        return self.sizes[index] - 1 if index < len(self.sizes) else self.sizes[-1]
+    def _tells(self, index: int, one: Outcome) -> bool:
+        """This size from the one before it: shallow trees may be whole with fewer nodes."""
+        least = self.sizes[index] - 1 if index < len(self.sizes) else self.sizes[-1]
+        return one.ranks is None or one.drafted >= least
