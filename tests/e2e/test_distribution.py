@@ -21,7 +21,7 @@ from specengine.target.verify.match import MatchVerifier
 PROMPT = "abcacbbacabccabacbaccbab"
 LETTERS = "abc"
 LENGTH = 4
-SAMPLES = 3000
+SAMPLES = 2000
 CHAIN = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4, ngram_min_match=1)
 TREE = SpecConfig(
     algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1, ngram_branches=3
@@ -58,17 +58,19 @@ def target(small_models: dict[str, Path]) -> tuple[Path, Joint]:
 
 
 def draw(llm: LLM) -> Counter[tuple[int, ...]]:
+    only_letters = biased(llm.tokenizer)
     params = [
         SamplingParams(
             max_tokens=LENGTH,
             temperature=1.0,
             seed=seed,
             ignore_eos=True,
-            logit_bias=biased(llm.tokenizer),
+            logit_bias=only_letters,
         )
         for seed in range(SAMPLES)
     ]
-    results = llm.generate([PROMPT] * SAMPLES, params, progress=False)
+    prompt = llm.tokenizer(PROMPT)["input_ids"]
+    results = llm.generate([prompt] * SAMPLES, params, progress=False)
     return Counter(tuple(one.token_ids) for one in results)
 
 

@@ -45,9 +45,25 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(config, loaded, subjects, run(PLAIN, config, loaded, State(FRESH)))
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+def _other_pages(name: str, page_size: int) -> object:
+    return pytest.param(name, page_size, marks=pytest.mark.slow)
+
+
+LAYER_A_STEP = "MTP, a layer a step: chain + suffix"
+
+
 @pytest.mark.parametrize(
-    "name", ["NGRAM tree", "STANDALONE tree", "EAGLE3 chain", "MTP, a layer a step: chain + suffix"]
+    ("name", "page_size"),
+    [
+        ("NGRAM tree", 16),
+        ("STANDALONE tree", 1),
+        ("EAGLE3 chain", 16),
+        (LAYER_A_STEP, 1),
+        _other_pages("NGRAM tree", 1),
+        _other_pages("STANDALONE tree", 16),
+        _other_pages("EAGLE3 chain", 1),
+        _other_pages(LAYER_A_STEP, 16),
+    ],
 )
 def test_nothing_is_lost_or_changed(name: str, page_size: int, world: World) -> None:
     done = world.run(name, State(CROWDED, page_size))

@@ -91,7 +91,9 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         ("EAGLE3 sampled chain", State(CHUNKED)),
         ("EAGLE3 tree + suffix", State(PREFIX_HIT, 16)),
         ("MTP sampled tree", State(RETRACTED)),
-        ("MTP, a layer a step: sampled chain", State(RETRACTED, 16)),
+        pytest.param(
+            "MTP, a layer a step: sampled chain", State(RETRACTED, 16), marks=pytest.mark.slow
+        ),
         ("sampled tree", State(PREFIX_HIT)),
         ("NGRAM tree, any depth", State(RETRACTED)),
         ("STANDALONE chain, any depth", State(CHUNKED, 16)),
