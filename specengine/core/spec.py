@@ -62,6 +62,11 @@ class DepthChoice(Protocol):
         ...
 
     @property
+    def num_nodes(self) -> int | None:
+        """Of trees that are cut to their best nodes, root included; None: as large as they are."""
+        ...
+
+    @property
     def reason(self) -> str: ...
 
     @property

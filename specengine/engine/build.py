@@ -159,13 +159,7 @@ def _allocate(
     )
 
 
-def _assemble(
-    config: EngineConfig,
-    loaded: LoadedModel,
-    worker: TpModelWorker,
-    draft_runners: Sequence[ModelRunner],
-    memory: Memory,
-) -> Engine:
+def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -> Scheduler:
     context, page_size = _require(config.model.context_length), config.memory.page_size
     ledger = KVLedger(
         memory.rows,
@@ -180,12 +174,26 @@ def _assemble(
         draft_slots=draft_slots(config.spec),
         enable_mixed_chunk=config.schedule.enable_mixed_chunk,
     )
-    tokenizer, vocab_size = loaded.tokenizer, loaded.model.vocab_size
 
     def make_decoder(sampling: SamplingParams) -> IncrementalDecoder:
-        return IncrementalDecoder(tokenizer, sampling.skip_special_tokens)
+        return IncrementalDecoder(loaded.tokenizer, sampling.skip_special_tokens)
 
-    scheduler = Scheduler(policy, ledger, vocab_size, loaded.device, make_decoder)
+    return Scheduler(policy, ledger, loaded.model.vocab_size, loaded.device, make_decoder)
+
+
+def _make_grammars(loaded: LoadedModel) -> GrammarCompiler:
+    ends = loaded.source.eos_token_ids
+    return GrammarCompiler(loaded.tokenizer, loaded.model.vocab_size, ends)
+
+
+def _assemble(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    worker: TpModelWorker,
+    draft_runners: Sequence[ModelRunner],
+    memory: Memory,
+) -> Engine:
+    scheduler = _make_scheduler(config, loaded, memory)
     num_rows = memory.rows.req_to_token.shape[0]
     limit = NodeLimit(scheduler.round_limit)
     drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
@@ -196,16 +204,16 @@ def _assemble(
         EngineParts(
             config=config,
             model_name=config.model.served_model_name or loaded.source.name,
-            tokenizer=tokenizer,
+            tokenizer=loaded.tokenizer,
             eos_ids=loaded.source.eos_token_ids,
-            vocab_size=vocab_size,
-            context_length=context,
+            vocab_size=loaded.model.vocab_size,
+            context_length=_require(config.model.context_length),
             worker=worker,
             scheduler=scheduler,
             drafter=drafter,
             verifier=traced_verifier(config.trace, verifier),
             sample_prefill=sample_prefill,
-            grammars=GrammarCompiler(tokenizer, vocab_size, loaded.source.eos_token_ids),
+            grammars=_make_grammars(loaded),
             fixed_depth=fixed_depth(config, drafter, verifier),
             adaptive=make_adaptive(config, drafter, verifier, limit),
         )

@@ -108,6 +108,7 @@ def _fields(depth: DepthChoice) -> dict[str, Any]:
     gain = depth.expected_gain
     return {
         "num_steps": depth.num_steps,
+        "num_nodes": depth.num_nodes,
         "reason": depth.reason,
         "expected_gain": None if gain is None else round(gain, 4),
     }

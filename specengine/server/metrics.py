@@ -129,6 +129,9 @@ def _depth(depth: Decision) -> Iterable[Metric]:
     """The reason is a label: it changes between scrapes."""
     name = PREFIX + "speculative_num_steps"
     yield GaugeMetricFamily(name, "Depth of drafts, as chosen by cost", value=depth.num_steps)
+    if depth.num_nodes is not None:
+        text = "Nodes that trees are cut to, as chosen by cost"
+        yield GaugeMetricFamily(PREFIX + "speculative_num_nodes", text, value=depth.num_nodes)
     if depth.expected_gain is not None:
         text = "Tokens a second at that depth, over those without drafts"
         yield GaugeMetricFamily(PREFIX + "speculative_gain", text, value=depth.expected_gain)

@@ -267,7 +267,7 @@ def watch_landings(flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> dict[
 
 
 def test_choices_add_up() -> None:
-    deep, none = Decision(2, "deep", 1.23456), Decision(0, "none", None)
+    deep, none = Decision(2, "deep", 1.23456, 4), Decision(0, "none", None)
     one, other, total = SpecStats(), SpecStats(), SpecStats()
     for depth in (deep, none, deep):
         one.record(2, 1, depth)
@@ -278,6 +278,7 @@ def test_choices_add_up() -> None:
     assert total.depth is none
     assert speculative_metrics(one)["depth"] == {
         "num_steps": 2,
+        "num_nodes": 4,
         "reason": "deep",
         "expected_gain": 1.2346,
     }

@@ -31,9 +31,10 @@ def rounds(engine: Engine) -> int:
 
 
 def test_kv_takes_what_the_formula_says() -> None:
-    """135M: 30 layers, K and V, 3 heads of 64, 2 bytes."""
+    """135M: 30 layers, K and V, 3 heads of 64, 2 bytes. What is made once in a process, like the
+    workspaces of cuBLAS, belongs to the first engine, which does not count."""
     more, taken = 100_000, []
-    for tokens in (more, 2 * more):
+    for tokens in (more, more, 2 * more):
         gc.collect()
         before = torch.cuda.memory_allocated()
         llm = LLM("smollm2-shape", load_format="dummy", max_total_tokens=tokens, cuda_graph_bs=(1,))
@@ -41,7 +42,7 @@ def test_kv_takes_what_the_formula_says() -> None:
         del llm
         gc.collect()
         torch.cuda.empty_cache()
-    assert (taken[1] - taken[0]) / more == pytest.approx(30 * 2 * 3 * 64 * 2, rel=0.03)
+    assert (taken[2] - taken[1]) / more == pytest.approx(30 * 2 * 3 * 64 * 2, rel=0.03)
 
 
 def test_nothing_grows_over_5000_rounds() -> None:

@@ -47,7 +47,7 @@ def test_usage_and_metrics(openai_client: OpenAI, engine: Any) -> None:
     assert spec["mean_acceptance_length"] == pytest.approx(1 + accepted / rounds, abs=1e-4)
     assert sum(spec["depth_histogram"]) == rounds
     assert [k for k, count in enumerate(spec["depth_histogram"]) if count] == [4, 6]
-    assert spec["depth"].keys() == {"num_steps", "reason", "expected_gain"}
+    assert spec["depth"].keys() == {"num_steps", "num_nodes", "reason", "expected_gain"}
     assert spec["depth"]["reason"].startswith(f"batch 2: K={spec['depth']['num_steps']}")
     assert spec["draft_acceptance_rate"] == pytest.approx(accepted / (4 * rounds), abs=1e-4)
 

@@ -114,6 +114,7 @@ def test_metrics_of_the_engine(site: Any, engine: Any) -> None:
         "prompt_tokens_total": 40,
         "generation_tokens_total": 7,
         "speculative_num_steps": 2,
+        "speculative_num_nodes": 6,
         "speculative_gain": 1.34,
     }.items():
         assert values[(f"specengine:{name}",)] == value
