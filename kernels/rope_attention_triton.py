@@ -12,7 +12,6 @@ that the old keys can be fetched before the kernel ahead has ended.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,77 +20,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specengine.kernels.dispatch import has_dependent_launch, multiprocessors
-from specengine.kernels.online_softmax_triton import last_to_arrive, merge_shares, raise_max
+from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.online_softmax_triton import last_to_arrive, merge_shares
+from specengine.kernels.rope_attention_blocks import blocks_for, choose_splits
+from specengine.kernels.rope_attention_rows_triton import absorb, angles, fetch, rotated, whole_rows
 
 if TYPE_CHECKING:
     from specengine.kernels.paged_attention import PagedBatch
 
-_MAX_SPLITS = 32
 _NARROW = 2**31  # elements of a cache whose places fit 32 bits
-
-
-@triton.jit
-def _rotated(head_ptrs, cols, cos, sin, mask, HEAD_DIM: tl.constexpr):
-    """Heads [R, D] rotated in float32 and rounded to their dtype (Su et al. 2021)."""
-    half: tl.constexpr = HEAD_DIM // 2
-    partner = tl.where(cols < half, cols + half, cols - half)
-    x = tl.load(head_ptrs[:, None] + cols[None, :], mask=mask, other=0.0)
-    other = tl.load(head_ptrs[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    signed = tl.where((cols < half)[None, :], -other, other)
-    return (x.to(tl.float32) * cos + signed * sin).to(x.dtype)
-
-
-@triton.jit
-def _angles(cos_sin_ptr, positions, stride, cols, mask, HEAD_DIM: tl.constexpr):
-    """cos and sin of each place of a head, float32 [R, D]."""
-    half: tl.constexpr = HEAD_DIM // 2
-    angle = tl.where(cols < half, cols, cols - half)
-    places = cos_sin_ptr + positions[:, None] * stride + angle[None, :]
-    return tl.load(places, mask=mask, other=0.0), tl.load(places + half, mask=mask, other=0.0)
-
-
-@triton.jit
-def _cells(is_row, in_head, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
-    """Mask of whole rows, [ROWS, BLOCK_D]. WHOLE: no column is beyond the head."""
-    if WHOLE:
-        return tl.broadcast_to(is_row[:, None], (ROWS, BLOCK_D))
-    return is_row[:, None] & in_head
-
-
-@triton.jit
-def _fetch(
-    table_ptr,
-    cols,
-    old,
-    k_ptr,
-    v_ptr,
-    dims,
-    in_head,
-    stride,
-    NARROW: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """Keys and values of a block, [BLOCK_N, D] each. Half of the kernel's instructions were places
-    and masks: one place serves both, in 32 bits where the cache allows."""
-    slots = tl.load(table_ptr + cols, mask=old, other=0)
-    slots = slots.to(tl.int32) if NARROW else slots.to(tl.int64)
-    places = slots[:, None] * stride + dims[None, :]
-    cells = _cells(old, in_head, places.shape[0], places.shape[1], WHOLE)
-    k = tl.load(k_ptr + places, mask=cells, other=0.0)
-    return k, tl.load(v_ptr + places, mask=cells, other=0.0)
-
-
-@triton.jit
-def _absorb(q, k, v, visible, scale_log2, row_max, total, acc):
-    """One step of the online softmax over the keys of a block."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-    scores = tl.where(visible, scores, float("-inf"))
-    row_max, finite_max, decay = raise_max(row_max, tl.max(scores, 1))
-    weights = tl.exp2(scores - finite_max[:, None])
-    total = total * decay + tl.sum(weights, 1)
-    acc = acc * decay[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    return row_max, total, acc
 
 
 @triton.jit(
@@ -183,9 +120,9 @@ def _rope_attention_kernel(
     queries = rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     valid = queries < num_queries
-    cells = _cells(valid, in_head, BLOCK_M, BLOCK_D, WHOLE)
+    cells = whole_rows(valid, in_head, BLOCK_M, BLOCK_D, WHOLE)
     here = tl.load(positions_ptr + first_row + queries, mask=valid, other=0)
-    cos, sin = _angles(cos_sin_ptr, here, stride_cos_sin, dims, cells, HEAD_DIM)
+    cos, sin = angles(cos_sin_ptr, here, stride_cos_sin, dims, cells, HEAD_DIM)
 
     # Keys of earlier forwards: nothing that may still be running writes them.
     table_ptr += row * stride_table
@@ -195,23 +132,23 @@ def _rope_attention_kernel(
         cols = begin + tl.arange(0, BLOCK_N)
         old = cols < end
         where = k_cache_ptr, v_cache_ptr, dims, in_head, stride_cs
-        k, v = _fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
+        k, v = fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
     if DEPENDENT:
         gdc_wait()
 
     q_rows = q_ptr + (first_row + queries) * stride_qt + heads * stride_qh
-    q = _rotated(q_rows, dims, cos, sin, cells, HEAD_DIM)
+    q = rotated(q_rows, dims, cos, sin, cells, HEAD_DIM)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if split == 0:
         news = tl.arange(0, BLOCK_NEW)
         is_new = news < num_queries
-        new_cells = _cells(is_new, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
+        new_cells = whole_rows(is_new, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
         at = tl.load(positions_ptr + first_row + news, mask=is_new, other=0)
-        new_cos, new_sin = _angles(cos_sin_ptr, at, stride_cos_sin, dims, new_cells, HEAD_DIM)
+        new_cos, new_sin = angles(cos_sin_ptr, at, stride_cos_sin, dims, new_cells, HEAD_DIM)
         k_rows = k_ptr + (first_row + news) * stride_kt + kv_head * stride_kh
-        k_new = _rotated(k_rows, dims, new_cos, new_sin, new_cells, HEAD_DIM)
+        k_new = rotated(k_rows, dims, new_cos, new_sin, new_cells, HEAD_DIM)
         v_rows = v_ptr + (first_row + news) * stride_vt + kv_head * stride_vh
         v_new = tl.load(v_rows[:, None] + dims[None, :], mask=new_cells, other=0.0)
         slot = tl.load(loc_ptr + first_row + news, mask=is_new, other=0)[:, None]
@@ -225,23 +162,23 @@ def _rope_attention_kernel(
             visible = (news[None, :] <= queries[:, None]) & is_new[None, :]
             if HAS_WINDOW:
                 visible = visible & (news[None, :] > queries[:, None] - window)
-        row_max, total, acc = _absorb(q, k_new, v_new, visible, scale_log2, row_max, total, acc)
+        row_max, total, acc = absorb(q, k_new, v_new, visible, scale_log2, row_max, total, acc)
 
     if PEEL:
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
-        row_max, total, acc = _absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+        row_max, total, acc = absorb(q, k, v, visible, scale_log2, row_max, total, acc)
         begin += BLOCK_N
     for start in range(begin, end, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)
         old = cols < end
         where = k_cache_ptr, v_cache_ptr, dims, in_head, stride_cs
-        k, v = _fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
+        k, v = fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
-        row_max, total, acc = _absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+        row_max, total, acc = absorb(q, k, v, visible, scale_log2, row_max, total, acc)
     total = tl.where(total == 0.0, 1.0, total)  # of a row that sees nothing in this share
     out = acc / total[:, None]
 
@@ -263,48 +200,6 @@ def _rope_attention_kernel(
             tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=cells)
     else:
         tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=cells)
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Shape of a program: keys an iteration, warps, pipeline stages, least keys of a share.
-
-    peels: the first keys are fetched into registers while the kernel ahead runs. Among many
-    programs, that room serves better as room for more programs at once.
-    """
-
-    keys: int
-    warps: int
-    stages: int
-    min_share: int
-    peels: bool = True
-
-
-def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
-    """Measured on an H200 (benchmarks/results, paged-attention and wide-rows). A program without
-    stages finds room beside a product of cuBLAS that has not ended, and starts before that has."""
-    if dtype == torch.float32:
-        return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
-    if head_dim > 128:
-        return Blocks(32, 4, 2, 128)
-    if head_dim > 64 and rows <= 32:
-        if groups < 512:
-            return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
-        keys, warps = (64, 4) if groups < 1024 else (32, 2)
-        return Blocks(keys, warps, 2, 128, peels=False)
-    if head_dim > 64 and groups >= 256:
-        return Blocks(64, 4, 2, 128)
-    if head_dim <= 64 and rows <= 32:
-        return Blocks(128, 4, 1, 128)
-    return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
-
-
-def _choose_splits(batch: PagedBatch, groups: int, blocks: Blocks, device: torch.device) -> int:
-    """Enough programs for two a multiprocessor, none with fewer keys than the least share."""
-    if batch.counters is None or groups > batch.counters.numel():
-        return 1
-    wanted = triton.cdiv(2 * multiprocessors(device), groups)
-    return int(max(1, min(wanted, _MAX_SPLITS, batch.max_keys // blocks.min_share)))
 
 
 def rope_attention(
@@ -329,7 +224,7 @@ def rope_attention(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     groups = requests * num_kv_heads
     blocks = blocks_for(q.dtype, head_dim, groups, rows)
-    splits = num_splits or _choose_splits(batch, groups, blocks, q.device)
+    splits = num_splits or choose_splits(batch, groups, blocks, q.device)
     shares = groups * splits * rows if splits > 1 else 1
     partial = torch.empty(shares * block_dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(shares, dtype=torch.float32, device=q.device)

@@ -31,7 +31,8 @@ from specengine.kernels import rope_attention_triton
 from specengine.kernels.activation import silu_and_mul
 from specengine.kernels.norm import fused_add_rms_norm, sum_add_rms_norm
 from specengine.kernels.paged_attention import PagedBatch
-from specengine.kernels.rope_attention_triton import Blocks, rope_attention
+from specengine.kernels.rope_attention_blocks import Blocks
+from specengine.kernels.rope_attention_triton import rope_attention
 from specengine.kernels.split_linear import split_linear
 
 HEADS, KV_HEADS, DIM = 32, 8, 128

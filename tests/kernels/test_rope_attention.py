@@ -8,6 +8,7 @@ import torch
 from specengine.kernels import rope_attention_triton as triton_kernel
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.rope_attention import rope_attention
+from specengine.kernels.rope_attention_blocks import Blocks
 from tests.kernels.test_paged_attention import (
     BUSHY,
     CONTEXT,
@@ -101,7 +102,7 @@ def test_trees(device: torch.device) -> None:
 
 
 def test_first_keys_after_the_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = triton_kernel.Blocks(32, 2, 2, 64, peels=False)
+    blocks = Blocks(32, 2, 2, 64, peels=False)
     monkeypatch.setattr(triton_kernel, "blocks_for", lambda *given: blocks)
     check(inputs([(70, 4), (0, 3), (32, 1)], device))
     check(inputs([(190, 3), (5, 1), (100, 2)], device), num_splits=3)

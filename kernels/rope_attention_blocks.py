@@ -1,0 +1,58 @@
+"""Programs of the fused attention kernel: their shape, and how many share a request's keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from specengine.kernels.dispatch import multiprocessors
+
+if TYPE_CHECKING:
+    from specengine.kernels.paged_attention import PagedBatch
+
+_MAX_SPLITS = 32
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Shape of a program: keys an iteration, warps, pipeline stages, least keys of a share.
+
+    peels: the first keys are fetched into registers while the kernel ahead runs. Among many
+    programs, that room serves better as room for more programs at once.
+    """
+
+    keys: int
+    warps: int
+    stages: int
+    min_share: int
+    peels: bool = True
+
+
+def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
+    """Measured on an H200 (benchmarks/results, paged-attention and wide-rows). A program without
+    stages finds room beside a product of cuBLAS that has not ended, and starts before that has."""
+    if dtype == torch.float32:
+        return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
+    if head_dim > 128:
+        return Blocks(32, 4, 2, 128)
+    if head_dim > 64 and rows <= 32:
+        if groups < 512:
+            return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
+        keys, warps = (64, 4) if groups < 1024 else (32, 2)
+        return Blocks(keys, warps, 2, 128, peels=False)
+    if head_dim > 64 and groups >= 256:
+        return Blocks(64, 4, 2, 128)
+    if head_dim <= 64 and rows <= 32:
+        return Blocks(64, 4, 2, 128, peels=False) if groups >= 384 else Blocks(128, 4, 1, 128)
+    return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
+
+
+def choose_splits(batch: PagedBatch, groups: int, blocks: Blocks, device: torch.device) -> int:
+    """Enough programs for two a multiprocessor, none with fewer keys than the least share."""
+    if batch.counters is None or groups > batch.counters.numel():
+        return 1
+    wanted = triton.cdiv(2 * multiprocessors(device), groups)
+    return int(max(1, min(wanted, _MAX_SPLITS, batch.max_keys // blocks.min_share)))
