@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
-from specengine import SpecConfig
+from specengine import LLM, SpecConfig
 from tests.e2e.test_smollm2_eagle3 import answer
 
 CHAIN: dict[str, Any] = {"num_steps": 5, "adaptive": False}
@@ -32,14 +33,17 @@ SETTINGS = {
 }
 
 
+make = partial(LLM, "tiny", dtype="float32")
+
+
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
-    return answer("tiny", None)[0]
+    return answer(make, None)[0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_same_tokens_in_fewer_rounds(plain: list[list[int]], name: str) -> None:
     expected = SETTINGS[name]
-    tokens, accepted_length = answer("tiny", expected.spec)
+    tokens, accepted_length = answer(make, expected.spec)
     assert tokens == plain
     assert accepted_length > expected.floor
