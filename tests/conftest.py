@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,14 @@ def _what_stands_is_settled(_nothing_stays_settled: None) -> None:
     if not torch.cuda.is_available():
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _log_level_stays() -> Iterator[None]:
+    """A command sets the root logger's, which the next file's tests read messages of."""
+    before = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(before)
 
 
 @pytest.fixture(scope="session")

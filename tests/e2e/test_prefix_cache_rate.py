@@ -35,6 +35,12 @@ NAMES = [
     "EAGLE3 tree + suffix",
     "MTP, a layer a step: chain + suffix",
 ]
+# One page size each, by turns, of chains and of trees; the other in make test-all.
+CASES = [
+    pytest.param(name, size, marks=() if (i + i // 2) % 2 == turn else (pytest.mark.slow,))
+    for turn, size in enumerate((1, 16))
+    for i, name in enumerate(NAMES)
+]
 
 
 @dataclass
@@ -76,8 +82,7 @@ def plain(world: World) -> dict[int, tuple[list[list[int]], int]]:
     return {size: conversations(world.engine(SpecConfig(), size)) for size in (1, 16)}
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "page_size"), CASES)
 def test_as_much_is_found_as_without_speculation(
     name: str, page_size: int, world: World, plain: dict[int, tuple[list[list[int]], int]]
 ) -> None:
