@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,7 +65,7 @@ def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torc
 
 
 def _warm_up(parts: Sequence[Callable[[], object]]) -> None:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         for part in parts:
@@ -76,10 +77,22 @@ def _record(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     graph = torch.cuda.CUDAGraph()
     with (
         torch.inference_mode(),
-        torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        torch.cuda.graph(
+            graph,
+            pool=pool,
+            stream=_side_stream(torch.cuda.current_device()),
+            capture_error_mode="thread_local",
+        ),
     ):
         output = run()
     return graph, output
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """What graphs are captured on. cuBLAS keeps a workspace of 32 MiB for each stream that it has
+    ever run on: with a stream a capture that was a GiB."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class DecodeGraphRunner:
