@@ -46,7 +46,8 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
     if head_dim > 64 and groups >= 256:
         return Blocks(64, 4, 2, 128)
     if head_dim <= 64 and rows <= 32:
-        return Blocks(64, 4, 2, 128, peels=False) if groups >= 384 else Blocks(128, 4, 1, 128)
+        # From two programs a multiprocessor on, where no keys are split.
+        return Blocks(64, 4, 2, 128, peels=False) if groups >= 264 else Blocks(128, 4, 1, 128)
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
 
 
