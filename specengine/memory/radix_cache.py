@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specengine.memory.oldest_first import OldestFirst
 
 IntArray = NDArray[Any]
 Tokens = Sequence[int] | IntArray
@@ -55,7 +56,7 @@ class RadixCache:
         self.root = RadixNode(nothing, nothing.astype(np.int32), None)
         self.evictable_size = 0  # tokens that no lock holds
         self.protected_size = 0  # tokens that a lock holds
-        self._evictable_leaves: set[RadixNode] = set()
+        self._evictable_leaves = OldestFirst[RadixNode]()
         self._clock = 0
 
     def match_prefix(self, token_ids: Tokens) -> tuple[IntArray, RadixNode]:
@@ -116,16 +117,12 @@ class RadixCache:
         may go. Returns their slots (int32), which are now the caller's."""
         gone = [self.root.slots]
         count = 0
-        leaves = [(leaf.last_access, id(leaf), leaf) for leaf in self._evictable_leaves]
-        heapq.heapify(leaves)
-        while leaves and count < num_tokens:
-            leaf = heapq.heappop(leaves)[-1]
+        while count < num_tokens and (leaf := self._evictable_leaves.pop()) is not None:
             parent = self._remove(leaf)
             gone.append(leaf.slots)
             count += len(leaf)
             if parent.is_evictable_leaf:
                 self._evictable_leaves.add(parent)
-                heapq.heappush(leaves, (parent.last_access, id(parent), parent))
         return np.concatenate(gone)
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -175,7 +172,6 @@ class RadixCache:
         parent = leaf.parent
         assert parent is not None, "the root is no leaf to remove"
         del parent.children[self._key(leaf.tokens)]
-        self._evictable_leaves.discard(leaf)
         self.evictable_size -= len(leaf)
         return parent
 

@@ -41,15 +41,14 @@ class RoundMemory:
         short = [r for r in self.queues.running if r.reserved_len < self._bound(r, nodes)]
         if not short:
             return
-        plenty = self.ledger.allocator.available > 2 * len(self.queues.running) * (AHEAD + nodes)
-        ahead = AHEAD if plenty else 0
+        ahead = AHEAD if self._is_plenty(len(self.queues.running), nodes) else 0
         for req in sorted(short, key=lambda r: r.arrival_time):
             self._secure(req, nodes, ahead)
 
     def reserve_unseen(self, reqs: list[Req], nodes: int) -> bool:
         """Have slots for `nodes` more tokens of these requests, whose last round is still on its
         way. False where that would be at the cost of others."""
-        plenty = self.ledger.allocator.available > 2 * len(reqs) * (AHEAD + nodes)
+        plenty = self._is_plenty(len(reqs), nodes)
         for req in reqs:
             wanted = self._bound(req, nodes)
             if req.reserved_len < wanted:
@@ -57,6 +56,10 @@ class RoundMemory:
                 if not self.ledger.reserve(req, ahead):
                     return False
         return True
+
+    def _is_plenty(self, requests: int, nodes: int) -> bool:
+        """What the cache would give up counts: it fills all memory in time."""
+        return self.ledger.obtainable > 2 * requests * (AHEAD + nodes)
 
     def _bound(self, req: Req, nodes: int) -> int:
         return min(req.kv_len + nodes, self.policy.context_len)

@@ -318,3 +318,28 @@ def test_the_invariant_sees_leaks(field: str) -> None:
         setattr(req, field, getattr(req, field) - 16)
     with pytest.raises(InvariantError):
         engine.scheduler.check_invariant()
+
+
+def test_a_full_cache_does_not_make_every_round_ask_for_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the cache would give up is reserved ahead like what is free."""
+    engine = FakeEngine(Setup(num_slots=1000, context_len=300, rows=4))
+    ledger = engine.scheduler.ledger
+    for number in range(8):
+        add(engine, f"old {number}", prompt(150, first=number), max_tokens=40)
+        while engine.scheduler.has_work:
+            engine.step()
+    assert ledger.allocator.available < 300
+    add(engine, "a", prompt(5, first=9), max_tokens=150)
+    add(engine, "b", prompt(5, first=10), max_tokens=150)
+    engine.step()
+    asked: list[int] = []
+    alloc = ledger.allocator.alloc_pages
+    monkeypatch.setattr(
+        ledger.allocator, "alloc_pages", lambda count: (asked.append(count), alloc(count))[1]
+    )
+    while engine.scheduler.has_work:
+        engine.step()
+    assert 2 <= len(asked) <= 10
+    engine.scheduler.check_invariant()
