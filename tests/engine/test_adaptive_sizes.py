@@ -3,6 +3,7 @@ and one is chosen only where that pays."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_no_size_is_thought_to_reach_less_than_a_smaller_one() -> None:
     assert found[0] == pytest.approx(4.0, abs=0.1)
 
 
+def test_no_place_is_thought_to_be_reached_more_often_than_those_above_it() -> None:
+    """Though each place forgets at its own pace."""
+    rng, acceptance = random.Random(0), TreeAcceptance(DEPTH, [5, 9])
+    for _ in range(300):
+        size = rng.choice([5, 9, None])
+        most = 40 if size is None else size
+        ranks = [sorted(rng.sample(range(1, most), rng.randrange(DEPTH + 1))) for _ in range(4)]
+        accepted = [len(row) for row in ranks]
+        acceptance.observe(DEPTH, Outcomes([most - 1] * 4, accepted, ranks, size))
+        for one in (5, 9, None):
+            assert max(acceptance.chances(one)) <= 1.0
+
+
 def test_small_rounds_leave_what_larger_trees_add() -> None:
     acceptance = TreeAcceptance(DEPTH, [5])
     for _ in range(300):
@@ -104,6 +118,15 @@ def test_small_rounds_leave_what_larger_trees_add() -> None:
         acceptance.observe(1, Outcomes([4] * 2, [0, 0], [[], []], 5))
     assert acceptance.chances(5)[0] == pytest.approx(0.0, abs=0.02)
     assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02), "as far as anybody knows"
+
+
+def test_a_whole_tree_in_place_of_a_smaller_one_does_not_count_as_that() -> None:
+    """Which flies where there is no graph of the size that was chosen."""
+    acceptance = TreeAcceptance(DEPTH, [5])
+    for _ in range(300):
+        acceptance.observe(1, Outcomes([15] * 2, [1, 1], [[1], [9]], 5))
+    assert acceptance.chances(5)[0] == pytest.approx(0.5, abs=0.02)
+    assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02)
 
 
 def test_trees_of_few_nodes_do_not_speak_for_larger_ones() -> None:

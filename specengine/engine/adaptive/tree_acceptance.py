@@ -30,7 +30,13 @@ class Outcomes:
     drafted: Sequence[int]  # drafts; of a tree its nodes but the root
     accepted: Sequence[int]  # of them, those that stand
     ranks: Sequence[Sequence[int]] | None = None  # of these, ascending; None: nobody knows
-    num_nodes: int | None = None  # that trees were cut to, root included
+    num_nodes: int | None = None  # that trees were to be cut to, root included
+
+    @property
+    def cut_to(self) -> int | None:
+        """None for whole trees: they fly too where there is no graph of a smaller one."""
+        most = self.num_nodes
+        return most if most is not None and max(self.drafted, default=0) < most else None
 
     @property
     def alike(self) -> dict[Outcome, int]:
@@ -72,8 +78,9 @@ class TreeAcceptance:
         self.is_told |= outcomes.ranks is not None
         least: Counter[tuple[int, int]] = Counter()
         pairs: list[Counter[tuple[int, int, int]]] = [Counter() for _ in self.rescues]
+        cut_to = outcomes.cut_to
         for one, count in outcomes.alike.items():
-            level, kept = min(one.drafted, num_steps), self._kept(one, outcomes.num_nodes)
+            level, kept = min(one.drafted, num_steps), self._kept(one, cut_to)
             least[level, kept[0]] += count
             for index, (small, large) in enumerate(pairwise(kept)):
                 if num_steps == self.depth or self._tells(index + 1, one):
@@ -92,6 +99,7 @@ class TreeAcceptance:
         for larger in rescues:
             pairs = zip(reach, larger.chances(), strict=True)
             reach = [old + (1.0 - old) * rescued for old, rescued in pairs]
+        reach = list(accumulate(reach, min))  # each place forgets at its own pace
         steps = zip([1.0, *reach[:-1]], reach, strict=True)
         return [after / before if before else 0.0 for before, after in steps]
 
