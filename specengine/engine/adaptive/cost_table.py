@@ -91,9 +91,10 @@ class StepCosts:
             if smaller is None:
                 return None
             if batch_size >= min(smaller):
-                rows = {size: {0: self.of(size, 0) or 0.0, **row} for size, row in smaller.items()}
-        curve = {size: along(row, depth) for size, row in rows.items()}
-        return along(curve, batch_size)
+                near = _around(smaller, batch_size)
+                rows = {size: {0: self.of(size, 0) or 0.0, **smaller[size]} for size in near}
+        near = _around(rows, batch_size)  # all of them would take a millisecond of each round
+        return along({size: along(rows[size], depth) for size in near}, batch_size)
 
     def is_settled(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> bool:
         return True
@@ -115,14 +116,20 @@ def _numbers(raw: Mapping[str, Mapping[str, float]]) -> dict[int, Curve]:
     }
 
 
+def _around(ascending: Iterable[int], place: float) -> list[int]:
+    """The two that a place lies between, or that are nearest to it; the one that there is."""
+    places = list(ascending)
+    index = min(max(bisect_left(places, place), 1), len(places) - 1)
+    return places[max(index - 1, 0) : index + 1]
+
+
 def along(curve: Curve, place: float) -> float:
     """The value of a curve (keys ascending) at a place of it, or beside it. Of a single point, that
     of the point."""
-    places = list(curve)
-    if len(places) == 1:
-        return curve[places[0]]
-    index = min(max(bisect_left(places, place), 1), len(places) - 1)
-    low, high = places[index - 1], places[index]
+    near = _around(curve, place)
+    low, high = near[0], near[-1]
+    if low == high:
+        return curve[low]
     slope = (curve[high] - curve[low]) / (high - low)
     if place > high:
         return curve[high] + max(slope, 0.0) * (place - high)
