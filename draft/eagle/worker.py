@@ -54,7 +54,6 @@ class EagleWorker(DraftWorker):
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
         self.tree_rows = TreeRows(self)
-        self._none = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
         # Of each request, behind what the worker slept through; row batches see nothing before it.
         self.first_keys = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
         if spec.adaptive:
@@ -140,7 +139,7 @@ class EagleWorker(DraftWorker):
         step.features = self.features(output, None)
         if self.narrows and step.num_tokens > _MANY_ROWS:
             step.kept_rows = step.qo_indptr[:-1] + accepted_B
-            accepted_B = self._none[: len(accepted_B)]  # one row is left of each
+            accepted_B = torch.zeros_like(accepted_B)  # one row is left of each
         states_TH = self.runner.forward_extend(step)
         keep_rows(self.states, rows.rows_B, states_TH, accepted_B)
 
