@@ -45,7 +45,8 @@ class Sizes:
 
     batch_sizes: ascending. widths: ascending, tokens of a request that launches are shaped for.
     padding: let larger graphs serve a batch. prompts: ascending, tokens of forwards in which a
-    request has more; few, since each is captured while somebody waits for an answer.
+    request has more; few, since each is captured while somebody waits for an answer. crowds:
+    likewise, of more requests than MOST_PROMPTS, or more tokens.
     """
 
     batch_sizes: tuple[int, ...]
