@@ -56,7 +56,7 @@ class EagleForm:
         return self.draft_vocab_size != self.target_vocab_size
 
 
-class Path(Enum):
+class Way(Enum):
     """How a layer runs its rows."""
 
     TAIL = auto()  # all behind attention in one kernel
@@ -91,7 +91,7 @@ class EagleLayer(nn.Module):
         """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H], or
         [R, H] where batch.kept_rows says so."""
         attention, kept_R = self.self_attn, batch.kept_rows
-        if self._path_of(residual) is Path.FEW_ROWS:
+        if self._way_of(residual) is Way.FEW_ROWS:
             qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
         else:
             qkv = attention.qkv_proj(attended)
@@ -103,11 +103,11 @@ class EagleLayer(nn.Module):
     def _behind_attention(self, heads: Tensor, stream: Tensor) -> Tensor:
         """[R, num_heads * head_dim] and [R, H] -> the stream, [R, H]."""
         attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
-        path = self._path_of(stream)
-        if path is Path.TAIL:
+        way = self._way_of(stream)
+        if way is Way.TAIL:
             weights = tail_weights(attention, norm, mlp)
             return layer_tail.layer_tail(heads, stream, weights, norm.eps).stream
-        if path is Path.FEW_ROWS:
+        if way is Way.FEW_ROWS:
             stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
             gate_up = mlp.gate_up_proj.plain
             gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
@@ -116,15 +116,15 @@ class EagleLayer(nn.Module):
         out: Tensor = mlp(normed) + stream
         return out
 
-    def _path_of(self, stream: Tensor) -> Path:
+    def _way_of(self, stream: Tensor) -> Way:
         """The way for rows [T, H]."""
         attention = self.self_attn
         if not self.can_fuse or attention.o_proj.kernel is not None:
-            return Path.PLAIN
+            return Way.PLAIN
         weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
         if layer_tail.fits(stream, weights):
-            return Path.TAIL
-        return Path.FEW_ROWS if few_row.fits(stream) else Path.PLAIN
+            return Way.TAIL
+        return Way.FEW_ROWS if few_row.fits(stream) else Way.PLAIN
 
 
 class EagleModel(nn.Module):

@@ -41,10 +41,10 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
 
 
 def _kinds_of_rounds(spec: SpecConfig) -> int:
-    """At most: four depths and a sleeping drafter, and smaller trees of those that draft."""
+    """At most: five depths and a sleeping drafter, and smaller trees of those that draft."""
     if not spec.adaptive:
         return 1
-    return 5 if spec.eagle_topk == 1 else 10
+    return 6 if spec.eagle_topk == 1 else 11
 
 
 def add_ragged_graphs(

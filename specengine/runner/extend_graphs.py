@@ -17,6 +17,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
+from specengine.runner.ragged_forms import CROWD, CROWD_WIDTH, MOST_PROMPTS
 
 if TYPE_CHECKING:
     from specengine.runner.model_runner import ModelRunner
@@ -53,8 +54,8 @@ class Shape:
 # Prompts that come together are launched as often as one: 30 layers of a small model take 2 ms,
 # and their launches 12. Attention has blocks for every request at its longest: hence the width.
 # What is missing to a size must not be longer than that, either.
-FEW = tuple(Shape(tokens, 8, tokens) for tokens in (16, 32, 64, 128, 256, 512))
-MANY = tuple(Shape(tokens, 64, 256) for tokens in range(256, 2049, 256))
+FEW = tuple(Shape(tokens, MOST_PROMPTS, tokens) for tokens in (16, 32, 64, 128, 256, 512))
+MANY = tuple(Shape(tokens, CROWD, CROWD_WIDTH) for tokens in range(256, 2049, CROWD_WIDTH))
 SHAPES = (*FEW, *MANY)
 
 
@@ -132,7 +133,7 @@ class ExtendGraphRunner:
         self.shapes = [shape for shape in SHAPES if shape.width <= context]
         self.captured: dict[Shape, CapturedExtend] = {}
         self.counters: Counter[str] = Counter()
-        length = max(shape.num_inputs for shape in self.shapes)
+        length = max((shape.num_inputs for shape in self.shapes), default=0)
         self.buffer = torch.zeros(length, dtype=torch.int64, device=runner.device)
         self.staging = torch.zeros(length, dtype=torch.int64).pin_memory()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -151,7 +152,7 @@ class ExtendGraphRunner:
         logger.info(
             "captured %d prefill graphs of up to %d tokens in %.1f s, %.2f GiB",
             len(self.shapes),
-            max(shape.tokens for shape in self.shapes),
+            max((shape.tokens for shape in self.shapes), default=0),
             perf_counter() - start,
             (memory.used - used_before) / (1 << 30),
         )
@@ -227,9 +228,9 @@ class ExtendGraphRunner:
         found = next((shape for shape in self.shapes if shape.holds(batch)), None)
         if found is not None:
             return found
-        if batch.num_tokens > max(shape.tokens for shape in self.shapes):
+        if batch.num_tokens > max((shape.tokens for shape in self.shapes), default=0):
             return "more tokens than any captured"
-        if batch.batch_size > max(shape.requests for shape in self.shapes):
+        if batch.batch_size > max((shape.requests for shape in self.shapes), default=0):
             return "more requests than captured"
         return "a longer prompt than any captured"
 
