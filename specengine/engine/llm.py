@@ -15,6 +15,7 @@ from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine
 from specengine.engine.chat_template import render_chat
+from specengine.engine.loop import Engine
 from specengine.engine.outputs import RequestOutput
 
 # A list this long takes long enough to want a progress bar.
@@ -65,7 +66,17 @@ class LLM:
     """
 
     def __init__(self, model: str = "smollm2", spec: SpecConfig | None = None, **flags: Any):
-        self.engine = build_engine(config_from_flags({"model": model, **flags}, spec))
+        self._use(build_engine(config_from_flags({"model": model, **flags}, spec)))
+
+    @classmethod
+    def of(cls, engine: Engine) -> LLM:
+        """Around an engine that was built by other means (engine.build)."""
+        llm = cls.__new__(cls)
+        llm._use(engine)
+        return llm
+
+    def _use(self, engine: Engine) -> None:
+        self.engine = engine
         self._count = 0
 
     @property

@@ -11,16 +11,6 @@ from specengine import LLM, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.engine.build import build_engine, load
 from specengine.engine.phases import Phases
-from specengine.runner.loader.loaded_model import LoadedModel
-
-
-class _Lent(LLM):
-    def __init__(self, loaded: LoadedModel, spec: SpecConfig | None, **flags: Any) -> None:
-        model = loaded.config.model
-        given = {"model": model.model, "dtype": model.dtype, **flags}
-        self.engine = build_engine(config_from_flags(given, spec), loaded)
-        self._count = 0
-
 
 Make = Callable[..., LLM]
 
@@ -28,9 +18,10 @@ Make = Callable[..., LLM]
 @pytest.fixture(scope="module")
 def smollm2_llm(smollm2: str) -> Make:
     """An `LLM` of its own engine: (spec=None, **flags)."""
-    loaded = load(config_from_flags({"model": smollm2, "dtype": "float32"}), Phases())
+    weights = {"model": smollm2, "dtype": "float32"}
+    loaded = load(config_from_flags(weights), Phases())
 
     def make(spec: SpecConfig | None = None, **flags: Any) -> LLM:
-        return _Lent(loaded, spec, **flags)
+        return LLM.of(build_engine(config_from_flags({**weights, **flags}, spec), loaded))
 
     return make
