@@ -96,11 +96,18 @@ class Flights:
         self._landed = self._since = perf_counter()
         if self.depths is not None:
             result.depth = choice
-            counts = result.num_drafted, result.num_accepted
             # Plain rounds overlap: the first of them tells nothing of what they cost.
             took = self._landed - since if is_usual or not self.overlaps else None
-            told = choice.num_nodes, result.path_ranks
-            self.depths.observe(len(flight.reqs), depth, *counts, took, *told)
+            self.depths.observe(
+                len(flight.reqs),
+                depth,
+                result.num_drafted,
+                result.num_accepted,
+                took,
+                choice.num_nodes,
+                result.path_ranks,
+                limits=None if result.path_ranks is None else flight.num_drafted,
+            )
         return Landing(flight.reqs, result)
 
     def send_masks(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specengine import LLM
+from specengine import LLM, SamplingParams, SpecControl
 from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.grammar import GrammarSpec
 from specengine.core.spec import DraftProposal, VerifyResult
@@ -109,3 +109,18 @@ def test_left_to_itself_it_learns_of_sizes(
     for _ in range(2):
         assert run(llm, **asks) == expected
     assert adaptive_of(llm).steps.acceptance.is_told
+
+
+@pytest.mark.parametrize("case", TREES, ids=str)
+def test_a_request_that_limits_its_depth_teaches_nothing_of_deeper_places(
+    case: Case, folders: dict[str, Path]
+) -> None:
+    """However many nodes its tree has at that depth."""
+    llm = make(folders, case)
+    shallow = SamplingParams(
+        max_tokens=40, temperature=0.0, ignore_eos=True, speculative=SpecControl(num_steps=1)
+    )
+    llm.generate(["abcabcabcabc"] * 2, shallow)
+    places = adaptive_of(llm).steps.acceptance.least.shares.tried
+    assert places[0] > 0
+    assert not any(places[1:])

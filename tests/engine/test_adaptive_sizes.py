@@ -71,6 +71,18 @@ def test_a_tree_of_n_nodes_has_the_ranks_below_n() -> None:
     assert acceptance.chances() == pytest.approx([1.0, 1.0, 1.0], abs=0.02)
 
 
+def test_requests_that_limit_themselves_say_nothing_of_deeper_places() -> None:
+    """However many nodes their trees have."""
+    steps = AdaptiveSteps([0, 1, 3], sizes={3: [4]})
+    for _ in range(100):
+        told = [15, 15, 4], [3, 3, 1], None, None, [[1, 2, 3], [1, 2, 5], [1]]
+        steps.observe(3, 3, *told, limits=[3, 3, 1])
+    for size in (None, 4):
+        assert steps.acceptance.chances(size)[:2] == pytest.approx([1.0, 1.0], abs=0.05)
+    assert steps.acceptance.chances()[2] == pytest.approx(1.0, abs=0.05)
+    assert steps.acceptance.chances(4)[2] == pytest.approx(0.5, abs=0.05)
+
+
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_of_every_path_a_smaller_tree_keeps_its_nodes(size: int) -> None:
     """Path by path, against walks down the smaller tree."""

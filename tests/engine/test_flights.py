@@ -84,7 +84,9 @@ class ScriptedDepths:
         seconds: float | None,
         num_nodes: int | None,
         ranks: Any,
+        limits: Any,
     ) -> None:
+        assert (limits is None) == (ranks is None), "chains tell by what was drafted"
         assert seconds is None or seconds >= 0
         self.told.append((num_nodes, ranks))
         self.seen.append((size, steps))

@@ -7,7 +7,7 @@ from time import perf_counter
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.draft_depth import NodeLimit
+from specengine.engine.draft_depth import NodeLimit, depth_within
 from specengine.engine.round import SpeculativeRound
 
 
@@ -34,7 +34,14 @@ class AdaptiveRound:
             self.limit.most = None
         seconds = perf_counter() - start
         result.depth = choice
-        counts = (result.num_drafted, result.num_accepted)
-        told = choice.num_nodes, result.path_ranks
-        self.steps.observe(batch.batch_size, depth, *counts, seconds, *told)
+        self.steps.observe(
+            batch.batch_size,
+            depth,
+            result.num_drafted,
+            result.num_accepted,
+            seconds,
+            choice.num_nodes,
+            result.path_ranks,
+            limits=[depth_within(req, depth) for req in batch.reqs],
+        )
         return result

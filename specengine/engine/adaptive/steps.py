@@ -105,12 +105,15 @@ class AdaptiveSteps:
         seconds: float | None = None,
         num_nodes: int | None = None,
         ranks: Sequence[Sequence[int]] | None = None,
+        limits: Sequence[int] | None = None,
     ) -> None:
         """num_steps, num_nodes: as chosen. drafted, accepted: of each request; of a tree its nodes,
         and those on the accepted path. seconds: of the whole round; None leaves the costs as they
-        are. ranks: of the drafts that stand (VerifyResult.path_ranks)."""
+        are. ranks: of the drafts that stand (VerifyResult.path_ranks). limits: the most levels of
+        each request, which the nodes of its tree do not tell."""
         if num_steps:
-            self.acceptance.observe(num_steps, Outcomes(drafted, accepted, ranks, num_nodes))
+            outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits)
+            self.acceptance.observe(num_steps, outcomes)
         self._view = None
         if seconds is not None and isinstance(self.costs, RunningCosts):
             levels = sum(min(one, num_steps) for one in drafted)

@@ -19,6 +19,7 @@ class Outcome:
     """Of a request."""
 
     drafted: int
+    level: int
     accepted: int
     ranks: tuple[int, ...] | None
 
@@ -31,6 +32,12 @@ class Outcomes:
     accepted: Sequence[int]  # of them, those that stand
     ranks: Sequence[Sequence[int]] | None = None  # of these, ascending; None: nobody knows
     num_nodes: int | None = None  # that trees were to be cut to, root included
+    limits: Sequence[int] | None = None  # levels that requests allow; None: as many as drafts
+
+    @property
+    def levels(self) -> Sequence[int]:
+        """The deepest place where each might have had a draft."""
+        return self.drafted if self.limits is None else [*map(min, self.drafted, self.limits)]
 
     @property
     def cut_to(self) -> int | None:
@@ -42,7 +49,7 @@ class Outcomes:
     def alike(self) -> dict[Outcome, int]:
         """How many requests had each outcome."""
         ranks = repeat(None) if self.ranks is None else map(tuple, self.ranks)
-        counts = Counter(zip(self.drafted, self.accepted, ranks, strict=False))
+        counts = Counter(zip(self.drafted, self.levels, self.accepted, ranks, strict=False))
         return {Outcome(*one): count for one, count in counts.items()}
 
 
@@ -72,7 +79,7 @@ class TreeAcceptance:
 
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
         if not self.sizes:
-            levels = [min(count, num_steps) for count in outcomes.drafted]
+            levels = [min(level, num_steps) for level in outcomes.levels]
             self.least.observe(levels, outcomes.accepted)
             return
         self.is_told |= outcomes.ranks is not None
@@ -80,7 +87,7 @@ class TreeAcceptance:
         pairs: list[Counter[tuple[int, int, int]]] = [Counter() for _ in self.rescues]
         cut_to = outcomes.cut_to
         for one, count in outcomes.alike.items():
-            level, kept = min(one.drafted, num_steps), self._kept(one, cut_to)
+            level, kept = min(one.level, num_steps), self._kept(one, cut_to)
             least[level, kept[0]] += count
             for index, (small, large) in enumerate(pairwise(kept)):
                 if num_steps == self.depth or self._tells(index + 1, one):
