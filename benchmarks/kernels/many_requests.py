@@ -20,18 +20,18 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 from few_row import chain_us
+from layer_tail import draw
+from wide_rows import CONTEXT, SLOTS, round_batch
 
 from specengine.kernels import rope_attention_triton as kernel
-from specengine.kernels.paged_attention import PagedBatch
 from specengine.kernels.rope_attention_blocks import Blocks
 
-LAYERS, SLOTS, CONTEXT = 12, 65536, 8192
+LAYERS = 12
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Model:
         self.angles = torch.randn(CONTEXT, shape.dim, device="cuda")
 
     def attention_us(self, requests: int, queries: int, keys: int) -> float:
-        batch, slots = batch_of(requests, queries, keys)
+        batch, slots = round_batch(requests, queries, keys)
         rows, dim = requests * queries, self.shape.dim
         x = draw(rows, self.hidden)
 
@@ -77,29 +77,6 @@ class Model:
 
         took = [chain_us(lambda _, attends=one: run(attends), 1) for one in (True, False)]  # type: ignore[misc]
         return (took[0] - took[1]) / LAYERS
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * shape[-1] ** -0.5
-
-
-def batch_of(requests: int, queries: int, keys: int) -> tuple[PagedBatch, Tensor]:
-    """And the slots of the new tokens; a round's slots lie beside each other."""
-    table = torch.arange(CONTEXT, device="cuda") * requests
-    table = (table + torch.arange(requests, device="cuda")[:, None]) % (SLOTS - 16) + 16
-    places = (keys + torch.arange(queries, device="cuda")).expand(requests, queries)
-    each = torch.arange(requests + 1, device="cuda")
-    batch = PagedBatch(
-        req_to_token=table.int(),
-        req_pool_indices=each[:-1],
-        seq_lens=torch.full_like(each[:-1], keys + queries),
-        qo_indptr=each * queries,
-        positions=places.reshape(-1),
-        max_queries=queries,
-        max_keys=CONTEXT,
-        counters=torch.zeros(4096, dtype=torch.int32, device="cuda"),
-    )
-    return batch, table.gather(1, places).view(-1)
 
 
 @contextmanager

@@ -87,12 +87,12 @@ def shaped(blocks: Blocks | None) -> Iterator[None]:
         yield
 
 
-def attention_us(layers: list[Layer], requests: int, queries: int, keys: int) -> float:
-    """A round's slots lie beside each other, as an engine hands them out."""
+def round_batch(requests: int, queries: int, keys: int) -> tuple[PagedBatch, Tensor]:
+    """And the slots of its new tokens. A round's slots lie beside each other, as an engine hands
+    them out."""
     table = torch.arange(CONTEXT, device="cuda") * requests
     table = (table + torch.arange(requests, device="cuda")[:, None]) % (SLOTS - 16) + 16
     places = (keys + torch.arange(queries, device="cuda")).expand(requests, queries)
-    slots, rows = table.gather(1, places).view(-1), requests * queries
     each = torch.arange(requests + 1, device="cuda")
     batch = PagedBatch(
         req_to_token=table.int(),
@@ -104,6 +104,12 @@ def attention_us(layers: list[Layer], requests: int, queries: int, keys: int) ->
         max_keys=CONTEXT,
         counters=torch.zeros(4096, dtype=torch.int32, device="cuda"),
     )
+    return batch, table.gather(1, places).view(-1)
+
+
+def attention_us(layers: list[Layer], requests: int, queries: int, keys: int) -> float:
+    batch, slots = round_batch(requests, queries, keys)
+    rows = requests * queries
     shape = SLOTS, KV_HEADS, DIM
     caches = [(draw(*shape), draw(*shape)) for _ in layers]
     angles, x = torch.randn(CONTEXT, DIM, device="cuda"), draw(rows, HIDDEN)

@@ -211,33 +211,28 @@ class ExtendGraphRunner:
             capture_layers=self.runner.capture_layers,
         )
 
-    def can_run(self, batch: ModelWorkerBatch) -> bool:
-        """Whether a captured graph serves this prefill. Where none does, counts the reason."""
+    def shape_of(self, batch: ModelWorkerBatch) -> Shape | None:
+        """The smallest that serves this prefill. Where none does, counts the reason."""
         if batch.forward_mode is not ForwardMode.EXTEND or batch.num_tokens == 0:
-            return False
-        shape = self._shape_of(batch)
-        if isinstance(shape, Shape):
-            return True
-        count_fallback(self.counters, "prefill", shape)
-        return False
-
-    def _shape_of(self, batch: ModelWorkerBatch) -> Shape | str:
-        """The smallest, or why there is none."""
+            return None
         if batch.logits_rows is None or len(batch.logits_rows) > batch.batch_size:
-            return "logits of every token"
+            count_fallback(self.counters, "prefill", "logits of every token")
+            return None
         found = next((shape for shape in self.shapes if shape.holds(batch)), None)
-        if found is not None:
-            return found
+        if found is None:
+            count_fallback(self.counters, "prefill", self._why_none(batch))
+        return found
+
+    def _why_none(self, batch: ModelWorkerBatch) -> str:
         if batch.num_tokens > max((shape.tokens for shape in self.shapes), default=0):
             return "more tokens than any captured"
         if batch.batch_size > max((shape.requests for shape in self.shapes), default=0):
             return "more requests than captured"
         return "a longer prompt than any captured"
 
-    def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
-        """Run one prefill. The output views the graph's buffers: read it before the next replay."""
-        shape = self._shape_of(batch)
-        assert isinstance(shape, Shape)
+    def replay(self, shape: Shape, batch: ModelWorkerBatch) -> LogitsOutput:
+        """Run one prefill that the shape holds. The output views the graph's buffers: read it
+        before the next replay."""
         values = torch.tensor(Inputs.values(batch, shape), dtype=torch.int64)
         # The copy of the prefill before may still read the pinned buffer.
         self.copied.synchronize()

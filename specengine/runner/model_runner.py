@@ -173,8 +173,10 @@ class ModelRunner:
         if isinstance(batch, ModelWorkerBatch):
             if self.graph is not None and self.graph.can_run(batch):
                 return self.graph.replay(batch)
-            if self.extend_graph is not None and self.extend_graph.can_run(batch):
-                return self.extend_graph.replay(batch)
+            if self.extend_graph is not None:
+                shape = self.extend_graph.shape_of(batch)
+                if shape is not None:
+                    return self.extend_graph.replay(shape, batch)
             if self.ragged_graph is not None:
                 form = self.ragged_graph.form_of(batch)
                 if form is not None:

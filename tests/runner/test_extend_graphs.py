@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
-from specengine.runner.extend_graphs import FEW, MANY, SHAPES, Inputs, Shape
+from specengine.runner.extend_graphs import FEW, MANY, SHAPES, ExtendGraphRunner, Inputs, Shape
+from specengine.runner.graph_counters import GraphStats
 
 
 def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
@@ -54,6 +58,27 @@ def test_the_first_shape_that_holds_a_batch(extend_lens: list[int], expected: Sh
     batch = prefill(extend_lens)
     found = next((shape for shape in SHAPES if shape.holds(batch)), None)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "reason"),
+    [
+        ([30] * 64, None),
+        ([2049], "more tokens than any captured"),
+        ([1] * 65, "more requests than captured"),
+        ([600], "a longer prompt than any captured"),
+    ],
+)
+def test_why_a_prefill_runs_eagerly(extend_lens: list[int], reason: str | None) -> None:
+    graphs = ExtendGraphRunner.__new__(ExtendGraphRunner)  # without a GPU to capture on
+    graphs.shapes, graphs.counters = list(SHAPES), Counter()
+    batch = prefill(extend_lens)
+    assert (graphs.shape_of(batch) is None) == (reason is not None)
+    every_row = replace(batch, logits_rows=None)
+    assert graphs.shape_of(every_row) is None
+    assert graphs.shape_of(replace(batch, forward_mode=ForwardMode.TARGET_VERIFY)) is None
+    counted = GraphStats.of(graphs.counters).fallbacks
+    assert set(counted) == {one for one in (reason, "logits of every token") if one is not None}
 
 
 def test_nobodys_tokens_are_no_longer_than_a_request_may_be() -> None:
