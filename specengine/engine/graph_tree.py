@@ -89,6 +89,8 @@ class GraphTreeRound(GraphRound):
     def _form(self, reqs: list[Req], wish: Wish) -> Form:
         """Of the whole tree where there is no graph of smaller ones, nor memory for it."""
         form = super()._form(reqs, wish)
+        if wish.num_nodes is None:
+            return form
         if wish.num_nodes not in self.smaller_trees(form.batch_size).get(form.num_steps, ()):
             return form
         smaller = replace(form, num_nodes=wish.num_nodes)
