@@ -34,10 +34,15 @@ class NgramIndex:
         self._contexts: _Contexts = {}
 
     def extend(self, new: Sequence[int]) -> None:
-        first = max(len(self.tokens) - 1, self.min_match - 1)
-        self.tokens.extend(new)
-        for end in range(first, len(self.tokens) - 1):
-            self._insert(end)
+        tokens, depth, contexts = self.tokens, self.min_match, self._contexts
+        first = max(len(tokens), depth) - 1
+        tokens.extend(new)
+        window = tokens[first + 1 - depth : -1]
+        keys = zip(*[window[start:] for start in range(depth)], strict=False)
+        for end, key in enumerate(keys, first):
+            entry = contexts.setdefault(key, end)
+            if entry is not end:
+                self._insert(key, entry, end)
 
     def lookup(self, tail: Sequence[int]) -> Iterator[int]:
         """Positions where a context ended that `tail` ends in too, the longest shared context
@@ -64,17 +69,17 @@ class NgramIndex:
             entry = entry.children.get(tail[-depth])
         return path
 
-    def _insert(self, end: int) -> None:
+    def _insert(self, key: int | tuple[int, ...], entry: int | _Node, end: int) -> None:
+        """Where a context that occurred before, at `key`, ends once more."""
         contexts, depth = self._contexts, self.min_match
-        key: int | tuple[int, ...] = tuple(self.tokens[end + 1 - depth : end + 1])
-        while (entry := contexts.get(key)) is not None:
+        while entry is not end:
             if isinstance(entry, int):
                 contexts[key] = entry = self._split(entry, depth)
             entry.ends.append(end)
             if depth == self.max_match or depth > end:
                 return
             contexts, key, depth = entry.children, self.tokens[end - depth], depth + 1
-        contexts[key] = end
+            entry = contexts.setdefault(key, end)
 
     def _split(self, end: int, depth: int) -> _Node:
         """Room for a second occurrence of the context of `depth` tokens that ended at `end`."""

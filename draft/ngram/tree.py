@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 
 from specengine.draft.proposals import Draft, chain_parents
 
@@ -14,12 +14,12 @@ def merge(root: int, branches: list[list[int]], max_nodes: int) -> Draft:
     """A trie of the branches, one level after the other, the better branch first on each level,
     until max_nodes are taken: branches that agree go deep, branches that differ share the budget.
     """
-    if len(branches) == 1:
-        return Draft([root, *branches[0]][:max_nodes])
+    if len(branches) < 2:
+        return Draft([root, *chain.from_iterable(branches)][:max_nodes])
     tokens, parents = [root], [-1]
     nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     at = [0] * len(branches)
-    for depth in range(max(map(len, branches), default=0)):
+    for depth in range(max(map(len, branches))):
         for i, branch in enumerate(branches):
             if depth >= len(branch):
                 continue
