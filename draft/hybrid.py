@@ -12,7 +12,13 @@ from torch.nn.functional import pad
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import Drafter, DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import (
+    Drafter,
+    DraftProposal,
+    PrefillResult,
+    TextDrafter,
+    VerifyResult,
+)
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 
@@ -51,6 +57,11 @@ class HybridDrafter:
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         self.inner.observe(batch, output, result)
         self.suffix.observe(batch, output, result)
+
+    def study(self, req: Req, most: int) -> None:
+        if isinstance(self.inner, TextDrafter):
+            self.inner.study(req, most)
+        self.suffix.study(req, most)
 
     def release(self, req: Req) -> None:
         self.inner.release(req)

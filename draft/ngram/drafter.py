@@ -52,7 +52,12 @@ class NgramDrafter:
         return assemble([self._draft(req) for req in batch.reqs])
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
-        """Committed tokens are read from the requests when they next draft."""
+        """Committed tokens are read from the requests: when these are studied, or next draft."""
+
+    def study(self, req: Req, most: int) -> None:
+        """One that has left stays forgotten."""
+        if (text := self._texts.get(req)) is not None:
+            text.update(most)
 
     def release(self, req: Req) -> None:
         """Forget a request; one that finished leaves its output to the shared corpus."""

@@ -17,10 +17,12 @@ class RequestText:
         self._index.extend(req.prompt_ids)
         self.update()
 
-    def update(self) -> None:
-        """Take in the output tokens committed since."""
+    def update(self, most: int | None = None) -> None:
+        """Take in the output tokens committed since; at most so many."""
         known = len(self._index.tokens) - len(self._req.prompt_ids)
-        self._index.extend(self._req.output_ids[known:])
+        if known < len(self._req.output_ids):
+            end = None if most is None else known + most
+            self._index.extend(self._req.output_ids[known:end])
 
     @property
     def tail(self) -> list[int]:

@@ -21,9 +21,11 @@ class RequestText:
         self._tree.extend(req.prompt_ids)
         self.update()
 
-    def update(self) -> None:
-        """Take in the output tokens committed since, and what the corpus has gained."""
-        new = self._req.output_ids[len(self._tree.tokens) - len(self._req.prompt_ids) :]
+    def update(self, most: int | None = None) -> None:
+        """Take in the output tokens committed since, at most so many, and what the corpus has
+        gained."""
+        known = len(self._tree.tokens) - len(self._req.prompt_ids)
+        new = self._req.output_ids[known : None if most is None else known + most]
         self._tree.extend(new)
         if self._corpus is not None:
             self._follow(self._corpus, len(new))

@@ -125,6 +125,12 @@ class TextDrafter(Protocol):
     reads_text_alone: bool
     max_nodes: int
 
+    def study(self, req: Req, most: int) -> None:
+        """Take in at most so many tokens of what was committed since, which `draft` takes in
+        anyway: it drafts the same, and has less to do. Nothing comes of a request that was not
+        seeded, or has been released."""
+        ...
+
 
 class DraftEdits(Protocol):
     """What requests change of their logits, as far as drafts follow it: tokens drafted in the same

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
-from specengine.core.spec import Drafter, VerifyResult
+from specengine.core.spec import Drafter, TextDrafter, VerifyResult
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
@@ -15,6 +15,7 @@ from specengine.engine.draft_depth import depth_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Flight, Wish
+from specengine.engine.text_study import TextStudy
 from specengine.scheduler.scheduler import Scheduler
 
 
@@ -54,6 +55,10 @@ class Flights:
         self._chosen: Decision | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
         self._since = 0.0  # when the time of the flight began
+        self._drafting = 0.0  # seconds of it, on the host
+        self._study = None
+        if self._reads_text and isinstance(drafter, TextDrafter):
+            self._study = TextStudy(drafter)
 
     @property
     def _reads_text(self) -> bool:
@@ -68,16 +73,17 @@ class Flights:
         self._since = perf_counter() if self._landed is None else self._landed
         self._choice = self._choose(batch.batch_size)
         depth, drafts = self._choice.num_steps, self.graph_round.drafter
-        drafted = [depth_within(req, depth) for req in batch.reqs]
+        drafted, self._drafting = [depth_within(req, depth) for req in batch.reqs], 0.0
         if isinstance(drafts, HostDrafts) and depth:
+            start = perf_counter()
             proposal = draft_within_limits(self.drafter, batch, depth)
             drafts.set(proposal)
-            drafted = proposal.num_drafted
+            drafted, self._drafting = proposal.num_drafted, perf_counter() - start
         captures, self._followed = self.graph_round.counters["captures"], False
         wish = Wish(drafted, self._asleep, self._choice.num_nodes)
         self.flight = self.graph_round.launch(batch.reqs, wish)
         if self.graph_round.counters["captures"] != captures:
-            self._since = perf_counter()  # capturing is no round's time
+            self._since, self._drafting = perf_counter(), 0.0  # capturing is no round's time
 
     def interrupt(self) -> None:
         """Something else runs: the time until the next launch is no round's."""
@@ -92,6 +98,8 @@ class Flights:
         depth = choice.num_steps
         is_usual = self._followed or depth > 0 or not self._reads_text
         self.flight = self._follow(flight) if self.overlaps else None
+        if self._study is not None and not depth:
+            self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
         result = self.graph_round.land(flight)
         self._landed = self._since = perf_counter()
         if self.depths is not None:
@@ -107,6 +115,7 @@ class Flights:
                 choice.num_nodes,
                 result.path_ranks,
                 limits=None if result.path_ranks is None else flight.num_drafted,
+                drafting=self._drafting,
             )
         return Landing(flight.reqs, result)
 

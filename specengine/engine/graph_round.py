@@ -289,6 +289,10 @@ class GraphRound:
             self.logprobs.send(flight.turn)
         flight.landed.record()
 
+    def has_landed(self, flight: Flight) -> bool:
+        """Of one whose masks were sent: whether `land` would not wait."""
+        return bool(flight.landed.query())  # type: ignore[no-untyped-call]
+
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
         flight.landed.synchronize()

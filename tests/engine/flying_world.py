@@ -36,6 +36,9 @@ class Passed:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
 
 def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[EagerGraph]:
     for part in parts:

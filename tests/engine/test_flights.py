@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from specengine.core.spec import VerifyResult
+from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.draft.empty import EmptyDrafter
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.flights import Flights
 from specengine.engine.host_drafts import HostDrafts
@@ -66,6 +67,7 @@ class ScriptedDepths:
     sizes: list[int | None] = field(default_factory=list)  # likewise; None where there are no more
     seen: list[tuple[int, int]] = field(default_factory=list)
     timed: list[bool] = field(default_factory=list)
+    drafting: list[float] = field(default_factory=list)
     told: list[tuple[int | None, Any]] = field(default_factory=list)
 
     def standing(self, batch_size: int) -> Decision | None:
@@ -85,9 +87,11 @@ class ScriptedDepths:
         num_nodes: int | None,
         ranks: Any,
         limits: Any,
+        drafting: float,
     ) -> None:
         assert (limits is None) == (ranks is None), "chains tell by what was drafted"
-        assert seconds is None or seconds >= 0
+        assert seconds is None or seconds >= drafting >= 0
+        self.drafting.append(drafting)
         self.told.append((num_nodes, ranks))
         self.seen.append((size, steps))
         self.timed.append(seconds is not None)
@@ -201,3 +205,23 @@ def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:
     assert device.diary == ["launch 1: 0", "land 1"], "drafts need the token that landed"
     assert not flights.in_the_air
     assert flights._choose(1).num_steps == 3
+
+
+def test_the_time_of_drafting_is_told_with_the_round_that_drafted() -> None:
+    class Drafting(ScriptedDrafter):
+        def draft(self, batch: Any) -> DraftProposal:
+            return EmptyDrafter().draft(batch)
+
+    device = ScriptedRound(HostDrafts(4, 3, torch.device("cpu")))
+    depths = ScriptedDepths([3, 0, 0])
+    never = SimpleNamespace(follow=lambda reqs, nodes: [])
+    given = cast(Any, device), cast(Any, Drafting()), cast(Any, never), cast(Any, depths)
+    flights = Flights(*given, overlaps=True)
+    req = request()
+    req.last_token = 5
+    batch = SimpleNamespace(reqs=[req], batch_size=1)
+    for _ in range(3):
+        flights.launch(cast(Any, batch))
+        flights.land()
+    assert depths.drafting[0] > 0
+    assert depths.drafting[1:] == [0.0, 0.0]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 SHARE = 0.005
 _LARGEST = 2.0  # rounds
+_DEEPEST = 16.0  # rounds; earned in 3,200
 
 
 class ProbeBudget:
     """Seconds. A fixed share of all time may be lost on probes, whatever comes of them, and a probe
-    that gains pays for the next one at once. Little can be saved up."""
+    that gains pays for the next one at once. Little can be saved up, and no debt forbids probes for
+    more than some thousand rounds: of one that cost more than that, the rest is forgiven."""
 
     def __init__(self) -> None:
         self.saved = 0.0
@@ -20,10 +22,12 @@ class ProbeBudget:
     def earn(self, round_seconds: float) -> None:
         self._add(SHARE * round_seconds, round_seconds)
 
-    def pay(self, loss: float, round_seconds: float) -> None:
-        """What a probe really cost, or less than 0 where it gained. One that was held up by
-        something else is not charged for it."""
-        self._add(-min(loss, _LARGEST * round_seconds), round_seconds)
+    def pay(self, loss: float, round_seconds: float, own: float = 0.0) -> None:
+        """What a probe really cost, or less than 0 where it gained. own: of that, what it took for
+        itself on the host. The rest may have been held up by something else, and is not charged
+        beyond what probes usually cost."""
+        self._add(-own - min(loss - own, _LARGEST * round_seconds), round_seconds)
 
     def _add(self, seconds: float, round_seconds: float) -> None:
-        self.saved = min(self.saved + seconds, _LARGEST * round_seconds)
+        least, most = -_DEEPEST * round_seconds, _LARGEST * round_seconds
+        self.saved = max(least, min(self.saved + seconds, most))

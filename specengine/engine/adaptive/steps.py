@@ -106,11 +106,13 @@ class AdaptiveSteps:
         num_nodes: int | None = None,
         ranks: Sequence[Sequence[int]] | None = None,
         limits: Sequence[int] | None = None,
+        drafting: float = 0.0,
     ) -> None:
         """num_steps, num_nodes: as chosen. drafted, accepted: of each request; of a tree its nodes,
         and those on the accepted path. seconds: of the whole round; None leaves the costs as they
         are. ranks: of the drafts that stand (VerifyResult.path_ranks). limits: the most levels of
-        each request, which the nodes of its tree do not tell."""
+        each request, which the nodes of its tree do not tell. drafting: of the seconds, those in
+        which the host drafted."""
         if num_steps:
             outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits)
             self.acceptance.observe(num_steps, outcomes)
@@ -119,7 +121,7 @@ class AdaptiveSteps:
             levels = sum(min(one, num_steps) for one in drafted)
             self.costs.record(batch_size, num_steps, levels, seconds, num_nodes)
         shape = Shape(num_steps, num_nodes)
-        self._settle(batch_size, shape, 1 + sum(accepted) / batch_size, seconds)
+        self._settle(batch_size, shape, 1 + sum(accepted) / batch_size, seconds, drafting)
 
     def standing(self, batch_size: int) -> Decision | None:
         """What stands for such batches; None where nothing is settled yet."""
@@ -236,7 +238,14 @@ class AdaptiveSteps:
         unsure = [one for one in dict.fromkeys(below) if one not in asked]
         return [*above, *(one for one in unsure if not self._is_settled(one, view))]
 
-    def _settle(self, batch_size: int, shape: Shape, tokens: float, seconds: float | None) -> None:
+    def _settle(
+        self,
+        batch_size: int,
+        shape: Shape,
+        tokens: float,
+        seconds: float | None,
+        drafting: float,
+    ) -> None:
         """The budget earns of every round, and pays for those of another shape than the one that
         stands. tokens: a request."""
         place = self._places.get(bucket(batch_size))
@@ -247,7 +256,7 @@ class AdaptiveSteps:
         usual = view.seconds[kept]
         if shape != kept:
             took = view.seconds[shape] if seconds is None else seconds
-            self.budget.pay(took - tokens * usual / view.tokens[kept], usual)
+            self.budget.pay(took - tokens * usual / view.tokens[kept], usual, drafting)
         self.budget.earn(usual)
 
 

@@ -1,0 +1,77 @@
+"""Drafters of text, by any name: what was studied before changes no draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specengine.core.request import Req
+from specengine.core.spec import TextDrafter
+from specengine.draft.hybrid import HybridDrafter
+from tests.draft.drafting import decode_batch, drafter, finish, nodes, request, seed, suffix_drafter
+
+MAKE: dict[str, Callable[[], Any]] = {
+    "NGRAM": drafter,
+    "NGRAM, corpus": lambda: drafter(ngram_shared_corpus=True),
+    "SUFFIX": suffix_drafter,
+    "SUFFIX, corpus": lambda: suffix_drafter(suffix_shared_corpus=True),
+    "hybrid": lambda: HybridDrafter(drafter(), suffix_drafter(), 4),
+}
+RUNS = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=6)
+
+
+def texts(made: Any) -> list[dict[Req, Any]]:
+    parts = [made.inner, made.suffix] if isinstance(made, HybridDrafter) else [made]
+    return [part._texts for part in parts]
+
+
+@pytest.mark.parametrize("name", MAKE)
+@settings(max_examples=60, deadline=None)
+@given(RUNS, RUNS, st.integers(1, 4))
+def test_drafts_are_the_same(
+    name: str, runs: list[list[int]], others: list[list[int]], most: int
+) -> None:
+    lazy, eager = MAKE[name](), MAKE[name]()
+    req, gone = request([0, 1, 2], [0, 1]), request([2], [0, 1, 1, 2, 0])
+    for made in (lazy, eager):
+        seed(made, req)
+        seed(made, gone)
+    finish(gone)
+    for place, run in enumerate(runs):
+        req.output_ids += run
+        for _ in range(len(others[place % len(others)])):
+            eager.study(req, most)
+        if place == 2:
+            lazy.release(gone)
+            eager.release(gone)
+    batch = decode_batch([req])
+    assert nodes(eager.draft(batch)) == nodes(lazy.draft(batch))
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_so_many_tokens_at_a_time(name: str) -> None:
+    made, req = MAKE[name](), request([5, 6], [7])
+    seed(made, req)
+    req.output_ids += range(10, 20)
+    for known in (7, 11, 13, 13):
+        made.study(req, 4)
+        for text in texts(made):
+            index = getattr(text[req], "_index", None) or text[req]._tree
+            assert len(index.tokens) == known
+            assert index.tokens == req.token_ids[:known]
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_nothing_is_kept_of_strangers_and_of_who_left(name: str) -> None:
+    made, req = MAKE[name](), request([1, 2, 1], [2])
+    assert isinstance(made, TextDrafter)
+    made.study(req, 9)
+    assert not any(texts(made))
+    seed(made, req)
+    made.release(req)
+    made.study(req, 9)
+    assert not any(texts(made))

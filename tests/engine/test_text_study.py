@@ -1,0 +1,184 @@
+"""Text is read while the device flies: drafts come out the same, and have less to read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal
+from specengine.draft.ngram.drafter import NgramDrafter
+from specengine.draft.suffix.drafter import SuffixDrafter
+from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.round_form import Form
+from specengine.engine.text_study import TextStudy
+from tests.draft.drafting import request
+from tests.engine.flying_world import Passed, let_fly
+from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, Steered, add, finish, step_until
+
+EVERY = 12  # rounds, drafts are tried for one
+PARAMS = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+SPECS = [
+    SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=4),
+    SpecConfig(algorithm="SUFFIX", num_draft_tokens=4),
+    SpecConfig(algorithm="NGRAM", num_draft_tokens=4, hybrid_suffix=True),
+]
+
+
+@dataclass
+class Reader:
+    reads_text_alone: bool = True
+    max_nodes: int = 4
+    read: Counter[Req] = field(default_factory=Counter)
+
+    def study(self, req: Req, most: int) -> None:
+        assert most > 0
+        self.read[req] += 1
+
+
+@dataclass
+class Late:
+    """An event that has not passed the first so many times."""
+
+    left: int
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("looks", [1, 3, 1000])
+def test_requests_take_turns(looks: int) -> None:
+    reader, reqs = Reader(), [request([1]) for _ in range(20)]
+    study = TextStudy(reader)
+    for _ in range(60):
+        study.go_on(reqs, Late(looks))
+    assert sum(reader.read.values()) == 60 * min(looks, 3)
+    assert max(reader.read.values()) - min(reader.read[req] for req in reqs) <= 1
+
+
+def test_a_host_that_comes_late_studies_nothing() -> None:
+    reader = Reader()
+    TextStudy(reader).go_on([request([1])], Late(0))
+    assert not reader.read
+
+
+def test_nobody_starves_while_others_come_and_go() -> None:
+    reader, reqs, stays = Reader(), [request([1]) for _ in range(12)], request([1])
+    study = TextStudy(reader)
+    for i in range(200):
+        reqs = [*reqs[1 + i % 2 :], request([1]), *[request([1])] * (i % 2)]
+        study.go_on([*reqs[: i % 12], stays, *reqs[i % 12 :]], Late(9))
+    assert reader.read[stays] > 10
+
+
+class Behind(Passed):
+    """An event of a device that is always behind, until it is waited for."""
+
+    def query(self) -> bool:
+        return False
+
+
+@dataclass
+class Watched:
+    llm: LLM
+    drafts: list[list[list[int]]] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)  # tokens not read yet when drafts were tried
+
+    @property
+    def drafters(self) -> list[NgramDrafter | SuffixDrafter]:
+        outer: Any = self.llm.engine.drafter
+        return [outer.inner, outer.suffix] if hasattr(outer, "suffix") else [outer]
+
+    def watch(self, flying: HostDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
+        drafter, given, put = self.llm.engine.drafter, self.llm.engine.drafter.draft, flying.set
+
+        def draft(batch: Any) -> DraftProposal:
+            for one in self.drafters:
+                self.behind += [unread(one, req) for req in batch.reqs]
+            return given(batch)
+
+        def keep(proposal: DraftProposal) -> None:
+            rows = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
+            self.drafts.append([row[:count] for row, count in rows])
+            put(proposal)
+
+        monkeypatch.setattr(drafter, "draft", draft)
+        monkeypatch.setattr(flying, "set", keep)
+
+
+def unread(drafter: NgramDrafter | SuffixDrafter, req: Req) -> int:
+    text: Any = drafter._texts[req]
+    index = text._index if isinstance(drafter, NgramDrafter) else text._tree
+    return req.seq_len - len(index.tokens)
+
+
+def flying(
+    target: Path, spec: SpecConfig, is_late: bool, monkeypatch: pytest.MonkeyPatch, **flags: Any
+) -> Watched:
+    """Plain rounds, and now and then one that drafts."""
+    given = {"dtype": "float32", "max_total_tokens": 2048, **flags}
+    llm = LLM(str(target), spec, disable_cuda_graph=True, **given)
+    graph_round = let_fly(llm, monkeypatch)
+    if is_late:
+        monkeypatch.setattr(torch.cuda, "Event", Behind)
+    for size in graph_round.batch_sizes:  # nobody follows into a graph that is not there yet
+        for steps in graph_round.steps:
+            graph_round._graph(Form(size, steps))
+    assert llm.engine.flights is not None
+    llm.engine.flights.depths = Steered(lambda number: 0 if number % EVERY else 3)
+    watched = Watched(llm)
+    assert isinstance(graph_round.drafter, HostDrafts)
+    watched.watch(graph_round.drafter, monkeypatch)
+    return watched
+
+
+@ON_CPU
+@pytest.mark.parametrize("spec", SPECS, ids=["NGRAM", "SUFFIX", "hybrid"])
+def test_drafts_are_the_same_with_less_to_read(
+    spec: SpecConfig, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for is_late in (False, True):
+        one = flying(target, spec, is_late, monkeypatch)
+        outputs = [result.token_ids for result in one.llm.generate(PROMPTS, PARAMS)]
+        found.append((outputs, one))
+        assert not any(drafter._texts for drafter in one.drafters), "who left is forgotten"
+    (plain, lazy), (outputs, eager) = found
+    assert outputs == plain
+    assert eager.drafts == lazy.drafts
+    assert any(len(draft) > 1 for drafts in eager.drafts for draft in drafts)
+    assert max(lazy.behind) >= EVERY - 1
+    assert max(eager.behind) <= len(PROMPTS) + 2, "a turn each, and what landed since"
+
+
+@ON_CPU
+def test_who_leaves_in_the_air_is_forgotten(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = flying(target, SPECS[0], True, monkeypatch)
+    gone, stays = add(one.llm, "gone", PROMPTS[0]), add(one.llm, "stays", PROMPTS[1])
+    step_until(one.llm, lambda: gone.spec.num_steps == 5)
+    assert one.llm.engine.flights is not None
+    assert one.llm.engine.flights.in_the_air
+    one.llm.engine.abort("gone")
+    step_until(one.llm, lambda: stays.spec.num_steps == 9)
+    assert one.drafters[0]._texts.keys() == {stays}
+    finish(one.llm)
+    assert not one.drafters[0]._texts
+
+
+@ON_CPU
+def test_retraction_changes_nothing(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [f"{i}{i}{i}" for i in range(4)]
+    expected = LLM(str(target), None, dtype="float32").generate(prompts, PARAMS)
+    one = flying(target, SPECS[0], True, monkeypatch, max_total_tokens=208)
+    one.llm.engine.scheduler.admission.demand.share = 0.0
+    found = one.llm.generate(prompts, PARAMS)
+    assert [result.token_ids for result in found] == [result.token_ids for result in expected]
+    assert one.llm.engine.scheduler.num_retractions > 0
+    assert not one.drafters[0]._texts
