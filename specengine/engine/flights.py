@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from specengine.core.batch import ScheduleBatch
@@ -117,12 +117,26 @@ class Flights:
                 limits=None if result.path_ranks is None else flight.num_drafted,
                 drafting=self._drafting,
             )
+        if depth and not self._reads_text:
+            result = self._useful(flight, result)
         return Landing(flight.reqs, result)
 
     def send_masks(self) -> None:
         """To the flight, where it waits for them: a grammar goes on from what landed last."""
         if self.flight is not None:
             self.graph_round.send_masks(self.flight)
+
+    def _useful(self, flight: Flight, result: VerifyResult) -> VerifyResult:
+        """Where an output ends, a graph drafts past it. The host would not, so that is not counted.
+        Requests are committed up to the round that drafted."""
+        remaining = self.scheduler.policy.remaining_tokens
+        levels = [
+            count if (left := remaining(req)) > count else max(left - 1, 0)
+            for req, count in zip(flight.reqs, flight.num_drafted, strict=True)
+        ]
+        if levels == flight.num_drafted:
+            return result
+        return replace(result, num_drafted=self.graph_round.num_drafts(flight, levels))
 
     def _follow(self, flight: Flight) -> Flight | None:
         if self._reads_text and self._choice.num_steps:

@@ -309,6 +309,10 @@ class GraphRound:
             is_lossy=self.simulated is not None,
         )
 
+    def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
+        """Of a round in which each request drafted so many levels."""
+        return levels
+
     def _logprobs(self, flight: Flight, tokens: list[list[int]]) -> list[list[TokenLogprob]] | None:
         if not flight.form.choosing.logprobs:
             return None

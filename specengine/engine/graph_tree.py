@@ -104,15 +104,19 @@ class GraphTreeRound(GraphRound):
         return super().follow(reqs, wish)
 
     def land(self, flight: Flight) -> VerifyResult:
-        result, most = super().land(flight), flight.form.num_nodes or self.num_slots
-        counts = [self.drafter.num_tree_nodes(n) if n else 1 for n in flight.num_drafted]
-        result.num_drafted = [min(count, most) - 1 for count in counts]
+        result = super().land(flight)
+        result.num_drafted = self.num_drafts(flight, flight.num_drafted)
         if self.sizes and flight.form.num_steps:
             # Nodes stand best first: a node's number is its rank.
             nodes = flight.outcome[:, flight.form.num_steps + 2 :].tolist()
             pairs = zip(nodes, result.num_accepted, strict=True)
             result.path_ranks = [row[:count] for row, count in pairs]
         return result
+
+    def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
+        most = flight.form.num_nodes or self.num_slots
+        counts = [self.drafter.num_tree_nodes(n) if n else 1 for n in levels]
+        return [min(count, most) - 1 for count in counts]
 
 
 class TreeParts(RoundParts):

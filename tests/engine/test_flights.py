@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
 from specengine.core.spec import DraftProposal, VerifyResult
@@ -47,6 +49,9 @@ class ScriptedRound:
         self.diary.append(f"{verb} {self.count}: {shown}")
         return SimpleNamespace(reqs=reqs, num_drafted=wish.num_drafted, name=self.count)
 
+    def num_drafts(self, flight: Any, levels: list[int]) -> list[int]:
+        return levels
+
     def land(self, flight: Any) -> VerifyResult:
         self.diary.append(f"land {flight.name}")
         count = len(flight.reqs)
@@ -68,6 +73,7 @@ class ScriptedDepths:
     seen: list[tuple[int, int]] = field(default_factory=list)
     timed: list[bool] = field(default_factory=list)
     drafting: list[float] = field(default_factory=list)
+    drafted: list[list[int]] = field(default_factory=list)
     told: list[tuple[int | None, Any]] = field(default_factory=list)
 
     def standing(self, batch_size: int) -> Decision | None:
@@ -92,9 +98,15 @@ class ScriptedDepths:
         assert (limits is None) == (ranks is None), "chains tell by what was drafted"
         assert seconds is None or seconds >= drafting >= 0
         self.drafting.append(drafting)
+        self.drafted.append(drafted)
         self.told.append((num_nodes, ranks))
         self.seen.append((size, steps))
         self.timed.append(seconds is not None)
+
+
+def scheduler_of(follow: Callable[..., list[Any]], remaining: int = 9) -> Any:
+    policy = SimpleNamespace(remaining_tokens=lambda req: remaining)
+    return SimpleNamespace(follow=follow, policy=policy)
 
 
 class ScriptedDrafter:
@@ -111,7 +123,7 @@ def fly(
 ) -> Any:
     """follows: whether the scheduler lets requests follow, round by round."""
     left = list(follows)
-    scheduler = SimpleNamespace(follow=lambda reqs, nodes: reqs if left.pop(0) else [])
+    scheduler = scheduler_of(lambda reqs, nodes: reqs if left.pop(0) else [])
     depths = None if plan is None else ScriptedDepths(plan, [*sizes])
     flights = Flights(
         cast(Any, device),
@@ -159,7 +171,7 @@ def test_sizes_are_told_with_the_round_that_had_them() -> None:
 
 def test_what_requests_allow_is_drafted() -> None:
     device = ScriptedRound()
-    scheduler = SimpleNamespace(follow=lambda reqs, nodes: reqs)
+    scheduler = scheduler_of(lambda reqs, nodes: reqs)
     flights = Flights(
         cast(Any, device), cast(Any, ScriptedDrafter()), cast(Any, scheduler), None, overlaps=True
     )
@@ -167,6 +179,22 @@ def test_what_requests_allow_is_drafted() -> None:
     flights.launch(cast(Any, SimpleNamespace(reqs=reqs, batch_size=4)))
     for _ in range(2):
         assert flights.land().result.num_drafted == [3, 0, 2, 3]
+
+
+@pytest.mark.parametrize(("remaining", "useful"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (5, 3)])
+def test_drafts_past_the_end_of_an_output_are_not_counted(remaining: int, useful: int) -> None:
+    """Though what they tell of the drafter is learned."""
+    depths = ScriptedDepths([3])
+    flights = Flights(
+        cast(Any, ScriptedRound()),
+        cast(Any, ScriptedDrafter()),
+        scheduler_of(lambda reqs, nodes: [], remaining),
+        cast(Any, depths),
+        overlaps=True,
+    )
+    flights.launch(cast(Any, SimpleNamespace(reqs=[request(), request(0)], batch_size=2)))
+    assert flights.land().result.num_drafted == [useful, 0]
+    assert depths.drafted == [[3, 0]]
 
 
 def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
