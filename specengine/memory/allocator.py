@@ -26,8 +26,8 @@ class TokenToKVPoolAllocator:
             raise ValueError(f"{num_slots} KV slots are less than two pages of {page_size}")
         self._stack: IntArray = np.arange(self.num_pages, 0, -1, dtype=np.int32)
         self._num_free = self.num_pages
+        # Page 0 counts as free here, and is not in the stack: nobody may free it.
         self._is_free = np.ones(self.num_pages + 1, dtype=np.bool_)
-        self._is_free[0] = False
 
     @property
     def capacity(self) -> int:
@@ -48,14 +48,15 @@ class TokenToKVPoolAllocator:
             return None
         self._num_free -= count
         pages = self._stack[self._num_free : self._num_free + count][::-1].copy()
-        self._is_free[pages] = False
+        self._is_free[pages.astype(np.intp)] = False
         return pages
 
     def free_pages(self, pages: IntArray) -> None:
         """Raises InvariantError for a page that is free already, or reserved."""
-        if self._is_free[pages].any() or (pages == 0).any():
+        index = pages.astype(np.intp)  # numpy looks up few places faster so
+        if np.count_nonzero(self._is_free[index]):
             raise InvariantError(f"pages {pages.tolist()} freed, some of which are nobody's")
-        self._is_free[pages] = True
+        self._is_free[index] = True
         end = self._num_free + len(pages)
         self._stack[self._num_free : end] = pages[::-1]
         self._num_free = end
@@ -69,4 +70,4 @@ class TokenToKVPoolAllocator:
 
     def pages_of(self, slots: IntArray) -> IntArray:
         """The pages of slots that begin on a page boundary; the last page may be cut short."""
-        return slots[:: self.page_size] // self.page_size
+        return slots if self.page_size == 1 else slots[:: self.page_size] // self.page_size

@@ -62,40 +62,41 @@ class RadixCache:
     def match_prefix(self, token_ids: Tokens) -> tuple[IntArray, RadixNode]:
         """The slots of the longest known prefix (int32 [n], whole pages) and the node it ends at,
         which the caller may lock. A match inside a node splits it."""
-        tokens = self._aligned(token_ids)
-        node, found = self.root, [self.root.slots]
-        self._clock += 1
-        while (child := self._child(node, tokens)) is not None:
-            common = self._common_prefix(child.tokens, tokens)
-            node = child if common == len(child) else self._split(child, common)
-            node.last_access = self._clock
-            found.append(node.slots)
-            tokens = tokens[common:]
-            if common < len(child):
-                break
-        return np.concatenate(found), node
+        return self._descend(self.root, self._aligned(token_ids))
 
     def insert(self, token_ids: Tokens, slots: IntArray) -> int:
         """Remember the KV of a sequence, up to its last whole page. Returns how many leading tokens
         were known: their slots in `slots` stay the caller's, all later ones (up to the last whole
         page) now belong to the cache."""
+        return len(self.append(self.root, token_ids, slots)[0])
+
+    def append(
+        self, node: RadixNode, token_ids: Tokens, slots: IntArray
+    ) -> tuple[IntArray, RadixNode]:
+        """`insert`, of tokens that follow the sequence that ends at `node`. Returns the slots that
+        the cache has for those of them that were known (int32 [n]), and the node at which the whole
+        ends, which no lock holds yet."""
         tokens = self._aligned(token_ids)
         if self.disable or not len(tokens):
-            return 0
-        known, node = self.match_prefix(tokens)
+            return self.root.slots, node
+        known, last = self._descend(node, tokens)
         present = len(known)
-        if present < len(tokens):
-            own = slots[present : len(tokens)].astype(np.int32)
-            leaf = RadixNode(tokens[present:].copy(), own, node, last_access=self._clock)
-            node.children[self._key(leaf.tokens)] = leaf
-            self.evictable_size += len(leaf)
-            self._evictable_leaves.discard(node)
-            self._evictable_leaves.add(leaf)
-        return present
+        if present == len(tokens):
+            return known, last
+        own = slots[present : len(tokens)].astype(np.int32)
+        leaf = RadixNode(tokens[present:].copy(), own, last, last_access=self._clock)
+        last.children[self._key(leaf.tokens)] = leaf
+        self.evictable_size += len(own)
+        self._evictable_leaves.discard(last)
+        self._evictable_leaves.add(leaf)
+        return known, leaf
 
-    def inc_lock_ref(self, node: RadixNode) -> None:
-        """Keep the path from the root to `node`."""
+    def inc_lock_ref(self, node: RadixNode, locked: RadixNode | None = None) -> None:
+        """Keep the path from the root to `node`. locked: a node on it; a lock of its own path is
+        moved on, instead of a new one taken."""
         for held in self._path(node):
+            if held is locked:
+                return
             if held.lock_ref == 0:
                 self.evictable_size -= len(held)
                 self.protected_size += len(held)
@@ -132,6 +133,22 @@ class RadixCache:
             node = stack.pop()
             stack.extend(node.children.values())
             yield node
+
+    def _descend(self, node: RadixNode, tokens: IntArray) -> tuple[IntArray, RadixNode]:
+        """match_prefix, of tokens in whole pages that follow the sequence that ends at `node`."""
+        self._clock += 1
+        for used in self._path(node):
+            used.last_access = self._clock
+        found: list[IntArray] = []
+        while (child := self._child(node, tokens)) is not None:
+            common = self._common_prefix(child.tokens, tokens)
+            node = child if common == len(child) else self._split(child, common)
+            node.last_access = self._clock
+            found.append(node.slots)
+            tokens = tokens[common:]
+            if common < len(child):
+                break
+        return np.concatenate(found) if found else self.root.slots, node
 
     def _aligned(self, token_ids: Tokens) -> IntArray:
         tokens = np.asarray(token_ids, dtype=np.int64)

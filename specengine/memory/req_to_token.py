@@ -27,7 +27,7 @@ class ReqToTokenPool:
         self._is_mirrored = device.type != "cpu"
         self._host: IntArray = host.numpy()
         self._free_rows = list(range(size, 0, -1))
-        self._unsent: list[range] = []  # flat positions that the device has not seen
+        self._unsent: list[tuple[int, int]] = []  # runs of places, by first and length, to send
 
     @property
     def num_free(self) -> int:
@@ -49,8 +49,7 @@ class ReqToTokenPool:
         end = start + len(slots)
         self._host[row, start:end] = slots
         if self._is_mirrored:
-            base = row * self.max_context_len
-            self._unsent.append(range(base + start, base + end))
+            self._unsent.append((row * self.max_context_len + start, len(slots)))
 
     def flush(self) -> None:
         """Send everything written since the last flush to the device, in one asynchronous copy on
@@ -59,8 +58,10 @@ class ReqToTokenPool:
             return
         # Values are read from the host copy only now, so that a place written twice is sent twice
         # with the same value: the scatter below has no order.
-        places = np.concatenate([np.arange(r.start, r.stop) for r in self._unsent])
+        firsts, counts = np.array(self._unsent).T
         self._unsent.clear()
+        ends = counts.cumsum()
+        places = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
         packed = torch.from_numpy(np.stack((places, self._host.reshape(-1)[places])))
         device = self.req_to_token.device
         if device.type == "cuda":

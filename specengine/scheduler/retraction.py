@@ -42,20 +42,21 @@ class RoundMemory:
         if not short:
             return
         ahead = AHEAD if self._is_plenty(len(self.queues.running), nodes) else 0
-        for req in sorted(short, key=lambda r: r.arrival_time):
+        short.sort(key=lambda r: r.arrival_time)
+        if self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short]):
+            return
+        for req in short:
             self._secure(req, nodes, ahead)
 
     def reserve_unseen(self, reqs: list[Req], nodes: int) -> bool:
         """Have slots for `nodes` more tokens of these requests, whose last round is still on its
         way. False where that would be at the cost of others."""
-        plenty = self._is_plenty(len(reqs), nodes)
-        for req in reqs:
-            wanted = self._bound(req, nodes)
-            if req.reserved_len < wanted:
-                ahead = self._bound(req, nodes + AHEAD) if plenty else wanted
-                if not self.ledger.reserve(req, ahead):
-                    return False
-        return True
+        context = self.policy.context_len
+        short = [req for req in reqs if req.reserved_len < min(req.kv_len + nodes, context)]
+        if not short:
+            return True
+        ahead = AHEAD if self._is_plenty(len(reqs), nodes) else 0
+        return self.ledger.reserve_all(short, [self._bound(req, nodes + ahead) for req in short])
 
     def _is_plenty(self, requests: int, nodes: int) -> bool:
         """What the cache would give up counts: it fills all memory in time."""
@@ -64,8 +65,11 @@ class RoundMemory:
     def _bound(self, req: Req, nodes: int) -> int:
         return min(req.kv_len + nodes, self.policy.context_len)
 
+    def _wanted(self, req: Req, nodes: int, ahead: int) -> int:
+        return self._bound(req, nodes + min(ahead, self.policy.remaining_tokens(req)))
+
     def _secure(self, req: Req, nodes: int, ahead: int) -> None:
-        wanted = self._bound(req, nodes + min(ahead, self.policy.remaining_tokens(req)))
+        wanted = self._wanted(req, nodes, ahead)
         while req.state is ReqState.RUNNING and not self.ledger.reserve(req, wanted):
             wanted = self._bound(req, nodes)
             if self.queues.num_live == 1:

@@ -76,6 +76,21 @@ class Session:
             self.cache.inc_lock_ref(node)
             self.locks.append((tokens[: len(slots)], node))
 
+    def append(self) -> None:
+        """As a request does, from the node that it holds on."""
+        if not self.locks:
+            return
+        place = self.random.randrange(len(self.locks))
+        (held, node), more = self.locks[place], self.tokens()
+        slots = list(range(self.next_slot, self.next_slot + len(more)))
+        self.next_slot += len(more) + self.page_size
+        known, end = self.cache.append(node, more, np.array(slots, dtype=np.int32))
+        whole = held + more[: len(more) // self.page_size * self.page_size]
+        assert known.tolist() == self.model.match(whole)[len(held) :]
+        self.model.insert(whole, [0] * len(held) + slots)
+        self.cache.inc_lock_ref(end, locked=node)
+        self.locks[place] = whole, end
+
     def unlock(self) -> None:
         if self.locks:
             _, node = self.locks.pop(self.random.randrange(len(self.locks)))
@@ -104,6 +119,7 @@ class Session:
 def test_equals_a_dictionary(page_size: int, seed: int, steps: int) -> None:
     session = Session(page_size, seed)
     actions = [session.insert, session.insert, session.match, session.unlock, session.evict]
+    actions += [session.append, session.append]
     for _ in range(steps):
         session.random.choice(actions)()
         session.check()
@@ -146,6 +162,18 @@ def test_a_lock_keeps_its_path_and_nothing_else() -> None:
     assert cache.evict(4).tolist() == [303, 404]
     cache.dec_lock_ref(node)
     assert cache.evict(4).tolist() == [101, 202]
+
+
+def test_what_is_appended_makes_the_whole_path_young() -> None:
+    cache = filled([1, 2], [5, 6])
+    _, node = cache.match_prefix([1, 2])
+    cache.inc_lock_ref(node)
+    cache.match_prefix([5, 6])
+    known, end = cache.append(node, [3], np.array([303], dtype=np.int32))
+    assert (known.tolist(), end.slots.tolist()) == ([], [303])
+    cache.dec_lock_ref(node)
+    assert cache.evict(1).tolist() == [105, 206]
+    assert cache.evict(3).tolist() == [303, 101, 202]
 
 
 def test_a_locked_node_that_is_split_stays_locked() -> None:

@@ -24,6 +24,23 @@ def test_cpu_table_is_the_host_copy() -> None:
     assert pool.slots(2, 1, 4).tolist() == [7, 8, 0]
 
 
+def test_a_flush_sends_what_was_written_and_nothing_else() -> None:
+    """The device is played by another tensor."""
+    pool = ReqToTokenPool(3, 6, torch.device("cpu"))
+    pool._is_mirrored, pool.req_to_token = True, torch.full((4, 6), -1, dtype=torch.int32)
+    pool.write(3, 4, np.array([9, 10], dtype=np.int32))
+    pool.write(2, 0, np.array([], dtype=np.int32))
+    pool.write(1, 0, np.array([1, 2, 3], dtype=np.int32))
+    pool.write(1, 1, np.array([5, 6, 7], dtype=np.int32))
+    assert pool.req_to_token.max() == -1
+    pool.flush()
+    expected = [[-1] * 6, [1, 5, 6, 7, -1, -1], [-1] * 6, [-1, -1, -1, -1, 9, 10]]
+    assert pool.req_to_token.tolist() == expected
+    pool.req_to_token.fill_(-1)
+    pool.flush()
+    assert pool.req_to_token.max() == -1, "sent twice"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_device_sees_writes_after_flush() -> None:

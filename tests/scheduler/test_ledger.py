@@ -41,6 +41,35 @@ def test_what_cannot_be_reserved_changes_nothing() -> None:
     assert (req.reserved_len, ledger.obtainable) == (0, 32)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_slots_for_several_are_those_that_each_would_get(page_size: int) -> None:
+    """The last one's are cut off by the end of its row, and the second has enough."""
+    ledgers = [
+        Setup(num_slots=160, page_size=page_size, context_len=40).scheduler().ledger
+        for _ in range(2)
+    ]
+    lengths, tables = [20, 3, 40], []
+    for ledger, at_once in zip(ledgers, (True, False), strict=True):
+        reqs = [opened(ledger, str(i), [i, i, i]) for i in range(3)]
+        assert ledger.reserve(reqs[1], 16)
+        if at_once:
+            assert ledger.reserve_all(reqs, lengths)
+        else:
+            assert all(map(ledger.reserve, reqs, lengths))
+        ledger.check(reqs)
+        tables.append([row(ledger, req) for req in reqs])
+    assert tables[0] == tables[1]
+
+
+def test_slots_for_several_are_all_there_or_none() -> None:
+    ledger = Setup(num_slots=32).scheduler().ledger
+    reqs = [opened(ledger, str(i), [i, i]) for i in range(2)]
+    assert not ledger.reserve_all(reqs, [16, 17])
+    assert [req.reserved_len for req in reqs] == [0, 0]
+    assert ledger.reserve_all(reqs, [16, 16])
+    assert (ledger.obtainable, ledger.reserve_all(reqs, [16, 9])) == (0, True)
+
+
 @pytest.mark.parametrize(("length", "left"), [(17, 32), (16, 16), (33, 48), (48, 48), (60, 48)])
 def test_trim_gives_back_whole_pages(length: int, left: int) -> None:
     ledger = Setup(num_slots=64, page_size=16).scheduler().ledger
