@@ -19,6 +19,8 @@ SHARED_PREFIX = 64
 # Longest output, in tokens, that admission keeps memory for.
 LOOKAHEAD = 4096
 
+Head = tuple[int, tuple[int, ...]]  # tokens that came from the cache, the SHARED_PREFIX behind them
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -83,23 +85,27 @@ class Admission:
         limit = self.policy.chunked_prefill_size
         budget = limit if limit > 0 else sys.maxsize
         chunks: list[Chunk] = []
-        for req in self._candidates(chunks):
+        heads: set[Head] = set()
+        for req in self._candidates(heads):
             length = min(budget, req.prefill_len - req.kv_len)
             chunks.append(Chunk(req, length))
+            if (head := _head_of(req)) is not None:
+                heads.add(head)
             budget -= length
             if not budget:
                 break
         return chunks
 
-    def _candidates(self, chunks: list[Chunk]) -> Iterator[Req]:
-        """Requests with prompt tokens to take in. New ones are admitted as they are asked for."""
+    def _candidates(self, heads: set[Head]) -> Iterator[Req]:
+        """Requests with prompt tokens to take in. New ones are admitted as they are asked for.
+        heads: of those that were taken."""
         yield from list(self.queues.prefilling)
         expected = sum(self._expected_need(req) for req in self.queues.live)
-        while (req := self._admit_next(expected, chunks)) is not None:
+        while (req := self._admit_next(expected, heads)) is not None:
             expected += self._expected_need(req)
             yield req
 
-    def _admit_next(self, expected: int, chunks: list[Chunk]) -> Req | None:
+    def _admit_next(self, expected: int, heads: set[Head]) -> Req | None:
         """Start the first waiting request, unless it has to wait. `expected`: slots to keep free
         for the live ones."""
         self._finish_outgrown()
@@ -108,7 +114,7 @@ class Admission:
         req = self.queues.waiting[0]
         if not self.ledger.open(req, self._match_limit(req)):
             return None
-        if not self._fits(req, expected) or self._waits_for_prefix(req, chunks):
+        if not self._fits(req, expected) or self._waits_for_prefix(req, heads):
             self.ledger.release(req)
             return None
         reserved = self.ledger.reserve(req, req.prefill_len + 1)
@@ -137,22 +143,18 @@ class Admission:
 
     def _expected_need(self, req: Req) -> int:
         """Slots that the request is expected to ask for from now on."""
-        output = min(self.policy.remaining_tokens(req), LOOKAHEAD)
-        growth = math.ceil(self.demand.share * output) + self.policy.round_slots
-        start = max(req.kv_len, req.prefill_len)
-        return self.ledger.shortage(req, min(start + growth, self.policy.context_len))
+        policy = self.policy
+        output = min(policy.remaining_tokens(req), LOOKAHEAD)
+        growth = math.ceil(self.demand.share * output) + policy.round_slots
+        length = max(req.kv_len, req.prefill_len) + growth
+        return self.ledger.shortage(req, min(length, policy.context_len))
 
-    def _waits_for_prefix(self, req: Req, chunks: list[Chunk]) -> bool:
+    def _waits_for_prefix(self, req: Req, heads: set[Head]) -> bool:
         """Whether this forward writes a long prefix that the request could find in the cache by
         the next one."""
         if self.ledger.cache.disable or self._match_limit(req) == 0:
             return False
-        start, end = req.cached_len, req.cached_len + SHARED_PREFIX
-        own = req.prompt_ids[start:end]
-        return len(own) == SHARED_PREFIX and any(
-            chunk.req.cached_len == start and chunk.req.prompt_ids[start:end] == own
-            for chunk in chunks
-        )
+        return _head_of(req) in heads
 
     def _count_hits(self, req: Req) -> None:
         if req.num_retractions:
@@ -160,6 +162,13 @@ class Admission:
         req.prefix_hit_len = req.kv_len
         self.num_prompt_tokens += len(req.prompt_ids)
         self.num_cached_tokens += req.kv_len
+
+
+def _head_of(req: Req) -> Head | None:
+    """None where too little of the prompt is left to be worth sharing."""
+    start = req.cached_len
+    tokens = tuple(req.prompt_ids[start : start + SHARED_PREFIX])
+    return (start, tokens) if len(tokens) == SHARED_PREFIX else None
 
 
 def out_of_memory(req: Req, capacity: int) -> FinishReason:
