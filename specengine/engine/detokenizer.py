@@ -18,15 +18,13 @@ class IncrementalDecoder:
     """Tokens in, whole characters out; the bytes of an unfinished character wait for the rest."""
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
-        self._vocabulary = vocabulary_of(tokenizer)
-        self._skipped = self._vocabulary.special_ids if skip_special_tokens else frozenset()
+        vocabulary = vocabulary_of(tokenizer)
+        self._pieces = vocabulary.shown if skip_special_tokens else vocabulary.pieces
         self._utf8 = _UTF8(errors="replace")
 
     def add(self, token_ids: Iterable[int], final: bool = False) -> str:
         """With `final`, an unfinished character comes out as U+FFFD."""
-        bytes_of, skipped = self._vocabulary.bytes_of, self._skipped
-        pieces = [bytes_of(token) for token in token_ids if token not in skipped]
-        return self._utf8.decode(b"".join(pieces), final)
+        return self._utf8.decode(b"".join(map(self._pieces.__getitem__, token_ids)), final)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +37,19 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     return Vocabulary(tokenizer.backend_tokenizer)
 
 
+class Pieces(dict[int, bytes]):
+    """Bytes by token id, found when first asked for. Whole answers are looked up at once, with no
+    call a token but the dictionary's own."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._find(token)
+        return piece
+
+
 class Vocabulary:
     """What each token is. A token may be half a character: it stands for bytes, not for text."""
 
@@ -47,17 +61,19 @@ class Vocabulary:
         decoder = str(tokenizer.decoder)
         self._is_byte_level = "ByteLevel" in decoder
         self._is_sentencepiece = "Metaspace" in decoder or "ByteFallback" in decoder
-        self._known: dict[int, bytes] = {}
+        self.pieces = Pieces(self._find)
+        self.shown = Pieces(self._find_shown)  # the same, of special tokens nothing
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for ids without a piece (padding of the embedding table)."""
-        if token not in self._known:
-            self._known[token] = self._find(token)
-        return self._known[token]
+        return self.pieces[token]
 
     def text_of(self, token: int) -> str:
         """U+FFFD stands where the token has no whole character."""
         return self.bytes_of(token).decode("utf-8", "replace")
+
+    def _find_shown(self, token: int) -> bytes:
+        return b"" if token in self.special_ids else self.pieces[token]
 
     def _find(self, token: int) -> bytes:
         piece: str | None = self._tokenizer.id_to_token(token)
