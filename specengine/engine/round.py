@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -32,6 +33,7 @@ class SpeculativeRound:
         self.verifier = verifier
         self.plan_ahead: PlanAhead | None = None  # set by build.py, where the host plans attention
         self.recorders: list[RoundRecorder] = []
+        self.drafting = 0.0  # seconds of the last round
 
     def run(
         self,
@@ -42,8 +44,9 @@ class SpeculativeRound:
         """most_levels: how deep drafts may go; None leaves it to the drafter. most_nodes: of trees
         whose best nodes are known, root included; likewise."""
         planned = None if self.plan_ahead is None else self.plan_ahead.begin(batch, most_levels)
-        limits = most_levels, most_nodes
+        limits, start = (most_levels, most_nodes), perf_counter()
         drafted = constrain(batch, draft_within_limits(self.drafter, batch, *limits))
+        self.drafting = perf_counter() - start
         proposal = drafted.proposal
         verify_batch = self.verifier.prepare(batch, proposal)
         output = None if planned is None else planned.run(verify_batch)

@@ -16,8 +16,8 @@ class TextStudy:
     be left for the round in which drafts are tried again. So requests take turns at being read
     while the device flies.
 
-    A turn takes in the tokens of several rounds, which costs half as much as one by one, and leaves
-    most of the wait to other threads: they run only while this one waits for the device.
+    A turn takes in the tokens of several rounds, which costs half as much as one by one: the wait
+    is also when other threads run.
     """
 
     def __init__(self, drafter: TextDrafter) -> None:

@@ -43,5 +43,6 @@ class AdaptiveRound:
             choice.num_nodes,
             result.path_ranks,
             limits=[depth_within(req, depth) for req in batch.reqs],
+            drafting=inner.drafting,
         )
         return result
