@@ -30,6 +30,10 @@ def depth_within(req: Req, most: int) -> int:
     return most if limit is None else min(limit, most)
 
 
+def depths_within(reqs: Sequence[Req], most: int) -> list[int]:
+    return [depth_within(req, most) for req in reqs] if most else [0] * len(reqs)
+
+
 def draft_within_limits(
     drafter: Drafter, batch: ScheduleBatch, most: int | None = None, most_nodes: int | None = None
 ) -> DraftProposal:

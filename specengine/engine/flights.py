@@ -11,7 +11,7 @@ from specengine.core.spec import Drafter, TextDrafter, VerifyResult
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.draft_depth import depth_within, draft_within_limits
+from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Flight, Wish
@@ -73,7 +73,7 @@ class Flights:
         self._since = perf_counter() if self._landed is None else self._landed
         self._choice = self._choose(batch.batch_size)
         depth, drafts = self._choice.num_steps, self.graph_round.drafter
-        drafted, self._drafting = [depth_within(req, depth) for req in batch.reqs], 0.0
+        drafted, self._drafting = depths_within(batch.reqs, depth), 0.0
         if isinstance(drafts, HostDrafts) and depth:
             start = perf_counter()
             proposal = draft_within_limits(self.drafter, batch, depth)
@@ -150,7 +150,7 @@ class Flights:
             self._chosen = choice
             return None
         self._choice, self._followed = choice, True
-        drafted = [depth_within(req, choice.num_steps) for req in reqs]
+        drafted = depths_within(reqs, choice.num_steps)
         return self.graph_round.follow(reqs, Wish(drafted, self._asleep, choice.num_nodes))
 
     def _choose(self, batch_size: int) -> Decision:

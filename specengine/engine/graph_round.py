@@ -18,9 +18,10 @@ from specengine.engine.draft_depth import depth_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground
 from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
-from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of
+from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of, rows_of
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
+from specengine.engine.shared_ints import SharedInts
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard, Named, round_inputs
@@ -79,6 +80,7 @@ class GraphRound:
         self.logprobs = RowLogprobs(largest * self.num_slots, vocab_size, device)
         self.masks = RowMasks(largest * self.num_slots, vocab_size, device)
         self.choices = RowChoices(num_rows, vocab_size, device)
+        self.ints = SharedInts(vocab_size)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
         self._missed: set[int] = set()  # rows of rounds that the drafter has not looked at
@@ -207,7 +209,7 @@ class GraphRound:
 
     def has_graphs(self, reqs: list[Req]) -> bool:
         """Or memory for them."""
-        forms = self._forms(self._size(len(reqs)), Choosing.of(reqs))
+        forms = self._forms(self._size(len(reqs)), self.choices.choosing_of(reqs))
         needed = (one for one in forms if one.num_nodes is None)
         return not self.runner.graph_memory.is_spent or all(one in self.captured for one in needed)
 
@@ -250,13 +252,13 @@ class GraphRound:
         return Form(
             batch_size=self._size(len(reqs)),
             num_steps=self.steps[bisect.bisect_left(self.steps, max(wish.num_drafted))],
-            choosing=Choosing.of(reqs),
+            choosing=self.choices.choosing_of(reqs),
             asleep=wish.asleep and self.may_sleep,
         )
 
     def _fly(self, reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
         graph = self._graph(form)
-        rows = [row_of(req) for req in reqs] + [0] * (form.batch_size - len(reqs))
+        rows = rows_of(reqs) + [0] * (form.batch_size - len(reqs))
         if not form.asleep:
             self.wake()
         elif rows != self._flown or not self._missed:
@@ -296,18 +298,14 @@ class GraphRound:
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
         flight.landed.synchronize()
-        rows = flight.outcome[:, : flight.form.num_steps + 2].tolist()
+        rows = self.ints.lists_of(flight.outcome[:, : flight.form.num_steps + 2])
+        num_accepted = [row[0] for row in rows]
         tokens = [row[1 : row[0] + 2] for row in rows]
         self.choices.edits.note(flight.reqs, tokens)
-        return VerifyResult(
-            tokens=tokens,
-            num_accepted=[row[0] for row in rows],
-            # The padding of a short draft is a draft too, where it happens to be right.
-            num_drafted=[max(n, row[0]) for n, row in zip(flight.num_drafted, rows, strict=True)],
-            kv_keep=None,
-            logprobs=self._logprobs(flight, tokens),
-            is_lossy=self.simulated is not None,
-        )
+        # The padding of a short draft is a draft too, where it happens to be right.
+        num_drafted = list(map(max, flight.num_drafted, num_accepted))
+        logprobs, is_lossy = self._logprobs(flight, tokens), self.simulated is not None
+        return VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, is_lossy)
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
         """Of a round in which each request drafted so many levels."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -49,6 +50,15 @@ class RowChoices:
         self.edits = RowEdits(num_rows, vocab_size, device)
         self.vocab_size = vocab_size
         self._owners: list[Req | None] = [None] * num_rows
+        self._asked: list[Req] = []  # of whom it was asked last what they choose
+        self._told = BEST
+
+    def choosing_of(self, reqs: list[Req]) -> Choosing:
+        """`Choosing.of`, once for rounds of the same requests: but for edits, which end with
+        min_tokens, nothing of it changes."""
+        if self._told.edits or self._asked != reqs:
+            self._asked, self._told = reqs, Choosing.of(reqs)
+        return self._told
 
     def fits(self, reqs: list[Req]) -> bool:
         """Whether there are tables for all edits."""
@@ -94,6 +104,12 @@ class RowChoices:
         """The tokens that came of a round, for penalties."""
         if choosing.edits:
             self.edits.count(rows, tokens_BN, accepted_B)
+
+
+def rows_of(reqs: list[Req]) -> list[int]:
+    rows = [req.req_pool_idx for req in reqs]
+    assert None not in rows, "a request has no row in the request pool"
+    return cast(list[int], rows)
 
 
 def row_of(req: Req) -> int:

@@ -121,6 +121,8 @@ class RowEdits:
 
     def note(self, reqs: list[Req], tokens: list[list[int]]) -> None:
         """What a round that landed has counted."""
+        if not self._counted:
+            return
         for req, new in zip(reqs, tokens, strict=True):
             if req in self._counted:
                 self._counted[req] += len(new)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from specengine.core.request import Req
+from specengine.core.request import Req, ReqState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,18 @@ class SchedulePolicy:
         """KV slots that a round can write for one request: verification and drafting take turns
         in the same ones."""
         return max(self.max_nodes, self.draft_slots)
+
+    def going_on(self, reqs: Iterable[Req]) -> list[Req]:
+        """Those that have not ended, and have more than one token left to emit: `remaining_tokens`,
+        without a call for each of hundreds of requests between two rounds."""
+        context = self.context_len
+        return [
+            req
+            for req in reqs
+            if req.state is not ReqState.FINISHED
+            and (count := len(req.output_ids) + 1) + len(req.prompt_ids) < context
+            and ((limit := req.sampling.max_tokens) is None or count < limit)
+        ]
 
     def remaining_tokens(self, req: Req) -> int:
         """Tokens that the request may still emit."""

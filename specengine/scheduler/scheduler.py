@@ -98,9 +98,7 @@ class Scheduler:
         waits = self.queues.waiting and self.ledger.rows.num_free
         if waits or self.queues.prefilling:
             return []
-        going = [
-            req for req in reqs if not req.is_finished and self.policy.remaining_tokens(req) > 1
-        ]
+        going = self.policy.going_on(reqs)
         if not self.rounds.reserve_unseen(going, nodes):
             return []
         self.ledger.flush()
@@ -129,13 +127,13 @@ class Scheduler:
             req.prompt_logprobs += result.prompt_logprobs[index]
             self._commit_chunk(req, batch.extend_lens[index])
             if tokens:
-                self._emit(req, tokens, logprobs, self._cut(req, tokens))
+                self._emit(req, tokens, logprobs, find_cut(req, tokens, self.policy.context_len))
 
     def commit_round(self, reqs: list[Req], result: VerifyResult) -> None:
         """Take the outcome of a round. The KV of accepted nodes lies where a chain would have
         written it. Requests that ended meanwhile are skipped."""
         for index, req in enumerate(reqs):
-            if not req.is_finished:
+            if req.state is not ReqState.FINISHED:
                 logprobs = result.logprobs[index] if result.logprobs is not None else []
                 req.spec.is_lossy |= result.is_lossy
                 tokens, drafted = result.tokens[index], result.num_drafted[index]
@@ -223,14 +221,12 @@ class Scheduler:
     ) -> None:
         """The tokens of one round. With each of them that stands, the KV of the token before it
         stands as well: the root's with the first."""
-        cut = self._cut(req, tokens)
+        cut = find_cut(req, tokens, self.policy.context_len)
         self.ledger.commit(req, cut.kept)
         req.spec.record(drafted, cut.kept - 1, depth)
-        self.spec_totals.record(drafted, accepted=cut.kept - 1)
+        if drafted:
+            self.spec_totals.record(drafted, accepted=cut.kept - 1)
         self._emit(req, tokens, logprobs, cut)
-
-    def _cut(self, req: Req, tokens: list[int]) -> Cut:
-        return find_cut(req, tokens, self.policy.context_len)
 
     def _emit(self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], cut: Cut) -> None:
         req.output_ids += tokens if cut.kept == len(tokens) else tokens[: cut.kept]
