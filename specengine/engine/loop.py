@@ -13,9 +13,9 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import QueueFullError, RequestError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.request import Req
+from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import Drafter, PrefillResult, Verifier, VerifyResult
+from specengine.core.spec import DepthChoice, Drafter, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.round import AdaptiveRound
@@ -230,11 +230,21 @@ class Engine:
         if self.parts.adaptive is not None:
             yield self.parts.adaptive.steps
 
-    def _tell_depth(self, req: Req) -> None:
-        """Once, to a request that has ended: text is costly."""
+    def _tell_depths(self, ended: list[Req]) -> None:
+        """Once, to requests that have ended, and once for all that ended under the same choice:
+        text is costly."""
+        told: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive
+        choices = [req.spec.depth for req in ended]
+        for req, choice in zip(ended, choices, strict=True):
+            if choice is not None:
+                if id(choice) not in told:
+                    told[id(choice)] = self._told(choice)
+                req.spec.depth = told[id(choice)]
+
+    def _told(self, choice: DepthChoice) -> DepthChoice:
         for chooser in self._choosers():
-            if req.spec.depth is not None:
-                req.spec.depth = chooser.told(req.spec.depth)
+            choice = chooser.told(choice)
+        return choice
 
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner = self.parts.worker.runner
@@ -256,17 +266,18 @@ class Engine:
             self.drafter.release(req)
 
     def _collect(self) -> list[RequestOutput]:
-        outputs = []
+        outputs, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)
             if choice is None:
                 continue
-            if req.is_finished:
+            if req.state is ReqState.FINISHED:
                 del self.choices[req]
-                self._tell_depth(req)
+                ended.append(req)
             elif not choice.streams:
                 continue
             outputs.append(choice.take_output())
+        self._tell_depths(ended)
         return outputs
 
 

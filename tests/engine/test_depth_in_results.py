@@ -93,6 +93,26 @@ def test_each_round_counts_at_the_depth_that_it_ran_under(target: Path) -> None:
     assert spec.depth is steered.made[-1]
 
 
+def test_those_that_end_together_are_told_at_once(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each of the choice that its own last round ran under."""
+    llm = make(target, TEXT)
+    steered, asked = steer(llm, lambda number: number % 3), []
+
+    def told(choice: Decision) -> Decision:
+        asked.append(choice)
+        return replace(choice, reason="told")
+
+    monkeypatch.setattr(steered, "told", told)
+    params = [replace(GREEDY, max_tokens=n, ignore_eos=True) for n in (4, 4, 4, 9)]
+    params = [replace(one, speculative=SpecControl(enabled=False)) for one in params]
+    found = [one.spec.depth for one in llm.generate([PROMPTS[0]] * 4, params)]
+    assert [one.reason for one in found if one is not None] == ["told"] * 4
+    assert found[0] is found[1] is found[2] is not found[3]
+    assert len(asked) == 2
+
+
 def test_who_joins_while_nobody_drafts_never_drafted(target: Path) -> None:
     llm, depth = make(target, TEXT), [2]
     steer(llm, lambda number: depth[0])
