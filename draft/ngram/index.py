@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+_MANY = 6  # tokens; so many are sooner read by columns than one by one
+
 
 class _Node:
     """A context that occurred more than once: where it ended, ascending, and the contexts one token
@@ -35,14 +37,17 @@ class NgramIndex:
 
     def extend(self, new: Sequence[int]) -> None:
         tokens, depth, contexts = self.tokens, self.min_match, self._contexts
-        first = max(len(tokens), depth) - 1
+        first = max(len(tokens), depth)
         tokens.extend(new)
-        window = tokens[first + 1 - depth : -1]
-        keys = zip(*[window[start:] for start in range(depth)], strict=False)
-        for end, key in enumerate(keys, first):
-            entry = contexts.setdefault(key, end)
-            if entry is not end:
-                self._insert(key, entry, end)
+        if len(new) < _MANY:
+            for end in range(first, len(tokens)):
+                self._add(tuple(tokens[end - depth : end]), end - 1)
+        else:
+            window = tokens[first - depth : -1]
+            columns = [window[start:] for start in range(depth)]
+            for end, key in enumerate(zip(*columns, strict=False), first - 1):
+                if contexts.setdefault(key, end) is not end:
+                    self._add(key, end)
 
     def lookup(self, tail: Sequence[int]) -> Iterator[int]:
         """Positions where a context ended that `tail` ends in too, the longest shared context
@@ -69,17 +74,16 @@ class NgramIndex:
             entry = entry.children.get(tail[-depth])
         return path
 
-    def _insert(self, key: int | tuple[int, ...], entry: int | _Node, end: int) -> None:
-        """Where a context that occurred before, at `key`, ends once more."""
+    def _add(self, key: int | tuple[int, ...], end: int) -> None:
+        """key: the context of min_match tokens that ends there."""
         contexts, depth = self._contexts, self.min_match
-        while entry is not end:
+        while (entry := contexts.setdefault(key, end)) is not end:
             if isinstance(entry, int):
                 contexts[key] = entry = self._split(entry, depth)
             entry.ends.append(end)
             if depth == self.max_match or depth > end:
                 return
             contexts, key, depth = entry.children, self.tokens[end - depth], depth + 1
-            entry = contexts.setdefault(key, end)
 
     def _split(self, end: int, depth: int) -> _Node:
         """Room for a second occurrence of the context of `depth` tokens that ended at `end`."""
