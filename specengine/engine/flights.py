@@ -100,6 +100,7 @@ class Flights:
         self.flight = self._follow(flight) if self.overlaps else None
         if self._study is not None and not depth:
             self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
+        useful = self._useful_levels(flight) if depth else flight.num_drafted
         result = self.graph_round.land(flight)
         self._landed = self._since = perf_counter()
         if self.depths is not None:
@@ -117,8 +118,8 @@ class Flights:
                 limits=None if result.path_ranks is None else flight.num_drafted,
                 drafting=self._drafting,
             )
-        if depth and not self._reads_text:
-            result = self._useful(flight, result)
+        if useful != flight.num_drafted:
+            result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
         return Landing(flight.reqs, result)
 
     def send_masks(self) -> None:
@@ -126,17 +127,16 @@ class Flights:
         if self.flight is not None:
             self.graph_round.send_masks(self.flight)
 
-    def _useful(self, flight: Flight, result: VerifyResult) -> VerifyResult:
-        """Where an output ends, a graph drafts past it. The host would not, so that is not counted.
-        Requests are committed up to the round that drafted."""
+    def _useful_levels(self, flight: Flight) -> list[int]:
+        """Of its drafts. Where an output ends, a graph drafts past it. The host would not, so that
+        is not counted. Requests are committed up to this round; it is asked while that flies."""
+        if self._reads_text:
+            return flight.num_drafted
         remaining = self.scheduler.policy.remaining_tokens
-        levels = [
+        return [
             count if (left := remaining(req)) > count else max(left - 1, 0)
             for req, count in zip(flight.reqs, flight.num_drafted, strict=True)
         ]
-        if levels == flight.num_drafted:
-            return result
-        return replace(result, num_drafted=self.graph_round.num_drafts(flight, levels))
 
     def _follow(self, flight: Flight) -> Flight | None:
         if self._reads_text and self._choice.num_steps:
