@@ -182,3 +182,19 @@ def test_retraction_changes_nothing(target: Path, monkeypatch: pytest.MonkeyPatc
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
     assert one.llm.engine.scheduler.num_retractions > 0
     assert not one.drafters[0]._texts
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("spec", SPECS, ids=["NGRAM", "SUFFIX", "hybrid"])
+def test_on_the_gpu_no_token_changes(spec: SpecConfig, target: Path) -> None:
+    given = {"dtype": "float32", "max_total_tokens": 2048}
+    plain = LLM(str(target), None, disable_cuda_graph=True, **given)
+    expected = [one.token_ids for one in plain.generate(PROMPTS, PARAMS)]
+    llm = LLM(str(target), spec, **given)
+    flights = llm.engine.flights
+    assert flights is not None
+    flights.depths = Steered(lambda number: 0 if number % EVERY else 3)
+    assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == expected
+    assert flights.graph_round.counters["replays"] > 2 * EVERY
+    assert not any(drafter._texts for drafter in Watched(llm).drafters)
