@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,9 @@ class IncrementalDecoder:
         self._pieces = vocabulary.shown if skip_special_tokens else vocabulary.pieces
         self._utf8 = _UTF8(errors="replace")
 
-    def add(self, token_ids: Iterable[int], final: bool = False) -> str:
+    def add(self, token_ids: Sequence[int], final: bool = False) -> str:
         """With `final`, an unfinished character comes out as U+FFFD."""
-        return self._utf8.decode(b"".join(map(self._pieces.__getitem__, token_ids)), final)
+        return self._utf8.decode(self._pieces.joined(token_ids), final)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,17 +37,27 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     return Vocabulary(tokenizer.backend_tokenizer)
 
 
-class Pieces(dict[int, bytes]):
-    """Bytes by token id, found when first asked for. Whole answers are looked up at once, with no
-    call a token but the dictionary's own."""
+class Pieces:
+    """Bytes by token id, kept for the first `count` ids once they were found."""
 
-    def __init__(self, find: Callable[[int], bytes]) -> None:
-        super().__init__()
+    def __init__(self, count: int, find: Callable[[int], bytes]) -> None:
         self._find = find
+        self._known: list[Any] = [None] * count
 
-    def __missing__(self, token: int) -> bytes:
-        piece = self[token] = self._find(token)
+    def of(self, token: int) -> bytes:
+        if not 0 <= token < len(self._known):
+            return self._find(token)
+        if self._known[token] is None:
+            self._known[token] = self._find(token)
+        piece: bytes = self._known[token]
         return piece
+
+    def joined(self, tokens: Sequence[int]) -> bytes:
+        """Of whole answers, with no call a token but the list's own. tokens: none below 0."""
+        try:
+            return b"".join(map(self._known.__getitem__, tokens))
+        except (TypeError, IndexError):  # one was never asked for, or is not kept
+            return b"".join(map(self.of, tokens))
 
 
 class Vocabulary:
@@ -61,19 +71,20 @@ class Vocabulary:
         decoder = str(tokenizer.decoder)
         self._is_byte_level = "ByteLevel" in decoder
         self._is_sentencepiece = "Metaspace" in decoder or "ByteFallback" in decoder
-        self.pieces = Pieces(self._find)
-        self.shown = Pieces(self._find_shown)  # the same, of special tokens nothing
+        count = 1 + max([tokenizer.get_vocab_size(), *added])
+        self.pieces = Pieces(count, self._find)
+        self.shown = Pieces(count, self._find_shown)  # the same, of special tokens nothing
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for ids without a piece (padding of the embedding table)."""
-        return self.pieces[token]
+        return self.pieces.of(token)
 
     def text_of(self, token: int) -> str:
         """U+FFFD stands where the token has no whole character."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def _find_shown(self, token: int) -> bytes:
-        return b"" if token in self.special_ids else self.pieces[token]
+        return b"" if token in self.special_ids else self.pieces.of(token)
 
     def _find(self, token: int) -> bytes:
         piece: str | None = self._tokenizer.id_to_token(token)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from specengine.core.request import FinishReason
 from specengine.core.sampling import SamplingParams
 from specengine.engine.detokenizer import Detokenizer, find_stop, held_back
-from specengine.engine.tokens import encode_text, vocabulary_of
+from specengine.engine.tokens import Pieces, encode_text, vocabulary_of
 
 END = FinishReason("length")
 
@@ -171,6 +171,24 @@ def test_held_back() -> None:
     assert held_back("x<|", ["<|end|>", "|x"]) == 2
     assert held_back("x|", ["<|end|>", "|x"]) == 1
     assert held_back("stop", ["stop"]) == 0
+
+
+def test_pieces_of_whole_answers() -> None:
+    """Asked for before or not, kept or not."""
+    asked: list[int] = []
+
+    def find(token: int) -> bytes:
+        asked.append(token)
+        return b"" if token == 9 else b"%d," % token
+
+    pieces = Pieces(4, find)
+    assert pieces.joined([]) == b""
+    assert [pieces.joined([1, 3, 1]), pieces.joined([3]), pieces.of(1)] == [b"1,3,1,", b"3,", b"1,"]
+    assert asked == [1, 3]
+    assert [pieces.joined([4, 1, 9]), pieces.joined([4, 2])] == [b"4,1,", b"4,2,"]
+    assert asked == [1, 3, 4, 9, 4, 2]
+    with pytest.raises(OverflowError):
+        vocabulary_of(BYTES).bytes_of(-1)
 
 
 def test_vocabulary_knows_bytes() -> None:
