@@ -1,0 +1,132 @@
+"""What the host does for many requests that start and end together, step by step.
+
+    OMP_NUM_THREADS=1 python benchmarks/step/host_steps.py
+
+The engine as it runs rounds on a GPU, with a device that has decided already: no model is run, and
+a graph leaves tokens at random. Each request has a prompt of 30 tokens and 256 new ones. Beside
+them the prefix cache has filled all memory. No GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+
+from specengine import LLM, SamplingParams
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.spec import PrefillResult
+from specengine.engine.flights import Flights
+from specengine.engine.garbage import settled
+from specengine.engine.graph_build import _row_drafter
+from specengine.engine.graph_round import GraphRound
+
+PROMPT, NEW = 30, 256
+SAMPLING = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
+RESERVES = (2, 67, 132, 197)  # steps at which slots are reserved for the 64 rounds to come
+
+
+class Passed:
+    """An event of a device that is never behind."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Decided:
+    """A graph of a round that takes no time: the tokens were there."""
+
+    def __init__(self, flying: GraphRound) -> None:
+        self.state = flying.state
+        shape, vocab = (64, *flying.state.outcomes.shape[1:]), flying.runner.model.vocab_size
+        self.outcomes = torch.randint(0, vocab, shape)
+        self.outcomes[:, :, 0] = 0  # drafts that stand
+
+    def replay(self) -> None:
+        self.state.turn.fill_(1 - int(self.state.turn))
+        self.state.outcomes[int(self.state.turn)] = random.choice(self.outcomes)
+
+
+def engine_of(requests: int, slots: int) -> LLM:
+    flags = {"max_total_tokens": slots, "max_running_requests": requests}
+    llm = LLM("tiny", context_length=2048, chunked_prefill_size=-1, **flags)
+    parts = llm.engine.parts
+    found = _row_drafter(parts.drafter, requests, torch.device("cpu"), chooses=False)
+    assert found is not None
+    flying = GraphRound(parts.worker, *found, [requests])
+    graph = Decided(flying)
+    flying._graph_of = lambda rows_B, form: graph  # type: ignore[method-assign]
+    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps=True)
+    nothing = LogitsOutput(torch.empty(0), None, torch.empty(0), None)
+    parts.worker.forward_batch_generation = lambda *_: nothing  # type: ignore[method-assign]
+    object.__setattr__(parts, "sample_prefill", first_tokens)
+    return llm
+
+
+def first_tokens(output: LogitsOutput, batch: Any) -> PrefillResult:
+    reqs = batch.reqs
+    return PrefillResult([7] * len(reqs), [None] * len(reqs), [[] for _ in reqs])
+
+
+def milliseconds(llm: LLM, requests: int, draw: random.Random) -> list[float]:
+    """Of each step of one batch."""
+    for number in range(requests):
+        prompt = [draw.randrange(2, llm.engine.parts.vocab_size) for _ in range(PROMPT)]
+        llm.engine.add_request(str(number), prompt, SAMPLING, stream=False)
+    times = []
+    while llm.engine.has_work:
+        start = perf_counter()
+        llm.engine.step()
+        times.append(1000 * (perf_counter() - start))
+    return times
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    usual = [one for step, one in enumerate(times) if step > 2 and step not in RESERVES]
+    return {
+        "first ms": times[0],
+        "second ms": times[1],
+        "usual ms": statistics.median(usual[:-1]),
+        "reserving ms": statistics.median(times[step] for step in RESERVES),
+        "last ms": times[-1],
+        "all ms": sum(times),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--slots", type=int, default=300_000)
+    parser.add_argument("--repeats", type=int, default=12)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with patch("torch.cuda.Event", Passed), patch.object(Tensor, "pin_memory", lambda self: self):
+        for requests in args.requests:
+            llm, draw = engine_of(requests, args.slots), random.Random(0)
+            allocator = llm.engine.scheduler.ledger.allocator
+            while allocator.available > requests * (PROMPT + NEW):
+                milliseconds(llm, requests, draw)
+            with settled():
+                runs = [summary(milliseconds(llm, requests, draw)) for _ in range(args.repeats)]
+            row: dict[str, Any] = {"requests": requests}
+            row |= {name: min(one[name] for one in runs) for name in runs[0]}
+            rows.append(row)
+            print(row, flush=True)
+    notes = f"The best of {args.repeats} runs, each figure by itself."
+    print(report.write("host-steps", "The host's part of many requests", rows, notes))
+
+
+if __name__ == "__main__":
+    main()
