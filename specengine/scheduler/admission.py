@@ -166,9 +166,8 @@ class Admission:
 
 def _head_of(req: Req) -> Head | None:
     """None where too little of the prompt is left to be worth sharing."""
-    start = req.cached_len
-    tokens = tuple(req.prompt_ids[start : start + SHARED_PREFIX])
-    return (start, tokens) if len(tokens) == SHARED_PREFIX else None
+    start, end = req.cached_len, req.cached_len + SHARED_PREFIX
+    return (start, tuple(req.prompt_ids[start:end])) if end <= len(req.prompt_ids) else None
 
 
 def out_of_memory(req: Req, capacity: int) -> FinishReason:
