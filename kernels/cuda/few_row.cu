@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
         float s = 0.f;
 #pragma unroll
         for (int j = 0; j < WARPS; j++) s += all_squares[j * ROWS + r];
-        scale = rsqrtf(s / hidden + eps);
+        scale = rsqrtf(s * (1.f / hidden) + eps);
       }
     }
     sum *= scale;

@@ -8,14 +8,14 @@ __device__ __forceinline__ float rounded(float v) { return widen(narrow(v)); }
 // silu(gate) * up with the roundings of the unfused operations.
 __device__ __forceinline__ float gated(float gate, float up) {
   gate = rounded(gate);
-  return rounded(gate / (1.f + __expf(-gate))) * rounded(up);
+  return rounded(gate * reciprocal(1.f + __expf(-gate))) * rounded(up);
 }
 
 // x * gain of two values, and the sum of their squares.
 __device__ __forceinline__ u32 scaled(u32 x, u32 gain, float& squares) {
   float a = widen((u16)x), b = widen((u16)(x >> 16));
   squares += a * a + b * b;
-  return pack(a * widen((u16)gain), b * widen((u16)(gain >> 16)));
+  return multiply_pairs(x, gain);
 }
 
 __device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) {

@@ -168,7 +168,7 @@ __device__ __forceinline__ void finish(const Around& around, const Matrix& matri
       if (GATED) up += at[w * SUMS + 8];
       if (NORM) of_row += squares[w * ROWS + r];
     }
-    const float scale = NORM ? rsqrtf(of_row / matrix.depth + around.eps) : 1.f;
+    const float scale = NORM ? rsqrtf(of_row * (1.f / matrix.depth) + around.eps) : 1.f;
     const int column = matrix.tile(first + tile) * outs + o;
     v *= scale;
     if (GATED) v = gated(v, up * scale);

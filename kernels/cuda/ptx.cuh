@@ -59,6 +59,30 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return v;
 }
 
+// Products of two pairs, each rounded once.
+__device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
+  u32 v;
+#if TYPE == 0
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#else
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+#endif
+  return v;
+}
+
+// Nearly; of minus infinity 0.
+__device__ __forceinline__ float power_of_2(float v) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
+  return power;
+}
+
+__device__ __forceinline__ float reciprocal(float v) {
+  float one_by;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(one_by) : "f"(v));
+  return one_by;
+}
+
 // c += a b: [16, 16] x [16, 8], fragments as PTX lays them out (mma.m16n8k16).
 __device__ __forceinline__ void multiply(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if TYPE == 0
@@ -148,3 +172,40 @@ __device__ __forceinline__ int seen_in_memory(const int* counter) {
 }
 
 __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 32;"); }
+
+// A place that is read until its value has come. Half a word or more of it comes at once.
+__device__ __forceinline__ uint4 load_settled(const u16* at) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void settle(u16* at, u32 value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void look_again() {}
+
+__device__ __forceinline__ float load_float_from_l2(const float* at) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(at) : "memory");
+  return v;
+}
+
+// After what the block has written before its last barrier.
+__device__ __forceinline__ void tell(int* flag, int value) {
+  asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.s32 [%0], %1;" :: "l"(flag), "r"(value)
+               : "memory");
+}
+
+// 16 bytes into shared memory: the first `bytes` of them, and zeros.
+__device__ __forceinline__ void copy_async(u32 to, const u16* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+// Until what this thread has asked for has landed.
+__device__ __forceinline__ void wait_for_all_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}

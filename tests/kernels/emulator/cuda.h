@@ -27,11 +27,15 @@ using std::min;
 struct uint4 {
   unsigned x, y, z, w;
 };
+struct float2 {
+  float x, y;
+};
 struct Place {
   int x;
 };
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 
 static Place threadIdx, blockIdx, gridDim;
 
@@ -124,6 +128,13 @@ struct Board {
     return of[slot][warp()];
   }
 };
+
+inline int __shfl_sync(unsigned, int value, int from) {
+  static Board<int> board;
+  const int theirs = board.show(value)[from];
+  __syncwarp();
+  return theirs;
+}
 
 inline float __shfl_xor_sync(unsigned, float value, int distance) {
   static Board<float> board;

@@ -20,6 +20,12 @@ inline u32 narrowed(float v) {
 }
 inline u32 pack(float low, float high) { return narrowed(low) | narrowed(high) << 16; }
 
+inline u32 multiply_pairs(u32 a, u32 b) {
+  return pack(widen((u16)a) * widen((u16)b), widen((u16)(a >> 16)) * widen((u16)(b >> 16)));
+}
+inline float power_of_2(float v) { return exp2f(v); }
+inline float reciprocal(float v) { return 1.f / v; }
+
 struct Fragments {
   u32 a[4], b[2];
 };
@@ -95,3 +101,32 @@ inline void meet_among(int name, int threads) { here().named[name].meet(threads)
 inline void arrive_in_memory(int* counter) { ++*counter; }
 inline int seen_in_memory(const int* counter) { return *counter; }
 inline void pause() { yield(); }
+
+inline uint4 load_settled(const u16* at) { return *(const uint4*)at; }
+inline void settle(u16* at, u32 value) { *(u32*)at = value; }
+inline void look_again() { yield(); }
+inline float load_float_from_l2(const float* at) { return *at; }
+inline void tell(int* flag, int value) { *flag = value; }
+
+// Copies of each thread. Everything lands at the last moment.
+struct Copy {
+  u32 to;
+  const u16* from;
+  int bytes;
+};
+inline std::vector<Copy>& my_copies() {
+  static std::map<std::pair<int, int>, std::vector<Copy>> all;
+  return all[{blockIdx.x, threadIdx.x}];
+}
+inline void copy_async(u32 to, const u16* from, int bytes) {
+  if (bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
+  memset(shared_memory + to, 0xff, 16);
+  my_copies().push_back({to, from, bytes});
+}
+inline void wait_for_all_copies() {
+  for (const Copy& copy : my_copies()) {
+    memset(shared_memory + copy.to, 0, 16);
+    memcpy(shared_memory + copy.to, copy.from, copy.bytes);
+  }
+  my_copies().clear();
+}
