@@ -41,6 +41,8 @@ class HybridDrafter:
         self.reads_text_alone = getattr(inner, "reads_text_alone", False)
         self.proposes_tree = inner.proposes_tree or suffix.proposes_tree
         self.max_nodes = max(inner.max_nodes, suffix.max_nodes)
+        # Asked once: to look at a protocol takes far longer than to study.
+        self._readers = [one for one in (inner, suffix) if isinstance(one, TextDrafter)]
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         self.inner.seed(batch, output, result)
@@ -59,9 +61,8 @@ class HybridDrafter:
         self.suffix.observe(batch, output, result)
 
     def study(self, req: Req, most: int) -> None:
-        if isinstance(self.inner, TextDrafter):
-            self.inner.study(req, most)
-        self.suffix.study(req, most)
+        for one in self._readers:
+            one.study(req, most)
 
     def release(self, req: Req) -> None:
         self.inner.release(req)

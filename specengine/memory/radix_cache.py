@@ -75,7 +75,7 @@ class RadixCache:
     ) -> tuple[IntArray, RadixNode]:
         """`insert`, of tokens that follow the sequence that ends at `node`. Returns the slots that
         the cache has for those of them that were known (int32 [n]), and the node at which the whole
-        ends, which no lock holds yet."""
+        ends, which the caller may lock."""
         tokens = self._aligned(token_ids)
         if self.disable or not len(tokens):
             return self.root.slots, node
