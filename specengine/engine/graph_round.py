@@ -16,7 +16,7 @@ from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, VerifyResult
 from specengine.engine.draft_depth import depth_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
-from specengine.engine.grounds import find_ground
+from specengine.engine.grounds import find_ground, if_hesitant
 from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
 from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of, rows_of
 from specengine.engine.row_logprobs import RowLogprobs
@@ -71,6 +71,7 @@ class GraphRound:
         if simulated_length is not None:
             self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
         self.may_sleep = may_sleep
+        self.hesitant = if_hesitant(drafter)
         self.captured: dict[Form, RoundGraph] = {}
         self.guard: GraphGuard | None = None  # of all of them
         self.counters: Counter[str] = Counter()

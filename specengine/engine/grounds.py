@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.spec import HesitantRowDrafter
+from specengine.core.spec import HesitantRowDrafter, RowDrafter
 
 if TYPE_CHECKING:
     from specengine.engine.graph_round import GraphRound
+
+
+def if_hesitant(drafter: RowDrafter) -> HesitantRowDrafter | None:
+    """To be asked once: it takes 20 us, which each launch would wait for."""
+    return drafter if isinstance(drafter, HesitantRowDrafter) else None
 
 
 def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
@@ -24,8 +29,8 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "sampling, with a verifier that weighs drafts"
     if any(req.grammar is not None for req in batch.reqs) and not flying.masks_fly:
         return "grammar"
-    drafter = flying.drafter
-    if isinstance(drafter, HesitantRowDrafter) and not all(map(drafter.is_ready, batch.reqs)):
+    drafter = flying.hesitant
+    if drafter is not None and not all(map(drafter.is_ready, batch.reqs)):
         return "a request that the drafter has seen too little of"
     if not all(flying.has_slots(req, flying.num_slots) for req in batch.reqs):
         return "memory nearly full"
