@@ -89,6 +89,8 @@ class DraftLoops:
         self.padding = padding
         self.counters = counters
         self.draws_trees = draws_trees(drafter)
+        # Asked once: a protocol is looked at in 20 us, which each round would wait for.
+        self._hesitant = drafter if isinstance(drafter, HesitantRowDrafter) else None
         self.captured: dict[LoopForm, CapturedLoop] = {}
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> DraftProposal | None:
@@ -115,10 +117,11 @@ class DraftLoops:
         if not self.padding and batch.batch_size not in self.batch_sizes:
             return "batch size not captured, padding off"
         edited = batch.sampling.edits is not None
-        drafter = self.drafter
-        if isinstance(drafter, HesitantRowDrafter) and not all(map(drafter.is_ready, batch.reqs)):
+        drafter = self._hesitant
+        if drafter is not None and not all(map(drafter.is_ready, batch.reqs)):
             return "a request that the drafter has seen too little of"
-        if not all(req.reserved_len >= req.kv_len + self._slots(steps) for req in batch.reqs):
+        slots = self._slots(steps)
+        if not all(req.reserved_len >= req.kv_len + slots for req in batch.reqs):
             return "memory nearly full"
         size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
         form = LoopForm(size, steps, edited)
@@ -128,7 +131,7 @@ class DraftLoops:
 
     def _slots(self, steps: int) -> int:
         """That drafts and their verification take up."""
-        if isinstance(self.drafter, TreeRowDrafter) and self.draws_trees:
+        if self.draws_trees and isinstance(self.drafter, TreeRowDrafter):
             return max(self.drafter.num_tree_nodes(steps), self.drafter.row_slots)
         return steps + 1
 
