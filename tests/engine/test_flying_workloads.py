@@ -1,0 +1,118 @@
+"""Random workloads on rounds that fly: whatever happens around a request, it says what it would say
+alone, every KV slot is accounted for after every step, and counts add up."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig, SpecControl
+from specengine.core.request import Req
+from specengine.draft.standalone.worker import StandaloneWorker
+from specengine.engine.outputs import RequestOutput
+from tests.engine.flying_world import let_fly
+from tests.engine.test_depth_in_results import ON_CPU, Steered
+from tests.engine.test_text_study import Behind
+
+CASES: dict[str, dict[str, Any]] = {
+    "NGRAM": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": 16},
+    "SUFFIX": {"page_size": 1, "max_total_tokens": 208, "disable_radix_cache": True},
+    "hybrid": {"page_size": 16, "max_total_tokens": 208, "chunked_prefill_size": 16},
+    "STANDALONE": {"page_size": 1, "max_total_tokens": 160, "chunked_prefill_size": 64},
+    "EAGLE3": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": -1},
+    "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
+}
+DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
+
+
+def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
+    if name == "SUFFIX":
+        return SpecConfig(algorithm=name, num_draft_tokens=4)
+    if name in ("NGRAM", "hybrid"):
+        more: dict[str, Any] = {"ngram_min_match": 1, "hybrid_suffix": name == "hybrid"}
+        return SpecConfig(algorithm="NGRAM", num_draft_tokens=4, **more)
+    shape: dict[str, int] = {"eagle_topk": 3, "num_draft_tokens": 9} if name == "tree" else {}
+    algorithm = "EAGLE3" if name == "tree" else name
+    draft = str(target) if name == "STANDALONE" else drafters[algorithm]
+    return SpecConfig(
+        algorithm=algorithm, adaptive=False, draft_model_path=draft, num_steps=3, **shape
+    )
+
+
+@dataclass
+class Workload:
+    llm: LLM
+    random: random.Random
+    reqs: dict[Req, tuple[str, SamplingParams]] = field(default_factory=dict)
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+
+    def arrive(self, stem: str) -> None:
+        """Some twice, to end together."""
+        draw = self.random
+        prompt = stem[: draw.choice([5, 33, 64, 70])] + "ab01"[: draw.randint(0, 4)]
+        sampling = SamplingParams(
+            max_tokens=draw.randint(1, 30),
+            temperature=draw.choice([0.0, 0.0, 0.8]),
+            seed=draw.randrange(99),
+            ignore_eos=draw.random() < 0.7,
+            stop=draw.choice([(), (), ("a",), ("01",)]),
+            logprobs=draw.choice([None, None, 0]),
+            speculative=draw.choice(DEPTHS),
+        )
+        for _ in range(draw.choice([1, 1, 2])):
+            rid = str(len(self.reqs))
+            self.llm.engine.add_request(rid, self.llm.tokenizer.encode(prompt), sampling)
+            req = next(req for req, one in self.llm.engine.choices.items() if one.rid == rid)
+            self.reqs[req] = prompt, sampling
+
+    def run(self, arrivals: int) -> None:
+        stem = "".join(self.random.choices("ab01", k=70))
+        while arrivals or self.llm.engine.has_work:
+            if arrivals and self.random.random() < 0.4:
+                arrivals -= 1
+                self.arrive(stem)
+            if self.random.random() < 0.05:
+                self.llm.engine.abort(str(self.random.randrange(12)))
+            for one in self.llm.engine.step():
+                self.outputs[one.rid] = one
+            self.llm.engine.scheduler.check_invariant()
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", CASES)
+def test_random_workload(
+    name: str, target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"dtype": "float32", "disable_cuda_graph": True}
+    given |= {"max_running_requests": 8}
+    llm = LLM(str(target), spec_of(name, target, drafters), **given, **CASES[name])
+    alone = LLM(str(target), None, max_total_tokens=2048, **given)
+    if isinstance(llm.engine.drafter, StandaloneWorker):
+        llm.engine.drafter.flies = True
+    flying = let_fly(llm, monkeypatch, most=8)
+    monkeypatch.setattr(torch.cuda, "Event", Behind)
+    assert llm.engine.flights is not None
+    if name in ("NGRAM", "SUFFIX", "hybrid"):
+        llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 else 3)
+    scheduler = llm.engine.scheduler
+    scheduler.admission.demand.share = 0.0
+    work = Workload(llm, random.Random(0))
+    work.run(arrivals=12)
+    assert flying.counters["replays"] > 10
+    for req, (prompt, sampling) in work.reqs.items():
+        assert req.finish_reason is not None
+        assert sum(req.spec.histogram) == req.spec.num_steps
+        if req.finish_reason.kind != "abort":
+            (one,) = alone.generate([prompt], replace(sampling, speculative=SpecControl()))
+            output = work.outputs[req.rid.split("#")[0]]
+            assert (req.output_ids, output.text) == (one.token_ids, one.text)
+    totals = scheduler.spec_totals
+    assert totals.num_draft_tokens == sum(req.spec.num_draft_tokens for req in work.reqs)
+    accepted = sum(req.spec.num_accepted for req in work.reqs)
+    assert totals.num_accepted_tokens == sum(totals.accepted_per_pos) == accepted
+    assert scheduler.ledger.obtainable == scheduler.ledger.capacity
