@@ -12,6 +12,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from specengine.core.batch import AttnPlan, ForwardBatch
     from specengine.kernels.kv_move import KVPaths
+    from specengine.kernels.paged_attention import PagedBatch
 
 
 class ReqToTokenTable(Protocol):
@@ -97,6 +98,11 @@ class AttentionBackend(Protocol):
         """Rotates q and k, writes k and v to the pool and attends, at once: q [T, num_heads,
         head_dim], k, v [T, num_kv_heads, head_dim] -> the shape of q. None, and nothing done,
         where the backend has no such thing for this batch."""
+        ...
+
+    def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
+        """What a kernel takes that attends for the whole model at once; None where the backend
+        has to be asked layer by layer."""
         ...
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:

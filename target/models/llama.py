@@ -15,6 +15,7 @@ from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.weights import load_weights
+from specengine.layers.whole_stack import WholeStack
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -31,10 +32,14 @@ class DecoderStack(nn.Module):
             DecoderLayer(shape, layer_id, rotary, window) for layer_id, window in enumerate(windows)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.whole = WholeStack([cast(DecoderLayer, one) for one in self.layers], shape, rotary)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
         hidden: Tensor = self.embed_tokens(input_ids)
+        stream = self.whole.run(hidden, batch) if hidden.shape[0] else None
+        if stream is not None:
+            return self.norm.add(stream, None)[0]
         first = cast(DecoderLayer, self.layers[0])
         if first.is_streamed(hidden, batch):
             return self.norm.add(self._stream(positions, hidden, batch), None)[0]

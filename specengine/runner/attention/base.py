@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.paged_attention import PagedBatch
 
 
 class OneForward(ABC):
@@ -20,6 +21,9 @@ class OneForward(ABC):
     def forward_fused(
         self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
     ) -> Tensor | None:
+        return None
+
+    def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
         return None
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
 from specengine.kernels.flash_attention import FlashAttention
+from specengine.kernels.paged_attention import PagedBatch
 from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.flash_backend import FlashAttentionBackend, FlashPlan
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
@@ -35,6 +36,9 @@ class MixedAttentionBackend(TritonAttentionBackend):
         if self._is_flash(batch):
             return None
         return super().forward_fused(q, k, v, layer, batch)
+
+    def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
+        return None if self._is_flash(batch) else super().paged_batch(batch)
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         if self._is_flash(batch):

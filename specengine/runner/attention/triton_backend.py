@@ -59,6 +59,12 @@ class TritonAttentionBackend:
             window=window,
         )  # fmt: skip
 
+    def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
+        assert batch.attn_plan is not None, "init_forward_metadata comes first"
+        batch.attn_plan.check(batch)
+        paged: PagedBatch = batch.attn_plan.metadata
+        return paged
+
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         return self.forward_extend(q, layer, batch)
 
