@@ -44,9 +44,9 @@ class NgramDrafter:
             self._corpus = SharedCorpus(spec.ngram_corpus_tokens, *self._matches)
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        """Index prompts here, so that the first round need not."""
+        """Prompts are read when their requests are studied, or first draft."""
         for req in batch.reqs:
-            self._text_of(req)
+            self._texts.setdefault(req, RequestText(req, *self._matches))
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         return assemble([self._draft(req) for req in batch.reqs])
@@ -78,11 +78,11 @@ class NgramDrafter:
         return merge(req.last_token, distinct(continuations, self.branches), max_nodes)
 
     def _text_of(self, req: Req) -> RequestText:
+        """All of it read."""
         text = self._texts.get(req)
         if text is None:
             text = self._texts[req] = RequestText(req, *self._matches)
-        else:
-            text.update()
+        text.update()
         return text
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specengine.core.request import Req
 from specengine.draft.ngram.index import NgramIndex
+from specengine.draft.reading import unread
 
 
 class RequestText:
@@ -14,15 +15,11 @@ class RequestText:
     def __init__(self, req: Req, min_match: int, max_match: int) -> None:
         self._req = req
         self._index = NgramIndex(min_match, max_match)
-        self._index.extend(req.prompt_ids)
-        self.update()
 
     def update(self, most: int | None = None) -> None:
-        """Take in the output tokens committed since; at most so many."""
-        known = len(self._index.tokens) - len(self._req.prompt_ids)
-        if known < len(self._req.output_ids):
-            end = None if most is None else known + most
-            self._index.extend(self._req.output_ids[known:end])
+        """Take in the tokens that came since, the prompt's at first; at most so many."""
+        if new := unread(self._req, len(self._index.tokens), most):
+            self._index.extend(new)
 
     @property
     def tail(self) -> list[int]:

@@ -44,9 +44,9 @@ class SuffixDrafter:
             )
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        """Index prompts here, so that the first round need not."""
+        """Prompts are read when their requests are studied, or first draft."""
         for req in batch.reqs:
-            self._text_of(req)
+            self._texts.setdefault(req, RequestText(req, self._max_depth, self._corpus))
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         """confidence: the estimated probability that the path down to a node stands."""
@@ -75,9 +75,9 @@ class SuffixDrafter:
         return self._text_of(req).draft(self._expander, max_tokens)
 
     def _text_of(self, req: Req) -> RequestText:
+        """All of it read."""
         text = self._texts.get(req)
         if text is None:
             text = self._texts[req] = RequestText(req, self._max_depth, self._corpus)
-        else:
-            text.update()
+        text.update()
         return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specengine.core.request import Req
 from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft
+from specengine.draft.reading import unread
 from specengine.draft.suffix.expand import Expander
 from specengine.draft.suffix.match import Follower, Match
 from specengine.draft.suffix.tree import SuffixTree
@@ -18,14 +19,11 @@ class RequestText:
         self._corpus = corpus
         self._followers: dict[SuffixTree, Follower] = {}
         self._tree = SuffixTree(max_depth)
-        self._tree.extend(req.prompt_ids)
-        self.update()
 
     def update(self, most: int | None = None) -> None:
-        """Take in the output tokens committed since, at most so many, and what the corpus has
-        gained."""
-        known = len(self._tree.tokens) - len(self._req.prompt_ids)
-        new = self._req.output_ids[known : None if most is None else known + most]
+        """Take in the tokens that came since, the prompt's at first, at most so many; and what the
+        corpus has gained."""
+        new = unread(self._req, len(self._tree.tokens), most)
         self._tree.extend(new)
         if self._corpus is not None:
             self._follow(self._corpus, len(new))
