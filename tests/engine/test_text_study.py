@@ -154,7 +154,7 @@ def test_drafts_are_the_same_with_less_to_read(
     assert outputs == plain
     assert eager.drafts == lazy.drafts
     assert any(len(draft) > 1 for drafts in eager.drafts for draft in drafts)
-    first = len(PROMPTS)  # drafts, which read the prompts
+    first = len(PROMPTS) * len(eager.drafters)  # drafts, which read the prompts
     assert max(lazy.behind[first:]) >= EVERY - 1
     assert max(eager.behind[first:]) <= len(PROMPTS) + 2, "a turn each, and what landed since"
 
