@@ -14,7 +14,12 @@ from torch import Tensor
 
 from specengine.kernels import decoder_stack_ref
 from specengine.kernels.cuda import program
-from specengine.kernels.dispatch import Backend, has_dependent_launch, multiprocessors
+from specengine.kernels.dispatch import (
+    Backend,
+    has_dependent_launch,
+    has_whole_device,
+    multiprocessors,
+)
 from specengine.kernels.paged_attention import PagedBatch
 
 MAX_ROWS = 16
@@ -81,7 +86,9 @@ def fits(x: Tensor, shape: StackShape, batch: PagedBatch) -> bool:
     rows = x.shape[0]
     if not 0 < rows <= MAX_ROWS or x.dtype not in (torch.bfloat16, torch.float16):
         return False
-    if not has_dependent_launch(x) or not program.available() or batch.num_past:
+    if not has_dependent_launch(x) or not program.available() or not has_whole_device():
+        return False
+    if batch.num_past:
         return False
     from specengine.kernels import decoder_stack_cuda
 

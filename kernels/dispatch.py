@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -41,6 +43,13 @@ def has_dependent_launch(x: Tensor) -> bool:
     """Whether a kernel on x's device may start before the one ahead of it has ended, and wait for
     it inside (programmatic dependent launch)."""
     return x.is_cuda and _is_hopper(x.device.index or 0)
+
+
+@cache
+def has_whole_device() -> bool:
+    """Whether no other process's kernels run beside ours. Under NVIDIA's MPS they may, and blocks
+    that wait for each other would wait for ever, each process holding what the other needs."""
+    return not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
 @cache

@@ -14,7 +14,12 @@ from torch import Tensor
 
 from specengine.kernels import layer_tail_ref
 from specengine.kernels.cuda import program
-from specengine.kernels.dispatch import Backend, has_dependent_launch, multiprocessors
+from specengine.kernels.dispatch import (
+    Backend,
+    has_dependent_launch,
+    has_whole_device,
+    multiprocessors,
+)
 
 MAX_ROWS = 8  # beyond, cuBLAS is ahead (benchmarks/results, layer-tail)
 MOST_ROWS = 16  # that the kernel can take
@@ -66,6 +71,7 @@ def fits(stream: Tensor, weights: TailWeights) -> bool:
         and all(size % _STEP == 0 for size in weights.sizes)
         and has_dependent_launch(stream)
         and multiprocessors(stream.device) > 1
+        and has_whole_device()
         and program.available()
     )
 

@@ -12,8 +12,6 @@
 // of its own, so that none is written twice. All blocks must be there at once: two launches that run
 // beside each other on one device may wait for ever.
 //
-// A layer's code runs once a layer, so it must stay small: instructions come from a cache, too.
-//
 // Sums are those of few_row.cu, in the same order: a row has the same bits in both.
 //
 // Compile-time: TYPE (0 bfloat16, 1 float16), sizes HIDDEN, HEADS, KV_HEADS, INTERMEDIATE, heads of
@@ -25,8 +23,8 @@
 
 #define PAIRS_H ((ROWS * OUTS_H / 2 + THREADS - 1) / THREADS)
 
-// What a block has of each product. The last SPARE blocks have none, but the first tasks of attention:
-// code that is alone in a block stays in its cache.
+// What a block has of each product. The last SPARE blocks have none, but the first tasks of attention,
+// whose keys come while the others project.
 struct Share {
   int qkv, hidden, gates;  // first outputs
 
