@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -209,7 +210,7 @@ def _arguments(
         kv.k[0].stride(0),
         weights.cos_sin.stride(0),
         weights.eps,
-        weights.scale * 1.4426950408889634,
+        weights.scale * math.log2(math.e),
     )
 
 

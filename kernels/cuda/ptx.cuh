@@ -173,7 +173,7 @@ __device__ __forceinline__ int seen_in_memory(const int* counter) {
 
 __device__ __forceinline__ void pause() { asm volatile("nanosleep.u32 32;"); }
 
-// A place that is read until its value has come. Half a word or more of it comes at once.
+// A place that is read until its value has come, word by word.
 __device__ __forceinline__ uint4 load_settled(const u16* at) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -185,6 +185,7 @@ __device__ __forceinline__ void settle(u16* at, u32 value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
 }
 
+// At once: pauses of 20 to 150 ns were level or slower (benchmarks/results, decoder-stack).
 __device__ __forceinline__ void look_again() {}
 
 __device__ __forceinline__ float load_float_from_l2(const float* at) {

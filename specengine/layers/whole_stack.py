@@ -42,11 +42,8 @@ class WholeStack:
         """[T, H], the stream before the first layer -> behind the last. Outputs of
         batch.capture_layers are left on the batch. None, and nothing done, where layers have to run
         one by one."""
-        if (
-            not self.is_plain
-            or batch.compiles
-            or self.layers[0].self_attn.o_proj.kernel is not None
-        ):
+        is_packed = self.layers[0].self_attn.o_proj.kernel is not None
+        if not len(hidden) or not self.is_plain or is_packed or batch.compiles:
             return None
         paged = batch.attn_backend.paged_batch(batch)
         if paged is None or not decoder_stack.fits(hidden, self.shape, paged):

@@ -64,18 +64,14 @@ class RadixCache:
         which the caller may lock. A match inside a node splits it."""
         return self._descend(self.root, self._aligned(token_ids))
 
-    def insert(self, token_ids: Tokens, slots: IntArray) -> int:
-        """Remember the KV of a sequence, up to its last whole page. Returns how many leading tokens
-        were known: their slots in `slots` stay the caller's, all later ones (up to the last whole
-        page) now belong to the cache."""
-        return len(self.append(self.root, token_ids, slots)[0])
-
     def append(
         self, node: RadixNode, token_ids: Tokens, slots: IntArray
     ) -> tuple[IntArray, RadixNode]:
-        """`insert`, of tokens that follow the sequence that ends at `node`. Returns the slots that
-        the cache has for those of them that were known (int32 [n]), and the node at which the whole
-        ends, which the caller may lock."""
+        """Remember the KV of tokens that follow the sequence that ends at `node`, up to their last
+        whole page. Returns the slots that the cache has for those of them that were known
+        (int32 [n]), and the node at which the whole ends, which the caller may lock. Of `slots`,
+        those of known tokens stay the caller's; all later ones, up to the last whole page, now
+        belong to the cache."""
         tokens = self._aligned(token_ids)
         if self.disable or not len(tokens):
             return self.root.slots, node

@@ -37,7 +37,7 @@ class DecoderStack(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
         hidden: Tensor = self.embed_tokens(input_ids)
-        stream = self.whole.run(hidden, batch) if hidden.shape[0] else None
+        stream = self.whole.run(hidden, batch)
         if stream is not None:
             return self.norm.add(stream, None)[0]
         first = cast(DecoderLayer, self.layers[0])

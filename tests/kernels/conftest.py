@@ -44,3 +44,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if COMPILER is None:
         pytest.skip("no C++ compiler, or not Linux")
     return compiler_into(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture
+def seeded() -> None:
+    torch.manual_seed(0)

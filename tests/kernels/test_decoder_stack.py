@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.decoder_stack import StackOutput, StackShape, decoder_stack, fits
+from tests.device import ON_HOPPER
 from tests.kernels.decoder_stack_cases import Lengths, World, draw_weights, in_float
 from tests.kernels.half_precision import close
 
@@ -17,18 +18,7 @@ SHAPE = StackShape(576, 9, 3, 64, 1536, 30)
 FEW = replace(SHAPE, num_layers=4)  # over 30 layers roundings of bfloat16 add up
 TREE = [-1, 0, 0, 1, 2]
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
-        reason="no CUDA device of compute capability 9.0 or more",
-    ),
-]
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("seeded")]
 
 
 def agree(given: tuple[StackOutput, Tensor], expected: tuple[StackOutput, Tensor]) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from specengine.kernels import layer_tail_cuda
 from specengine.kernels.layer_tail import MAX_ROWS, fits
+from tests.device import ON_HOPPER
 from tests.kernels.half_precision import close
 from tests.kernels.layer_tail_cases import Case, Layer, rows_of
 
@@ -15,18 +16,7 @@ ODD = Case(2560, 1984, 6912, 2624, bias=True)
 LAST = Case(5120, 8192, 320, 0)
 SMALL = Case(2304, 2304, 2304, 2304)  # stays in L2: the ring fills at once
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
-        reason="no CUDA device of compute capability 9.0 or more",
-    ),
-]
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
+pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("seeded")]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,11 @@ from hypothesis import strategies as st
 from specengine.memory.radix_cache import RadixCache, RadixNode
 
 Prefix = tuple[int, ...]
+
+
+def insert(cache: RadixCache, tokens: list[int], slots: Any) -> int:
+    """Of a whole sequence. Returns how many leading tokens were known."""
+    return len(cache.append(cache.root, tokens, slots)[0])
 
 
 class Model:
@@ -65,7 +71,7 @@ class Session:
         tokens = self.tokens()
         slots = list(range(self.next_slot, self.next_slot + len(tokens)))
         self.next_slot += len(tokens) + self.page_size
-        known = self.cache.insert(tokens, np.array(slots, dtype=np.int32))
+        known = insert(self.cache, tokens, np.array(slots, dtype=np.int32))
         assert known == self.model.insert(tokens, slots)
 
     def match(self) -> None:
@@ -135,7 +141,7 @@ def filled(*sequences: list[int]) -> RadixCache:
     cache = RadixCache(page_size=1)
     for tokens in sequences:
         slots = [100 * depth + token for depth, token in enumerate(tokens, start=1)]
-        cache.insert(tokens, np.array(slots, dtype=np.int32))
+        insert(cache, tokens, np.array(slots, dtype=np.int32))
     return cache
 
 
@@ -180,7 +186,7 @@ def test_a_locked_node_that_is_split_stays_locked() -> None:
     cache = filled([1, 2, 3, 4])
     _, node = cache.match_prefix([1, 2, 3, 4])
     cache.inc_lock_ref(node)
-    cache.insert([1, 2, 9], np.array([1, 2, 309], dtype=np.int32))
+    insert(cache, [1, 2, 9], np.array([1, 2, 309], dtype=np.int32))
     assert (cache.protected_size, cache.evictable_size) == (4, 1)
     cache.dec_lock_ref(node)
     assert (cache.protected_size, cache.evictable_size) == (0, 5)
@@ -188,7 +194,7 @@ def test_a_locked_node_that_is_split_stays_locked() -> None:
 
 def test_an_incomplete_page_is_not_kept() -> None:
     cache = RadixCache(page_size=4)
-    assert cache.insert(list(range(7)), np.arange(4, 11, dtype=np.int32)) == 0
+    assert insert(cache, list(range(7)), np.arange(4, 11, dtype=np.int32)) == 0
     assert cache.match_prefix(list(range(7)))[0].tolist() == [4, 5, 6, 7]
     assert cache.match_prefix([0, 1, 2])[0].tolist() == []
 
@@ -196,14 +202,14 @@ def test_an_incomplete_page_is_not_kept() -> None:
 def test_the_cache_keeps_its_own_copy() -> None:
     cache = RadixCache(page_size=1)
     tokens, slots = np.array([1, 2]), np.array([5, 6], dtype=np.int32)
-    cache.insert(tokens, slots)
+    insert(cache, tokens, slots)
     tokens[:], slots[:] = 9, 9
     assert cache.match_prefix([1, 2])[0].tolist() == [5, 6]
 
 
 def test_disabled_remembers_nothing() -> None:
     cache = RadixCache(page_size=1, disable=True)
-    assert cache.insert([1, 2], np.array([5, 6], dtype=np.int32)) == 0
+    assert insert(cache, [1, 2], np.array([5, 6], dtype=np.int32)) == 0
     slots, node = cache.match_prefix([1, 2])
     cache.inc_lock_ref(node)
     cache.dec_lock_ref(node)
@@ -223,7 +229,7 @@ def test_deep_trees_need_no_recursion(page_size: int) -> None:
     cache = RadixCache(page_size)
     tokens = np.arange(1200 * page_size)
     slots = np.arange(page_size, len(tokens) + page_size, dtype=np.int32)
-    cache.insert(tokens, slots)
+    insert(cache, tokens, slots)
     for end in range(len(tokens) - page_size, 0, -page_size):
         assert len(cache.match_prefix(tokens[:end])[0]) == end
     assert len(list(cache.nodes())) == 1200

@@ -184,10 +184,7 @@ def test_streamed_layers_equal_the_plain_ones(
             monkeypatch.setattr(layer_tail, "fits", lambda *_: True)
             monkeypatch.setattr(layer_tail_cuda, "layer_tail", layer_tail_ref.layer_tail)
         runner = mini_runner(model)
-        batch = runner.batch(ForwardMode.EXTEND, [PROMPT[:12]])
-        batch.capture_layers = (0, 2)
-        hidden = model(batch.input_ids, batch.positions, batch)
-        found.append([hidden, *batch.captured])
+        found.append(_streams(model, runner.batch(ForwardMode.EXTEND, [PROMPT[:12]])))
     for plain, streamed in zip(*found, strict=True):
         _assert_near(streamed, plain)
 
@@ -213,16 +210,20 @@ def test_a_whole_stack_equals_its_layers(
         runner.backend = TritonAttentionBackend(torch.device("cpu"))
         monkeypatch.setattr(runner.backend, "forward_fused", lambda *_: None)
         monkeypatch.setattr(runner.backend, "forward_extend", _attend)
-        batch = runner.batch(ForwardMode.EXTEND, [PROMPT[:12], OTHER[:3]])
-        batch.capture_layers = (0, 2)
-        hidden = model(batch.input_ids, batch.positions, batch)
-        found.append([hidden, *batch.captured])
+        found.append(_streams(model, runner.batch(ForwardMode.EXTEND, [PROMPT[:12], OTHER[:3]])))
     for plain, together in zip(*found, strict=True):
         _assert_near(together, plain)
     assert bool(calls) == (family == "llama")  # the others: a window, biases, norms of q and k
 
 
-def _attend(q: torch.Tensor, layer: Any, batch: ForwardBatch) -> torch.Tensor:
+def _streams(model: Any, batch: ForwardBatch) -> list[Tensor]:
+    """Behind all layers, and what two of them leave on the way."""
+    batch.capture_layers = (0, 2)
+    hidden = model(batch.input_ids, batch.positions, batch)
+    return [hidden, *batch.captured]
+
+
+def _attend(q: Tensor, layer: Any, batch: ForwardBatch) -> Tensor:
     k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
     return paged_attention(
         q, k_cache, v_cache, batch.attn_plan.metadata, layer.scale, window=layer.sliding_window
