@@ -6,7 +6,10 @@ from specengine.core.request import Req
 
 
 def unread(req: Req, known: int, most: int | None = None) -> list[int]:
-    """Tokens of prompt and output, from the known-th on; at most so many."""
-    skipped = known - len(req.prompt_ids)
-    new = req.output_ids[skipped:] if skipped >= 0 else req.prompt_ids[known:] + req.output_ids
-    return new if most is None else new[:most]
+    """Tokens of prompt and output, from the known-th on; at most so many, and in time that the rest
+    of a long prompt does not lengthen."""
+    end = req.seq_len if most is None else known + most
+    before = len(req.prompt_ids)
+    if known >= before:
+        return req.output_ids[known - before : end - before]
+    return req.prompt_ids[known:end] + req.output_ids[: max(end - before, 0)]
