@@ -1,0 +1,69 @@
+"""Whole answers in half precision, where the kernels run that take nothing else: with drafts they
+are those of plain decoding."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.engine.chat_template import render_chat
+from specengine.engine.llm import Generation
+from specengine.kernels import decoder_stack_cuda
+from tests.device import ON_HOPPER
+from tests.e2e.near_ties import assert_same_but_for_ties
+
+pytestmark = ON_HOPPER
+
+PROMPTS = ["What is the capital of France?", "Count from one to ten.", "Hello! Who are you?"]
+ASKED = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.0, logprobs=2)
+CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
+TREE: dict[str, Any] = CHAIN | {"eagle_topk": 2, "num_draft_tokens": 5}
+SPECS = {
+    "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4),
+    **{
+        f"{name} {shape}": SpecConfig(algorithm=name, **options)
+        for name in ("EAGLE3", "MTP", "STANDALONE")
+        for shape, options in (("chain", CHAIN), ("tree", TREE))
+    },
+    "EAGLE3, K chosen": SpecConfig(algorithm="EAGLE3", num_steps=3),
+}
+
+
+@pytest.fixture(params=["bfloat16", "float16"])
+def make(request: pytest.FixtureRequest) -> Any:
+    return partial(LLM, "tiny", dtype=request.param, max_total_tokens=2048)
+
+
+@pytest.fixture
+def num_stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every forward whose layers are one kernel, as captured or run."""
+    run, seen = decoder_stack_cuda.decoder_stack, list[int]()
+
+    def counted(x: Any, *args: Any) -> Any:
+        seen.append(len(x))
+        return run(x, *args)
+
+    monkeypatch.setattr(decoder_stack_cuda, "decoder_stack", counted)
+    return seen
+
+
+def answers(llm: LLM, num_prompts: int) -> list[Generation]:
+    ids = [render_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
+    return llm.generate(ids[:num_prompts], ASKED, progress=False)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_drafts_change_nothing(make: Any, num_prompts: int, num_stacks: list[int]) -> None:
+    """A forward of one row and one of several round alike only up to the order of their sums."""
+    expected = answers(make(None), num_prompts)
+    num_apart = 0
+    for name, spec in SPECS.items():
+        num_stacks.clear()
+        found = answers(make(spec), num_prompts)
+        assert sum(one.spec.num_accepted for one in found) > 0, name
+        assert max(num_stacks, default=0) >= 4 * num_prompts, name
+        num_apart += assert_same_but_for_ties(found, expected)
+    assert num_apart <= len(SPECS) * num_prompts // 4
