@@ -27,8 +27,7 @@ class RequestText:
 
     def continuations(self, length: int) -> Iterator[list[int]]:
         """What followed each earlier occurrence of the end of the text, best match first."""
-        for end in self._index.lookup(self.tail):
-            yield self._after(end, length)
+        return (self._after(end, length) for end in self._index.lookup(self.tail))
 
     def _after(self, end: int, length: int) -> list[int]:
         """A continuation that runs into the end of the text reads on in what it has drafted: the

@@ -44,7 +44,9 @@ def draft_within_limits(
     The cut depends on the parameters of the requests and on earlier rounds, not on what was
     drafted: it biases no sampled draft.
     """
-    limits = [_lower(req.sampling.speculative.max_depth, most) for req in batch.reqs]
+    limits = [req.sampling.speculative.max_depth for req in batch.reqs]
+    if most is not None:
+        limits = [most if limit is None else min(limit, most) for limit in limits]
     if all(limit == 0 for limit in limits):
         return EmptyDrafter().draft(batch)
     proposal = cut_to_depth(drafter.draft(batch), limits)
@@ -71,10 +73,6 @@ def cut_to_depth(proposal: DraftProposal, limits: Sequence[int | None]) -> Draft
 
 def _ranks_of(proposal: DraftProposal, counts: list[int]) -> list[range] | None:
     return None if proposal.ranks is None else [range(count) for count in counts]
-
-
-def _lower(one: int | None, other: int | None) -> int | None:
-    return min((limit for limit in (one, other) if limit is not None), default=None)
 
 
 def _down_to(limit: int, parents: list[int]) -> list[int]:

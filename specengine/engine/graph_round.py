@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +15,11 @@ from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, VerifyResult
-from specengine.engine.draft_depth import depth_within
+from specengine.engine.draft_depth import depths_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground, if_hesitant
 from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
-from specengine.engine.row_choices import BEST, Choosing, RowChoices, row_of, rows_of
+from specengine.engine.row_choices import BEST, Choosing, RowChoices, rows_of
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
 from specengine.engine.shared_ints import SharedInts
@@ -220,9 +221,10 @@ class GraphRound:
 
     def launch(self, reqs: list[Req], wish: Wish) -> Flight:
         """Fly requests whose state the host knows."""
-        deepest = self.steps[-1]
-        state = [[row_of(r), r.kv_len, r.last_token, depth_within(r, deepest)] for r in reqs]
-        rows, lens, roots, limits = torch.tensor(state).pin_memory().to(self.rows.device).unbind(1)
+        known = [req.kv_len for req in reqs], [req.last_token for req in reqs]
+        state = np.array([rows_of(reqs), *known, depths_within(reqs, self.steps[-1])])
+        sent = torch.from_numpy(state).pin_memory().to(self.rows.device)
+        rows, lens, roots, limits = sent.unbind()
         self.state.lens[rows], self.state.roots[rows], self.state.limits[rows] = lens, roots, limits
         form = self._form(reqs, wish)
         self.choices.write(reqs, rows, form.choosing)
