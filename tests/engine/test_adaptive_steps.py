@@ -210,3 +210,24 @@ def test_plain_rounds_are_tried_in_a_row() -> None:
     rows = [len(list(run)) for depth, run in groupby(chosen[600:-4]) if depth == 0]
     assert rows
     assert set(rows) == {4}
+
+
+def test_plain_rounds_that_were_slow_at_first_are_tried_again_whatever_probes_have_cost() -> None:
+    """Behind a prefill the host comes late. What drafts lost at another batch size, and deeper
+    ones at this, leaves plain decoding its due."""
+    steps = AdaptiveSteps([0, 4, 8])
+
+    def run(batch_size: int, rounds: int, deep_seconds: float) -> list[int]:
+        chosen = []
+        for place in range(rounds):
+            depth = steps.choose(batch_size).num_steps
+            plain, drafting = 1.6 if place < 8 else 1.0, 0.8 * deep_seconds if depth else 0.0
+            seconds = deep_seconds * depth / 8 if depth else plain
+            levels = [depth] * batch_size
+            kept = [6 * depth // 8] * batch_size
+            steps.observe(batch_size, depth, levels, kept, seconds, drafting=drafting)
+            chosen.append(depth)
+        return chosen
+
+    assert mostly(run(128, 300, 60.0)) == 0
+    assert set(run(256, 80, 11.0)[60:]) == {0}

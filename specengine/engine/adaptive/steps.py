@@ -26,6 +26,7 @@ from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
 class Policy:
     margin: float = 0.03  # gain for which the depth is changed
     min_rounds: int = 16  # between changes
+    sure: float = 1.25  # gain below which the cost of plain decoding is seen to before all else
     probe_every: int = 2  # rounds at least: one may be launched before the last has landed
     deep_tries: int = 2  # of the first rounds, where costs are to be learned
     # Likewise, and whenever plain decoding is tried again: in a row, for only a plain round behind
@@ -44,6 +45,7 @@ class _Place:
     tries: Counter[Shape] = field(default_factory=Counter)
     plain_left: int = 0  # of the plain rounds that are being tried
     last_run: dict[Shape, int] = field(default_factory=dict)
+    budget: ProbeBudget = field(default_factory=ProbeBudget)
 
 
 class AdaptiveSteps:
@@ -59,7 +61,8 @@ class AdaptiveSteps:
 
     A shape stands until another is better by a margin, or plain decoding is better at all. In
     between, neighbouring shapes are tried for a round, so that acceptance which came back and costs
-    which changed are noticed; ProbeBudget bounds what that may cost.
+    which changed are noticed; ProbeBudget bounds what that may cost, for each bucket of batch sizes
+    by itself: what was lost at one does not keep another from its best choice.
 
     The choice depends on the outcomes and times of past rounds alone: it biases no sampled draft.
     """
@@ -80,7 +83,6 @@ class AdaptiveSteps:
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
         self.acceptance = TreeAcceptance(self.steps[-1], sorted(known))
-        self.budget = ProbeBudget()
         self._places: dict[int, _Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
@@ -201,9 +203,12 @@ class AdaptiveSteps:
         if place.round - place.probed < self.policy.probe_every or not targets:
             return standing
         target = min(targets, key=lambda shape: place.last_run.get(shape, 0))
+        if PLAIN in targets and view.gain(kept) < self.policy.sure:
+            target = PLAIN
         seconds = view.seconds[kept]
         loss = view.seconds[target] - view.tokens[target] * seconds / view.tokens[kept]
-        if not self.budget.allows(loss, seconds):
+        is_owed = target == PLAIN and loss < 0  # whatever other probes have cost
+        if not (is_owed or place.budget.allows(loss, seconds)):
             return standing
         if target == PLAIN and not self.costs.is_fixed:
             place.plain_left = self.policy.plain_tries - 1
@@ -256,8 +261,8 @@ class AdaptiveSteps:
         usual = view.seconds[kept]
         if shape != kept:
             took = view.seconds[shape] if seconds is None else seconds
-            self.budget.pay(took - tokens * usual / view.tokens[kept], usual, drafting)
-        self.budget.earn(usual)
+            place.budget.pay(took - tokens * usual / view.tokens[kept], usual, drafting)
+        place.budget.earn(usual)
 
 
 def _like(kept: Shape, num_steps: int, view: Outlook) -> Shape:
