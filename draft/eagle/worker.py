@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from specengine.core.transfer import sent
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
@@ -72,12 +73,12 @@ class EagleWorker(DraftWorker):
             known = req.token_ids[prefix + 1 : prefix + count + 1]
             tokens.append(known if len(known) == count else [*known, cast(int, sampled)])
         rows = torch.tensor([row_of(req) for req in batch.reqs])
-        self.first_keys[rows.to(self.first_keys.device, non_blocking=True)] = 0
+        self.first_keys[sent(rows, self.first_keys.device)] = 0
         self.extend_states(batch, tokens, self.features(output, None))
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         rows = torch.tensor([row_of(req) for req in batch.reqs])
-        states = self.states[rows.to(self.states.device, non_blocking=True)]
+        states = self.states[sent(rows, self.states.device)]
         return LogitsOutput(self.runner.model.compute_logits(states), hidden=states)
 
     @torch.inference_mode()
@@ -89,7 +90,7 @@ class EagleWorker(DraftWorker):
             rows += [first + node for node in path]
             first += drafted + 1
         every = rows == list(range(first))
-        index = None if every else torch.tensor(rows).to(self.states.device, non_blocking=True)
+        index = None if every else sent(torch.tensor(rows), self.states.device)
         self.extend_states(batch, result.tokens, self.features(output, index))
 
     @property

@@ -71,6 +71,8 @@ class NgramDrafter:
         if max_nodes <= 1:
             return Draft([req.last_token])
         length = max_nodes - 1
+        if self.branches == 1 and self._corpus is None:
+            return Draft([req.last_token, *text.best(length)])
         continuations = text.continuations(length)
         if self._corpus is not None:
             shared = self._corpus.continuations(text.tail, length)

@@ -40,8 +40,6 @@ def _draft(tokens: list[int], parents: list[int]) -> Draft:
 
 def distinct(continuations: Iterable[list[int]], count: int) -> list[list[int]]:
     """The first `count` different continuations."""
-    if count == 1:
-        return list(islice(continuations, 1))
     chosen: list[list[int]] = []
     for continuation in islice(continuations, _MAX_OCCURRENCES):
         if continuation not in chosen:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.transfer import sent
 
 if TYPE_CHECKING:
     from specengine.core.interfaces import (
@@ -226,22 +227,20 @@ class ForwardBatch:
             [*batch.req_pool_indices, *batch.prefix_lens, *batch.extend_lens, *indptr, *rows],
             dtype=torch.int64,
         )
-        if device.type == "cuda":
-            packed = packed.pin_memory().to(device, non_blocking=True)
         sizes = [B, B, B, B + 1, len(rows)]
-        slots, prefix, extend, qo_indptr, logits_rows = torch.split(packed, sizes)
+        slots, prefix, extend, qo_indptr, logits_rows = torch.split(sent(packed, device), sizes)
         request_T = torch.repeat_interleave(torch.arange(B, device=device), extend, output_size=T)
         place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
         out_cache_loc = req_to_token_pool.req_to_token[slots[request_T], place_T]
         positions = place_T
         if batch.tree is not None:
-            depths = batch.tree.depths_T.to(device, non_blocking=True)
+            depths = sent(batch.tree.depths_T, device)
             positions = prefix[request_T] - batch.tree.num_past + depths
         return cls(
             forward_mode=batch.forward_mode,
             batch_size=B,
             num_tokens=T,
-            input_ids=batch.input_ids.to(device, non_blocking=True),
+            input_ids=sent(batch.input_ids, device),
             positions=positions,
             out_cache_loc=out_cache_loc.to(torch.int64),
             req_pool_indices=slots,

@@ -19,6 +19,7 @@ from specengine.core.choice_words import choice_words, top_k_of
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
+from specengine.core.transfer import sent
 from specengine.kernels.sample_rows import (
     MIN_P,
     NUM_COLUMNS,
@@ -174,9 +175,7 @@ class Columns:
         if not self._arrays:
             return {}
         flat = torch.from_numpy(np.concatenate([a.view(np.int64) for a in self._arrays.values()]))
-        if device.type == "cuda":
-            flat = flat.pin_memory().to(device, non_blocking=True)
-        parts = torch.split(flat, [len(a) for a in self._arrays.values()])
+        parts = torch.split(sent(flat, device), [len(a) for a in self._arrays.values()])
         return {
             name: part if array.dtype == np.int64 else part.view(torch.float64)
             for (name, array), part in zip(self._arrays.items(), parts, strict=True)

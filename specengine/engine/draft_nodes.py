@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.core.transfer import sent
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def keep_nodes(
     pairs = zip(parents, kept, strict=True)
     index_BN = _padded(kept, width)
     parents_BN = _padded([_renumbered(row, nodes) for row, nodes in pairs], width)
-    packed = torch.stack([index_BN, parents_BN]).to(device, non_blocking=True)
+    packed = sent(torch.stack([index_BN, parents_BN]), device)
     rows = torch.arange(len(kept), device=device)[:, None]
 
     def take(x: torch.Tensor | None) -> torch.Tensor | None:

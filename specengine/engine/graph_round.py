@@ -15,6 +15,7 @@ from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, VerifyResult
+from specengine.core.transfer import pinned, sent
 from specengine.engine.draft_depth import depths_within
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground, if_hesitant
@@ -223,8 +224,7 @@ class GraphRound:
         """Fly requests whose state the host knows."""
         known = [req.kv_len for req in reqs], [req.last_token for req in reqs]
         state = np.array([rows_of(reqs), *known, depths_within(reqs, self.steps[-1])])
-        sent = torch.from_numpy(state).pin_memory().to(self.rows.device)
-        rows, lens, roots, limits = sent.unbind()
+        rows, lens, roots, limits = sent(torch.from_numpy(state), self.rows.device).unbind()
         self.state.lens[rows], self.state.roots[rows], self.state.limits[rows] = lens, roots, limits
         form = self._form(reqs, wish)
         self.choices.write(reqs, rows, form.choosing)
@@ -243,8 +243,7 @@ class GraphRound:
         """Before the drafter looks again, in a round of any kind."""
         if self._missed:
             assert isinstance(self.drafter, SleepyRowDrafter)
-            missed = torch.tensor([*self._missed]).pin_memory()
-            rows = missed.to(self.rows.device, non_blocking=True)
+            rows = sent(torch.tensor([*self._missed]), self.rows.device)
             self.drafter.miss_rows(rows, self.state.lens[rows])
             self._missed.clear()
 
@@ -267,7 +266,8 @@ class GraphRound:
         elif rows != self._flown or not self._missed:
             self._missed.update(rows)
         if rows != self._flown:
-            self.rows[: form.batch_size].copy_(torch.tensor(rows).pin_memory(), non_blocking=True)
+            moved = pinned(torch.tensor(rows), self.rows.device)
+            self.rows[: form.batch_size].copy_(moved, non_blocking=True)
             self._flown = rows
         if self.guard is not None:
             self.guard.check()

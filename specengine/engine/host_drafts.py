@@ -8,6 +8,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.spec import DraftEdits, DraftProposal
+from specengine.core.transfer import pinned
 
 
 class HostDrafts:
@@ -23,8 +24,8 @@ class HostDrafts:
         drafts_BK = proposal.tokens[:, 1:]
         size, steps = drafts_BK.shape
         if steps:
-            # From pageable memory: the call returns when the drafts have been read.
-            self.tokens[:size, :steps].copy_(drafts_BK)
+            moved = pinned(drafts_BK, self.tokens.device)
+            self.tokens[:size, :steps].copy_(moved, non_blocking=True)
 
     def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
         """Text says nothing of what requests change of logits."""

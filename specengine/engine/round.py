@@ -11,6 +11,7 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import KVPool, ReqToTokenTable
 from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
+from specengine.core.transfer import sent
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.draft_nodes import path_ranks
 from specengine.engine.grammar.drafts import constrain
@@ -76,7 +77,7 @@ def compact_kv(
     padded = [path + [0] * (width - len(path)) for path in kv_keep]
     rows = [cast(int, req.req_pool_idx) for req in batch.reqs]
     values = [*rows, *batch.prefix_lens, *(len(path) - 1 for path in kv_keep), *chain(*padded)]
-    packed = torch.tensor(values).to(table.req_to_token.device, non_blocking=True)
+    packed = sent(torch.tensor(values), table.req_to_token.device)
     size = batch.batch_size
     rows_B, lens_B, accepted_B, nodes = torch.split(packed, [size] * 3 + [size * width])
     nodes_BW = nodes.view(size, width)

@@ -13,6 +13,7 @@ from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.choice_words import choice_words
 from specengine.core.random_streams import Stream
 from specengine.core.request import Req
+from specengine.core.transfer import sent
 from specengine.engine.row_edits import MOST_EDITING, RowEdits, edits_logits
 from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_rows
 
@@ -78,10 +79,8 @@ class RowChoices:
         words = choice_words([req for _, req in new], self.vocab_size)
         # A round's length leaves out its root, which is the last token.
         words[:, SHIFT] = [1 - len(req.prompt_ids) for _, req in new]
-        packed = torch.from_numpy(np.column_stack([[row for row, _ in new], words]))
-        device = self.table.words.device
-        if device.type == "cuda":
-            packed = packed.pin_memory().to(device, non_blocking=True)
+        told = torch.from_numpy(np.column_stack([[row for row, _ in new], words]))
+        packed = sent(told, self.table.words.device)
         self.table.words[packed[:, 0]] = packed[:, 1:]
         for row, req in new:
             self._owners[row] = req

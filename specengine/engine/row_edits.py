@@ -10,6 +10,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.request import Req
 from specengine.core.sampling_batch import ending_tokens, is_held
+from specengine.core.transfer import sent
 from specengine.kernels.edit_rows import (
     ENDS,
     IN_PROMPT,
@@ -81,26 +82,26 @@ class RowEdits:
             if self._counted.get(req) != len(req.output_ids):
                 self._fill(self._slots[req], req)
         slots = torch.tensor([self._slots.get(req, 0) for req in reqs])
-        self.tables.slots[rows_B] = slots.to(self.device)
+        self.tables.slots[rows_B] = sent(slots, self.device)
 
     def _fill(self, slot: int, req: Req) -> None:
         tables, sampling = self.tables, req.sampling
         for table in (tables.bias, tables.counts, tables.flags):
             table[slot].zero_()
         numbers = sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty
-        tables.penalties[slot] = torch.tensor(numbers).to(self.device)
+        tables.penalties[slot] = sent(torch.tensor(numbers), self.device)
         # A round's position leaves out its root, which is the last token.
         tables.held_until[slot] = sampling.min_tokens + len(req.prompt_ids) - 1
         tables.flags[slot, self._ids(req.prompt_ids)] = IN_PROMPT
         tables.flags[slot, self._ids(ending_tokens(req, self.vocab_size))] += ENDS
         bias = torch.tensor([*sampling.logit_bias.values()], dtype=torch.float32)
-        tables.bias[slot, self._ids([*sampling.logit_bias])] = bias.to(self.device)
+        tables.bias[slot, self._ids([*sampling.logit_bias])] = sent(bias, self.device)
         ids = self._ids(req.output_ids)
         tables.counts[slot].index_put_((ids,), torch.ones_like(ids).float(), accumulate=True)
         self._counted[req] = len(req.output_ids)
 
     def _ids(self, tokens: list[int]) -> Tensor:
-        return torch.tensor(tokens, dtype=torch.int64).to(self.device)
+        return sent(torch.tensor(tokens, dtype=torch.int64), self.device)
 
     def apply(self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch) -> Tensor:
         """In place, on the rows of a verification."""

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specengine.core.transfer import sent
+
 IntArray = NDArray[Any]
 
 
@@ -62,8 +64,6 @@ class ReqToTokenPool:
         self._unsent.clear()
         ends = counts.cumsum()
         places = np.repeat(firsts - ends + counts, counts) + np.arange(ends[-1])
-        packed = torch.from_numpy(np.stack((places, self._host.reshape(-1)[places])))
-        device = self.req_to_token.device
-        if device.type == "cuda":
-            packed = packed.pin_memory().to(device, non_blocking=True)
+        moved = torch.from_numpy(np.stack((places, self._host.reshape(-1)[places])))
+        packed = sent(moved, self.req_to_token.device)
         self.req_to_token.view(-1)[packed[0]] = packed[1].to(torch.int32)

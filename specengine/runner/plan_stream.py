@@ -10,6 +10,7 @@ import torch
 
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.transfer import sent
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.ragged_graphs import CapturedForward, RaggedGraphRunner
 
@@ -26,11 +27,11 @@ class EagerAhead:
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput:
         """batch: what was prepared, with tokens and tree."""
         self.runner.check_plan(self.batch)
-        self.batch.input_ids = batch.input_ids.to(self.runner.device, non_blocking=True)
+        self.batch.input_ids = sent(batch.input_ids, self.runner.device)
         if batch.tree is not None:
             assert self.batch.tree is not None
             self.batch.tree.mask_BNN.copy_(batch.tree.mask_BNN, non_blocking=True)
-            self.batch.positions += batch.tree.depths_T.to(self.runner.device, non_blocking=True)
+            self.batch.positions += sent(batch.tree.depths_T, self.runner.device)
         return self.runner.forward(self.batch, skip_attn_backend_init=True)
 
     def drop(self) -> None:
@@ -47,7 +48,7 @@ class GraphAhead:
 
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput:
         self.drop()
-        tokens = batch.input_ids.to(self.captured.buffer.device, non_blocking=True)
+        tokens = sent(batch.input_ids, self.captured.buffer.device)
         return self.graphs.launch(self.captured, batch, tokens)
 
     def drop(self) -> None:

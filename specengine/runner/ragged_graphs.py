@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.transfer import pinned
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -119,7 +120,7 @@ class RaggedGraphRunner:
         values = torch.from_numpy(pack(batch, tokens, form))
         if self.runner.attn_backend.limits.plans_on_host:
             captured.tell_lengths(values, form)
-        captured.buffer.copy_(self._pinned(values), non_blocking=True)
+        captured.buffer.copy_(pinned(values, self.runner.device), non_blocking=True)
         assert captured.batch.attn_plan is not None
         self.runner.attn_backend.init_forward_metadata_replay(
             captured.batch, captured.batch.attn_plan
@@ -140,9 +141,6 @@ class RaggedGraphRunner:
         captured.graph.replay()
         self.counters["replays"] += 1
         return _first_rows(captured.output, batch)
-
-    def _pinned(self, values: Tensor) -> Tensor:
-        return values.pin_memory() if self.runner.device.type == "cuda" else values
 
     @torch.inference_mode()
     def _capture(self, form: Form, features: Tensor | None) -> CapturedForward:

@@ -11,6 +11,7 @@ import torch
 from specengine.core.batch import ScheduleBatch
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
+from specengine.core.transfer import sent
 from specengine.engine.grammar.state import Chain, LlguidanceState, fill_chains
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ class MaskBuilder:
             self._fill_chains()
         if not self._masks:
             return None
-        flat = torch.from_numpy(np.concatenate([*self._masks, self._slots]))
-        if device.type == "cuda":
-            flat = flat.pin_memory().to(device, non_blocking=True)
+        flat = sent(torch.from_numpy(np.concatenate([*self._masks, self._slots])), device)
         size = len(self._masks) * self._width
         return TokenMask(flat[:size].view(-1, self._width), flat[size:])
 
