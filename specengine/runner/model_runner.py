@@ -174,9 +174,9 @@ class ModelRunner:
             if self.graph is not None and self.graph.can_run(batch):
                 return self.graph.replay(batch)
             if self.extend_graph is not None:
-                shape = self.extend_graph.shape_of(batch)
-                if shape is not None:
-                    return self.extend_graph.replay(shape, batch)
+                output = self.extend_graph.run(batch)
+                if output is not None:
+                    return output
             if self.ragged_graph is not None:
                 form = self.ragged_graph.form_of(batch)
                 if form is not None:

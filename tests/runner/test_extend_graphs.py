@@ -7,10 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
-from specengine.runner.extend_graphs import FEW, MANY, SHAPES, ExtendGraphRunner, Inputs, Shape
+from specengine.core.interfaces import LogitsOutput
+from specengine.runner.extend_graphs import (
+    FEW,
+    MANY,
+    SHAPES,
+    ExtendGraphRunner,
+    Inputs,
+    Shape,
+    weights_a_layer,
+)
 from specengine.runner.graph_counters import GraphStats
+from specengine.runner.prefill_parts import joined, kept
 
 
 def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
@@ -24,6 +35,14 @@ def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
         logits_rows=(ends - 1).tolist(),
         sampling=None,
     )
+
+
+def without_a_gpu(takes_parts: bool) -> ExtendGraphRunner:
+    """To capture on."""
+    graphs = ExtendGraphRunner.__new__(ExtendGraphRunner)
+    graphs.shapes, graphs.counters = list(SHAPES), Counter()
+    graphs.takes_parts = takes_parts
+    return graphs
 
 
 def test_inputs_are_padded_with_nobodys_tokens() -> None:
@@ -70,15 +89,80 @@ def test_the_first_shape_that_holds_a_batch(extend_lens: list[int], expected: Sh
     ],
 )
 def test_why_a_prefill_runs_eagerly(extend_lens: list[int], reason: str | None) -> None:
-    graphs = ExtendGraphRunner.__new__(ExtendGraphRunner)  # without a GPU to capture on
-    graphs.shapes, graphs.counters = list(SHAPES), Counter()
+    graphs = without_a_gpu(takes_parts=False)
     batch = prefill(extend_lens)
-    assert (graphs.shape_of(batch) is None) == (reason is not None)
+    assert bool(graphs.parts_of(batch)) == (reason is None)
     every_row = replace(batch, logits_rows=None)
-    assert graphs.shape_of(every_row) is None
-    assert graphs.shape_of(replace(batch, forward_mode=ForwardMode.TARGET_VERIFY)) is None
+    assert graphs.parts_of(every_row) == []
+    assert graphs.parts_of(replace(batch, forward_mode=ForwardMode.TARGET_VERIFY)) == []
     counted = GraphStats.of(graphs.counters).fallbacks
     assert set(counted) == {one for one in (reason, "logits of every token") if one is not None}
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "sizes"),
+    [
+        ([30] * 64, [(2048, 64)]),
+        ([30] * 65, [(2048, 64), (32, 1)]),
+        ([1] * 256, [(256, 64)] * 4),
+        ([250] * 9 + [40], [(2048, 8), (512, 2)]),
+        ([30] * 64 + [257], []),
+    ],
+)
+def test_more_prompts_run_in_parts(extend_lens: list[int], sizes: list[tuple[int, int]]) -> None:
+    graphs = without_a_gpu(takes_parts=True)
+    batch = prefill(extend_lens)
+    found = graphs.parts_of(batch)
+    assert [(shape.tokens, part.batch_size) for shape, part in found] == sizes
+    assert bool(GraphStats.of(graphs.counters).fallbacks) == (not sizes)
+    if found:
+        parts = [part for _, part in found]
+        assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
+        for name in ("req_pool_indices", "prefix_lens", "extend_lens"):
+            assert [one for part in parts for one in getattr(part, name)] == getattr(batch, name)
+        for part in parts:
+            assert part.logits_rows == (torch.tensor(part.extend_lens).cumsum(0) - 1).tolist()
+
+
+def test_logits_that_one_part_has_no_room_for() -> None:
+    """The prompt's own, of a single request, and none of the rest."""
+    graphs = without_a_gpu(takes_parts=True)
+    batch = prefill([1] * 100 + [100])
+    assert len(graphs.parts_of(batch)) == 2
+    assert graphs.parts_of(replace(batch, logits_rows=[*range(100, 200)])) == []
+
+
+def test_large_layers_take_no_parts() -> None:
+    """They would be read once for each."""
+    graphs = without_a_gpu(takes_parts=False)
+    assert graphs.parts_of(prefill([30] * 65)) == []
+
+
+class Layered(nn.Module):
+    def __init__(self, size: int, num_layers: int) -> None:
+        super().__init__()
+        self.num_layers, self.vocab_size = num_layers, 100
+        self.embed = nn.Embedding(self.vocab_size, size)
+        self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
+
+
+def test_the_weights_of_a_layer() -> None:
+    assert weights_a_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
+
+
+def test_outputs_of_parts_are_joined_in_their_order() -> None:
+    buffers = LogitsOutput(torch.zeros(2, 3), None, torch.zeros(4, 5), None)
+    outputs = []
+    for value in (1.0, 2.0):
+        buffers.logits.fill_(value)
+        assert buffers.hidden is not None
+        buffers.hidden.fill_(value)
+        outputs.append(kept(buffers))
+    whole = joined(outputs)
+    assert whole.hidden is not None
+    assert whole.features is None
+    assert whole.logits[:, 0].tolist() == [1, 1, 2, 2]
+    assert whole.hidden[:, 0].tolist() == [1] * 4 + [2] * 4
 
 
 def test_nobodys_tokens_are_no_longer_than_a_request_may_be() -> None:

@@ -50,3 +50,17 @@ def test_fallbacks_are_counted_with_their_reason(small_models: dict[str, Path]) 
     graph = llm.engine.parts.worker.runner.graph
     assert graph is not None
     assert graph.counters["fallback: batch size not captured, padding off"] >= 23
+
+
+def test_many_prompts_at_once_change_nothing(small_models: dict[str, Path]) -> None:
+    """More than a graph of prefills holds: they run in parts."""
+    flags = {"max_running_requests": 80, "max_total_tokens": 16384}
+    asked = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    prompts = [f"{number} and {number * number} again" for number in range(75)]
+    eager = make(small_models["llama"], disable_cuda_graph=True, **flags)
+    expected = [one.token_ids for one in eager.generate(prompts, asked)]
+    captured = make(small_models["llama"], **flags)
+    assert [one.token_ids for one in captured.generate(prompts, asked)] == expected
+    graphs = captured.engine.stats().graphs["prefill"]
+    assert graphs.replays > 1
+    assert graphs.fallbacks == {}
