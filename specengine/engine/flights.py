@@ -88,7 +88,7 @@ class Flights:
     def interrupt(self) -> None:
         """Something else runs: the time until the next launch is no round's."""
         self._landed = None
-        self.graph_round.wake()
+        self.graph_round.interrupt()
 
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be. Its outcome must be

@@ -7,7 +7,6 @@ import logging
 from collections import Counter
 from time import perf_counter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +14,14 @@ from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, VerifyResult
-from specengine.core.transfer import pinned, sent
-from specengine.engine.draft_depth import depths_within
+from specengine.core.transfer import sent
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground, if_hesitant
 from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
 from specengine.engine.row_choices import BEST, Choosing, RowChoices, rows_of
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
+from specengine.engine.row_state import RowState
 from specengine.engine.shared_ints import SharedInts
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
@@ -79,6 +78,7 @@ class GraphRound:
         self.counters: Counter[str] = Counter()
         num_rows, largest, device = self.table.shape[0], self.batch_sizes[-1], self.runner.device
         self.state = RoundState.of(num_rows, largest, self.steps[-1], device)
+        self.known = RowState(self.state, self.steps[-1])
         vocab_size = self.runner.model.vocab_size
         self.logprobs = RowLogprobs(largest * self.num_slots, vocab_size, device)
         self.masks = RowMasks(largest * self.num_slots, vocab_size, device)
@@ -167,8 +167,7 @@ class GraphRound:
         """Of a captured round, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
-        asleep = self.may_sleep and num_steps == 0
-        form = Form(batch_size, num_steps, asleep=asleep, num_nodes=num_nodes)
+        form = Form(batch_size, num_steps, BEST, self.may_sleep and num_steps == 0, num_nodes)
         return least_seconds(self._graph(form), _TIMED)
 
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
@@ -221,13 +220,10 @@ class GraphRound:
         return req.reserved_len >= min(req.kv_len + count, self.table.shape[1])
 
     def launch(self, reqs: list[Req], wish: Wish) -> Flight:
-        """Fly requests whose state the host knows."""
-        known = [req.kv_len for req in reqs], [req.last_token for req in reqs]
-        state = np.array([rows_of(reqs), *known, depths_within(reqs, self.steps[-1])])
-        rows, lens, roots, limits = sent(torch.from_numpy(state), self.rows.device).unbind()
-        self.state.lens[rows], self.state.roots[rows], self.state.limits[rows] = lens, roots, limits
+        """Fly requests whose state the host knows: every round of theirs has landed."""
         form = self._form(reqs, wish)
-        self.choices.write(reqs, rows, form.choosing)
+        if not self.known.is_known(reqs) or form.choosing.edits:
+            self.choices.write(reqs, self.known.tell(reqs), form.choosing)
         flight = self._fly(reqs, wish.num_drafted, form)
         self.send_masks(flight)
         return flight
@@ -238,6 +234,10 @@ class GraphRound:
         form = self._form(reqs, wish)
         fits = self.padding or form.batch_size == len(reqs)
         return self._fly(reqs, wish.num_drafted, form) if fits and form in self.captured else None
+
+    def interrupt(self) -> None:
+        self.wake()
+        self.known.forget()
 
     def wake(self) -> None:
         """Before the drafter looks again, in a round of any kind."""
@@ -266,14 +266,14 @@ class GraphRound:
         elif rows != self._flown or not self._missed:
             self._missed.update(rows)
         if rows != self._flown:
-            moved = pinned(torch.tensor(rows), self.rows.device)
-            self.rows[: form.batch_size].copy_(moved, non_blocking=True)
+            self.rows[: form.batch_size] = sent(torch.tensor(rows), self.rows.device)
             self._flown = rows
         if self.guard is not None:
             self.guard.check()
         graph.replay()
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
+        self.known.fly(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 2]
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         flight = Flight(reqs, num_drafted, outcome, landed, form, self._turn)

@@ -33,7 +33,7 @@ class ScriptedRound:
     counters: Counter[str] = field(default_factory=Counter)
     landed: list[Any] = field(default_factory=list)
 
-    def wake(self) -> None:
+    def interrupt(self) -> None:
         """Nothing was missed."""
 
     def launch(self, reqs: list[Any], wish: Wish) -> Any:

@@ -14,7 +14,10 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.request import Req
 from specengine.draft.standalone.worker import StandaloneWorker
+from specengine.engine.draft_depth import depths_within
+from specengine.engine.graph_round import GraphRound
 from specengine.engine.outputs import RequestOutput
+from specengine.engine.row_choices import rows_of
 from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import ON_CPU, Steered
 from tests.engine.test_text_study import Behind
@@ -83,6 +86,24 @@ class Workload:
             self.llm.engine.scheduler.check_invariant()
 
 
+def watch_state(flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """That the device knows how requests stand where it is not told -> of each launch, whether it
+    was not."""
+    is_known, untold = flying.known.is_known, list[bool]()
+
+    def asked(reqs: list[Req]) -> bool:
+        untold.append(is_known(reqs))
+        if untold[-1]:
+            rows, state = rows_of(reqs), flying.state
+            assert state.lens[rows].tolist() == [req.kv_len for req in reqs]
+            assert state.roots[rows].tolist() == [req.last_token for req in reqs]
+            assert state.limits[rows].tolist() == depths_within(reqs, flying.steps[-1])
+        return untold[-1]
+
+    monkeypatch.setattr(flying.known, "is_known", asked)
+    return untold
+
+
 @ON_CPU
 @pytest.mark.parametrize("name", CASES)
 def test_random_workload(
@@ -96,6 +117,10 @@ def test_random_workload(
         llm.engine.drafter.flies = True
     flying = let_fly(llm, monkeypatch, most=8)
     monkeypatch.setattr(torch.cuda, "Event", Behind)
+    untold, can_fly, draw = watch_state(flying, monkeypatch), llm.engine._can_fly, random.Random(1)
+    monkeypatch.setattr(
+        llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
+    )
     assert llm.engine.flights is not None
     if name in ("NGRAM", "SUFFIX", "hybrid"):
         llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 else 3)
@@ -104,6 +129,7 @@ def test_random_workload(
     work = Workload(llm, random.Random(0))
     work.run(arrivals=12)
     assert flying.counters["replays"] > 10
+    assert set(untold) == {False, True}
     for req, (prompt, sampling) in work.reqs.items():
         assert req.finish_reason is not None
         assert sum(req.spec.histogram) == req.spec.num_steps
