@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import DraftProposal
+from specengine.core.transfer import sent
 from specengine.draft.choice import DraftChoice
 
 if TYPE_CHECKING:
@@ -50,4 +51,4 @@ def chain_proposal(tokens_BN: Tensor, num_nodes: list[int], weights: list[Tensor
 def batch_roots(batch: ScheduleBatch, device: torch.device) -> Tensor:
     """int64 [B, 1], the last token of each request."""
     roots = torch.tensor([req.last_token for req in batch.reqs], dtype=torch.int64)
-    return roots.to(device, non_blocking=True)[:, None]
+    return sent(roots, device)[:, None]

@@ -21,6 +21,7 @@ from specengine.core.spec import (
     RowDrafter,
     TreeRowDrafter,
 )
+from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -140,8 +141,7 @@ class DraftLoops:
         pad = [0] * (size - len(reqs))
         rows = [req.req_pool_idx if level else 0 for req, level in zip(reqs, levels, strict=True)]
         lens, roots = [req.kv_len for req in reqs], [req.last_token for req in reqs]
-        values = torch.tensor([rows + pad, lens + pad, roots + pad])
-        return values.pin_memory() if self.runner.device.type == "cuda" else values
+        return pinned(torch.tensor([rows + pad, lens + pad, roots + pad]), self.runner.device)
 
     def _proposal(self, drafted: DraftRows, levels: list[int]) -> DraftProposal:
         # Copies: a graph of verification may write where this one has left its tokens.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch, Tree
 from specengine.core.spec import DraftProposal
+from specengine.core.transfer import sent
 from specengine.draft.chain import batch_roots
 from specengine.draft.choice import DraftChoice
 from specengine.draft.tree_select import Candidates, Selection, best, select
@@ -46,7 +47,7 @@ class Growth:
         self.topk = topk
         self.choice = choice
         self.levels = levels
-        self.levels_B1 = torch.tensor(levels).to(roots_B1.device, non_blocking=True)[:, None]
+        self.levels_B1 = sent(torch.tensor(levels), roots_B1.device)[:, None]
         self.depth = 0
         none_B0 = roots_B1[:, :0]
         self.found = Candidates(none_B0, none_B0.float(), none_B0, none_B0.bool())

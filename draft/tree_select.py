@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specengine.core.transfer import sent
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -55,7 +57,7 @@ def select(roots_B1: Tensor, candidates: Candidates, num_nodes: list[int]) -> Se
     of what is kept are kept."""
     most, device = max(num_nodes) - 1, roots_B1.device
     batch_size, count = candidates.tokens_BC.shape
-    wanted_B1 = torch.tensor(num_nodes).to(device, non_blocking=True)[:, None] - 1
+    wanted_B1 = sent(torch.tensor(num_nodes), device)[:, None] - 1
     order_BM = best(candidates.scores_BC, most)
     beyond = torch.arange(most, device=device) >= wanted_B1
     missing = beyond | ~candidates.exists_BC.gather(1, order_BM)

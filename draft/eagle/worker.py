@@ -8,12 +8,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specengine.core.transfer import sent
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftEdits, PrefillResult, VerifyResult
+from specengine.core.transfer import sent
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.request import Req
+from specengine.core.transfer import sent
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,5 @@ class LayerRows:
         for i, (start, first, row, count) in enumerate(spans):
             index += [i] if start > first else []
             index += range(row, row + count - 1)
-        rows = torch.tensor(index, dtype=torch.int64).to(states_TH.device, non_blocking=True)
+        rows = sent(torch.tensor(index, dtype=torch.int64), states_TH.device)
         return torch.cat([waiting_BH, states_TH])[rows]

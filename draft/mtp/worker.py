@@ -18,6 +18,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftEdits
+from specengine.core.transfer import sent
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
 from specengine.draft.worker import row_of
@@ -139,7 +140,7 @@ class MtpLayersWorker(MtpWorker):
         device = self.runner.device
         self._path_BD = torch.empty(batch.batch_size, 0, dtype=torch.int64, device=device)
         rows = torch.tensor([row_of(req) for req in batch.reqs])
-        self._rows_B = rows.to(device, non_blocking=True)
+        self._rows_B = sent(rows, device)
         output = super().start(batch)
         assert output.hidden is not None
         return LogitsOutput(output.logits, hidden=output.hidden[:0])

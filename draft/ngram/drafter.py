@@ -19,8 +19,8 @@ from specengine.draft.proposals import Draft, assemble
 
 class NgramDrafter:
     """Matches the end of each request's text with its own earlier text and, where configured, with
-    outputs of other requests; proposes what followed there. Runs on the host, in time that depends
-    on neither the length of the text nor the model.
+    outputs of other requests; proposes what followed there. Runs on the host, in time that does
+    not depend on the model, and hardly on the length of the text.
 
     node_limit(req): the most nodes, root included, that a request can use in this round; a round
     emits at most one token a node.
@@ -71,9 +71,9 @@ class NgramDrafter:
         if max_nodes <= 1:
             return Draft([req.last_token])
         length = max_nodes - 1
-        if self.branches == 1 and self._corpus is None:
-            return Draft([req.last_token, *text.best(length)])
         continuations = text.continuations(length)
+        if self.branches == 1 and self._corpus is None:
+            return Draft([req.last_token, *next(continuations, ())])
         if self._corpus is not None:
             shared = self._corpus.continuations(text.tail, length)
             continuations = chain(continuations, shared)

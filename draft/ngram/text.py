@@ -25,11 +25,6 @@ class RequestText:
     def tail(self) -> list[int]:
         return self._index.tokens[-self._index.max_match :]
 
-    def best(self, length: int) -> list[int]:
-        """The first of `continuations`; nothing where there is none."""
-        end = next(self._index.lookup(self.tail), None)
-        return [] if end is None else self._after(end, length)
-
     def continuations(self, length: int) -> Iterator[list[int]]:
         """What followed each earlier occurrence of the end of the text, best match first."""
         return (self._after(end, length) for end in self._index.lookup(self.tail))

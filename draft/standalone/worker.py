@@ -13,6 +13,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, VerifyResult
+from specengine.core.transfer import sent
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
@@ -151,7 +152,7 @@ class StandaloneWorker(DraftWorker):
     def _remember(self, reqs: Sequence[Req], tokens: list[int]) -> None:
         """The token before the root of each."""
         values = torch.tensor([[row_of(req) for req in reqs], tokens])
-        rows_B, tokens_B = values.to(self.previous.device, non_blocking=True)
+        rows_B, tokens_B = sent(values, self.previous.device)
         self.previous[rows_B] = tokens_B
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def pinned(values: Tensor, device: torch.device) -> Tensor:
-    """A copy that the device can read by itself; the same tensor where it need not. values: on the
-    host, and free to change after this call."""
+    """A copy that the device can read by itself, so that values may change after this call; values
+    itself where the device is the host. values: on the host, in pageable memory."""
     return values.pin_memory() if device.type == "cuda" else values
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """values on the device, in the order of its current stream. Those that lie on a device already
-    are moved as they are."""
+    """values on the device, in the order of its current stream; values itself where it lies there
+    already."""
     if values.device.type == "cpu":
         values = pinned(values, device)
     return values.to(device, non_blocking=True)

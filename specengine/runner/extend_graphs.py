@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import DecoderModel, LogitsOutput
+from specengine.core.transfer import pinned
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -141,8 +142,6 @@ class ExtendGraphRunner:
         self.counters: Counter[str] = Counter()
         length = max((shape.num_inputs for shape in self.shapes), default=0)
         self.buffer = torch.zeros(length, dtype=torch.int64, device=runner.device)
-        self.staging = torch.zeros(length, dtype=torch.int64).pin_memory()
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.takes_parts = weights_a_layer(runner.model) <= _FEW_WEIGHTS
 
     @property
@@ -267,11 +266,7 @@ class ExtendGraphRunner:
         """Run one prefill that the shape holds. The output views the graph's buffers: read it
         before the next replay."""
         values = torch.tensor(Inputs.values(batch, shape), dtype=torch.int64)
-        # The copy of the prefill before may still read the pinned buffer.
-        self.copied.synchronize()
-        self.staging[: len(values)] = values
-        self.buffer[: len(values)].copy_(self.staging[: len(values)], non_blocking=True)
-        self.copied.record()
+        self.buffer[: len(values)].copy_(pinned(values, self.runner.device), non_blocking=True)
         captured = self.captured[shape]
         if captured.guard is not None:
             captured.guard.check()

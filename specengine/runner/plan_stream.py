@@ -30,7 +30,7 @@ class EagerAhead:
         self.batch.input_ids = sent(batch.input_ids, self.runner.device)
         if batch.tree is not None:
             assert self.batch.tree is not None
-            self.batch.tree.mask_BNN.copy_(batch.tree.mask_BNN, non_blocking=True)
+            self.batch.tree.mask_BNN.copy_(sent(batch.tree.mask_BNN, self.runner.device))
             self.batch.positions += sent(batch.tree.depths_T, self.runner.device)
         return self.runner.forward(self.batch, skip_attn_backend_init=True)
 

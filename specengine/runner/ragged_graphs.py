@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.transfer import pinned
+from specengine.core.transfer import pinned, sent
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -61,7 +61,7 @@ class CapturedForward:
             self.inputs.depth_T[:num_tokens].copy_(tree.depths_T)
         requests, nodes, seen = tree.mask_BNN.shape
         place = self.batch.tree.mask_BNN[:requests, :nodes, :seen]
-        place.copy_(tree.mask_BNN, non_blocking=True)
+        place.copy_(sent(tree.mask_BNN, place.device))
 
 
 class RaggedGraphRunner:

@@ -14,6 +14,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import TokenLogprob
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.core.transfer import sent
 from specengine.layers.logprobs import token_logprobs
 from specengine.target.verify.rows import ancestors
 from specengine.target.verify.tree import depths, flat_nodes
@@ -34,7 +35,7 @@ class TreeVerifier(ABC):
         if proposal.is_empty:
             return worker_batch
         nodes = flat_nodes(proposal.num_nodes, proposal.tokens.shape[1])
-        nodes = nodes.to(proposal.tokens.device, non_blocking=True)
+        nodes = sent(nodes, proposal.tokens.device)
         return replace(
             worker_batch,
             forward_mode=ForwardMode.TARGET_VERIFY,

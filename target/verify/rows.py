@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
+from specengine.core.transfer import sent
 from specengine.layers.logits import PathTokens, RowMap
 from specengine.target.verify.tree import ancestor_mask, depths, flat_nodes, node_mask
 
@@ -24,7 +25,7 @@ def row_map(proposal: DraftProposal, sampling: SamplingBatch) -> RowMap:
     if sampling.is_plain:
         return RowMap()
     width, device = proposal.tokens.shape[1], proposal.tokens.device
-    nodes = flat_nodes(proposal.num_nodes, width).to(device, non_blocking=True)
+    nodes = sent(flat_nodes(proposal.num_nodes, width), device)
     penalised = sampling.edits is not None and sampling.edits.penalties is not None
     request, depth = nodes // width, nodes % width
     path = None
@@ -33,7 +34,7 @@ def row_map(proposal: DraftProposal, sampling: SamplingBatch) -> RowMap:
         depth = depths(mask_BNN).view(-1)[nodes]
         if penalised:
             path = _path_tokens(proposal, request, mask_BNN.view(-1, width)[nodes])
-    request, depth = torch.stack([request, depth]).to(sampling.device, non_blocking=True)
+    request, depth = sent(torch.stack([request, depth]), sampling.device)
     return RowMap(request, depth, path and path.to(sampling.device))
 
 

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specengine.core.transfer import sent
+
 
 def node_mask(num_nodes: list[int], width: int, device: torch.device) -> Tensor:
     """bool [B, N], True at the nodes that exist."""
-    counts = torch.tensor(num_nodes, dtype=torch.int64).to(device, non_blocking=True)
+    counts = sent(torch.tensor(num_nodes, dtype=torch.int64), device)
     return torch.arange(width, device=device) < counts[:, None]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specengine.draft.ngram import index as ngram_index
 from specengine.draft.ngram.index import NgramIndex
 
 TOKENS = st.integers(0, 2)
@@ -25,20 +29,48 @@ def matches(text: list[int], tail: list[int], low: int, high: int) -> list[int]:
     return [-end for _, end in sorted(found)]
 
 
+@pytest.mark.parametrize("most_whole", [3, 256])
 @settings(max_examples=300, deadline=None)
-@given(st.lists(TOKENS, max_size=60), st.integers(1, 3), st.integers(0, 4), st.data())
+@given(
+    st.lists(st.lists(TOKENS, max_size=20), max_size=5),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.sampled_from([0, 1000]),
+    st.data(),
+)
 def test_lookup_is_longest_then_latest(
-    text: list[int], low: int, more: int, data: st.DataObject
+    most_whole: int, parts: list[list[int]], low: int, more: int, first: int, data: st.DataObject
 ) -> None:
-    high = low + more
+    """However the text has grown, and whoever looked when. first: the smallest token; small ints
+    are one object each."""
+    high, text = low + more, list[int]()
     index = NgramIndex(low, high)
-    done = 0
-    while done < len(text):
-        step = data.draw(st.integers(1, 20))
-        index.extend(text[done : done + step])
-        done += step
-    assert index.tokens == text
-    assert list(index.lookup(text[-high:])) == matches(text, text, low, high)
+    with patch.object(ngram_index, "_MOST_WHOLE", most_whole):
+        for part in parts:
+            new = [first + token for token in part]
+            text += new
+            index.extend(new)
+            assert index.tokens == text
+            if data.draw(st.booleans()):
+                assert list(index.lookup(text[-high:])) == matches(text, text, low, high)
+            if data.draw(st.booleans()):
+                tail = [first + token for token in data.draw(st.lists(TOKENS, max_size=8))]
+                assert list(index.lookup(tail[-high:])) == matches(text, tail, low, high)
+            next(index.lookup(text[-high:]), None)  # as chains do
+
+
+def test_no_lookup_splits_many_ends_at_once() -> None:
+    """Of text that says one thing over and over, whose contexts of every length are frequent."""
+    index = NgramIndex(2, 12)
+    index.extend([1] * 5000)
+    node = index._contexts[1, 1]
+    waiting = []
+    for _ in range(10):
+        assert isinstance(node, ngram_index._Node)
+        waiting.append(len(node.ends) - node.num_split)
+        node = node.children[1]
+    assert max(waiting) < 256
+    assert next(index.lookup([2] + [1] * 11)) == 4998
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import groupby, pairwise
 
 import pytest
 
 from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.running_costs import bucket
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from tests.engine.adaptive_world import DEPTH, World, best_depth, measured, rate
 
@@ -212,22 +214,81 @@ def test_plain_rounds_are_tried_in_a_row() -> None:
     assert set(rows) == {4}
 
 
-def test_plain_rounds_that_were_slow_at_first_are_tried_again_whatever_probes_have_cost() -> None:
-    """Behind a prefill the host comes late. What drafts lost at another batch size, and deeper
-    ones at this, leaves plain decoding its due."""
+def run_by_hand(
+    steps: AdaptiveSteps,
+    batch_size: int,
+    rounds: int,
+    cost: Callable[[int, int], float | None],
+    kept: Callable[[int], int],
+) -> list[int]:
+    """cost(place, depth): seconds of that round, most of them the host's where it drafts; None:
+    not told. kept(depth): drafts that stand -> what was chosen."""
+    chosen = []
+    for place in range(rounds):
+        depth = steps.choose(batch_size).num_steps
+        seconds, levels = cost(place, depth), [depth] * batch_size
+        drafting = 0.8 * (seconds or 0.0) if depth else 0.0
+        accepted = [kept(depth)] * batch_size
+        steps.observe(batch_size, depth, levels, accepted, seconds, drafting=drafting)
+        chosen.append(depth)
+    return chosen
+
+
+def in_debt(steps: AdaptiveSteps, batch_size: int) -> AdaptiveSteps:
+    """As deep as it gets."""
+    budget = steps._places[bucket(batch_size)].budget
+    budget.pay(1e9, 1.0, own=1e9)
+    assert budget.saved == -16.0
+    return steps
+
+
+def test_plain_rounds_that_were_slow_at_first_are_tried_again() -> None:
+    """Behind a prefill the host comes late."""
+
+    def cost(place: int, depth: int) -> float:
+        return 11.0 * depth / 8 if depth else 1.6 if place < 8 else 1.0
+
     steps = AdaptiveSteps([0, 4, 8])
+    assert set(run_by_hand(steps, 256, 80, cost, lambda depth: 6 * depth // 8)[60:]) == {0}
 
-    def run(batch_size: int, rounds: int, deep_seconds: float) -> list[int]:
-        chosen = []
-        for place in range(rounds):
-            depth = steps.choose(batch_size).num_steps
-            plain, drafting = 1.6 if place < 8 else 1.0, 0.8 * deep_seconds if depth else 0.0
-            seconds = deep_seconds * depth / 8 if depth else plain
-            levels = [depth] * batch_size
-            kept = [6 * depth // 8] * batch_size
-            steps.observe(batch_size, depth, levels, kept, seconds, drafting=drafting)
-            chosen.append(depth)
-        return chosen
 
-    assert mostly(run(128, 300, 60.0)) == 0
-    assert set(run(256, 80, 11.0)[60:]) == {0}
+@pytest.mark.parametrize(
+    ("lost_at", "most"), [(64, 1000), (256, 9000)], ids=["at another size", "at this"]
+)
+def test_what_drafts_lose_at_one_batch_size_forbids_none_at_another(
+    lost_at: int, most: int
+) -> None:
+    """Acceptance comes back: drafts are tried again soon."""
+    steps = AdaptiveSteps([0, 4])
+    for size in (64, 256):
+        run_by_hand(steps, size, 60, lambda place, depth: 1.0 + depth / 8, lambda depth: 0)
+    in_debt(steps, lost_at)
+    chosen = run_by_hand(steps, 256, most, lambda place, depth: 1.0 + depth / 8, lambda depth: 4)
+    first = next(place for place, depth in enumerate(chosen) if depth)
+    assert (first > 1000) == (lost_at == 256)
+
+
+@pytest.mark.parametrize("better", [0, 2])
+def test_drafts_that_lose_end_whatever_others_have_cost(better: int) -> None:
+    """For what is better, plain decoding or shallower drafts."""
+    paid = {0: 1.0, 2: 1.6 if better else 9.0, 8: 2.0}
+    steps = AdaptiveSteps([0, 2, 8])
+    run_by_hand(steps, 4, 40, lambda place, depth: paid[depth], lambda depth: 6 if depth > 2 else 0)
+    in_debt(steps, 4)
+    paid[8] = 5.0
+    kept = {0: 0, 2: 2 if better else 0, 8: 2}
+    chosen = run_by_hand(steps, 4, 80, lambda place, depth: paid[depth], kept.__getitem__)
+    assert chosen[0] == 8
+    assert set(chosen[-20:]) == {better}
+
+
+def test_deeper_drafts_are_tried_beside_plain_rounds_that_tell_nothing() -> None:
+    """Those of a drafter of text tell nothing where no round follows another."""
+    steps = AdaptiveSteps([0, 2, 8])
+
+    def cost(place: int, depth: int) -> float | None:
+        return 1.0 + 0.4 * depth if depth else 1.0 if place < 6 else None
+
+    chosen = run_by_hand(steps, 4, 3000, cost, lambda depth: 1 if depth else 0)
+    assert mostly(chosen) == 2
+    assert chosen[200:].count(8) > 5

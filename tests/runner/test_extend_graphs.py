@@ -21,7 +21,6 @@ from specengine.runner.extend_graphs import (
     weights_a_layer,
 )
 from specengine.runner.graph_counters import GraphStats
-from specengine.runner.prefill_parts import joined, kept
 
 
 def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
@@ -150,19 +149,33 @@ def test_the_weights_of_a_layer() -> None:
     assert weights_a_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
 
 
-def test_outputs_of_parts_are_joined_in_their_order() -> None:
-    buffers = LogitsOutput(torch.zeros(2, 3), None, torch.zeros(4, 5), None)
-    outputs = []
-    for value in (1.0, 2.0):
-        buffers.logits.fill_(value)
-        assert buffers.hidden is not None
-        buffers.hidden.fill_(value)
-        outputs.append(kept(buffers))
-    whole = joined(outputs)
+@pytest.mark.parametrize("with_features", [False, True])
+def test_what_parts_leave_in_the_same_buffers_is_joined(
+    with_features: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, batch = without_a_gpu(takes_parts=True), prefill([30] * 190)
+    logits, hidden, features = (torch.zeros(size, 1) for size in (64, 2048, 2048))
+
+    def replay(shape: Shape, part: ModelWorkerBatch) -> LogitsOutput:
+        assert part.logits_rows is not None
+        assert part.sampling is None
+        count, rows = part.num_tokens, len(part.logits_rows)
+        hidden[:count, 0] = part.input_ids.float()
+        logits[:rows, 0] = hidden[part.logits_rows, 0]
+        features[:count] = -hidden[:count]
+        seen = features[:count] if with_features else None
+        return LogitsOutput(logits[:rows], hidden=hidden[:count], features=seen)
+
+    monkeypatch.setattr(graphs, "replay", replay)
+    whole = graphs.run(batch)
+    assert whole is not None
     assert whole.hidden is not None
-    assert whole.features is None
-    assert whole.logits[:, 0].tolist() == [1, 1, 2, 2]
-    assert whole.hidden[:, 0].tolist() == [1] * 4 + [2] * 4
+    assert whole.hidden[:, 0].tolist() == batch.input_ids.tolist()
+    assert whole.logits[:, 0].tolist() == batch.input_ids[batch.logits_rows].tolist()
+    assert (whole.features is not None) == with_features
+    if whole.features is not None:
+        assert torch.equal(whole.features, -whole.hidden)
+    assert graphs.run(prefill([600])) is None
 
 
 def test_nobodys_tokens_are_no_longer_than_a_request_may_be() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from specengine import LLM, SamplingParams
+from specengine import LLM, SamplingParams, SpecConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -52,15 +53,25 @@ def test_fallbacks_are_counted_with_their_reason(small_models: dict[str, Path]) 
     assert graph.counters["fallback: batch size not captured, padding off"] >= 23
 
 
-def test_many_prompts_at_once_change_nothing(small_models: dict[str, Path]) -> None:
-    """More than a graph of prefills holds: they run in parts."""
-    flags = {"max_running_requests": 80, "max_total_tokens": 16384}
+@pytest.mark.parametrize("algorithm", [None, "EAGLE3"])
+def test_many_prompts_at_once_change_nothing(algorithm: str | None) -> None:
+    """More than a graph of prefills holds: they run in parts, some of them in the same graph. What
+    drafters read of a prompt comes from them, too."""
+    flags: dict[str, Any] = {"max_running_requests": 160, "max_total_tokens": 1 << 15}
+    flags |= {"model": "tiny", "dtype": "float32"}
     asked = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    prompts = [f"{number} and {number * number} again" for number in range(75)]
-    eager = make(small_models["llama"], disable_cuda_graph=True, **flags)
-    expected = [one.token_ids for one in eager.generate(prompts, asked)]
-    captured = make(small_models["llama"], **flags)
-    assert [one.token_ids for one in captured.generate(prompts, asked)] == expected
+    draw = random.Random(0)
+    prompts = [[draw.randrange(4096) for _ in range(30)] for _ in range(150)]
+    spec = (
+        None if algorithm is None else SpecConfig(algorithm=algorithm, adaptive=False, num_steps=2)
+    )
+    eager = LLM(spec=spec, disable_cuda_graph=True, **flags).generate(prompts, asked)
+    captured = LLM(spec=spec, **flags)
+    found = captured.generate(prompts, asked)
+    assert [one.token_ids for one in found] == [one.token_ids for one in eager]
+    if spec is not None:
+        accepted = [sum(one.spec.num_accepted for one in many) for many in (eager, found)]
+        assert accepted[1] == pytest.approx(accepted[0], rel=0.1)
     graphs = captured.engine.stats().graphs["prefill"]
-    assert graphs.replays > 1
+    assert graphs.replays == 3
     assert graphs.fallbacks == {}

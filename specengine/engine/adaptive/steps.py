@@ -42,6 +42,7 @@ class _Place:
     round: int = 0
     changed: int = 0  # round of the last change
     probed: int = 0
+    last_probe: Shape | None = None
     tries: Counter[Shape] = field(default_factory=Counter)
     plain_left: int = 0  # of the plain rounds that are being tried
     last_run: dict[Shape, int] = field(default_factory=dict)
@@ -62,7 +63,8 @@ class AdaptiveSteps:
     A shape stands until another is better by a margin, or plain decoding is better at all. In
     between, neighbouring shapes are tried for a round, so that acceptance which came back and costs
     which changed are noticed; ProbeBudget bounds what that may cost, for each bucket of batch sizes
-    by itself: what was lost at one does not keep another from its best choice.
+    by itself: what was lost at one does not keep another from its best choice. Where drafts seem to
+    lose, or plain decoding to gain, what seems better is tried whatever the budget says.
 
     The choice depends on the outcomes and times of past rounds alone: it biases no sampled draft.
     """
@@ -203,11 +205,12 @@ class AdaptiveSteps:
         if place.round - place.probed < self.policy.probe_every or not targets:
             return standing
         target = min(targets, key=lambda shape: place.last_run.get(shape, 0))
-        if PLAIN in targets and view.gain(kept) < self.policy.sure:
+        if PLAIN in targets and place.last_probe != PLAIN and view.gain(kept) < self.policy.sure:
             target = PLAIN
         seconds = view.seconds[kept]
         loss = view.seconds[target] - view.tokens[target] * seconds / view.tokens[kept]
-        is_owed = target == PLAIN and loss < 0  # whatever other probes have cost
+        # What drafts that lose, or plain decoding itself, are owed whatever other probes have cost.
+        is_owed = loss < 0 and (target == PLAIN or view.gain(kept) < 1)
         if not (is_owed or place.budget.allows(loss, seconds)):
             return standing
         if target == PLAIN and not self.costs.is_fixed:
@@ -215,7 +218,7 @@ class AdaptiveSteps:
         return self._try(place, target, kept, view)
 
     def _try(self, place: _Place, target: Shape, kept: Shape, view: Outlook) -> Decision:
-        place.probed = place.round
+        place.probed, place.last_probe = place.round, target
         reason = f"batch {view.batch_size}: {target} tried for a round; {kept} stands"
         return Decision(target.num_steps, reason, view.gain(target), target.num_nodes)
 
