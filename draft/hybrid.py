@@ -19,7 +19,6 @@ from specengine.core.spec import (
     TextDrafter,
     VerifyResult,
 )
-from specengine.core.transfer import sent
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 
@@ -81,11 +80,11 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
     their draft_probs, where the proposal has those, are one-hot."""
     ours = assemble([draft or Draft([0], confidence=[1.0]) for draft in drafts])
     device, width = proposal.tokens.device, max(proposal.tokens.shape[1], ours.tokens.shape[1])
-    chosen_B = sent(torch.tensor([draft is not None for draft in drafts]), device)
+    chosen_B = torch.tensor([draft is not None for draft in drafts]).to(device)
 
     def merge(theirs: Tensor, ours: Tensor) -> Tensor:
         chosen = chosen_B.view(-1, *[1] * (theirs.dim() - 1))
-        return torch.where(chosen, _widen(sent(ours, device), width), _widen(theirs, width))
+        return torch.where(chosen, _widen(ours.to(device), width), _widen(theirs, width))
 
     probs, confidence = proposal.draft_probs, proposal.confidence
     counts = zip(drafts, ours.num_nodes, proposal.num_nodes, strict=True)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 
 def pinned(values: Tensor, device: torch.device) -> Tensor:
-    """A copy that the device can read by itself, so that values may change after this call; values
-    itself where the device is the host. values: on the host, in pageable memory."""
+    """values, contiguous, where the device can read them by itself: in a copy, so that values may
+    change after this call. Where the device is the host, values itself if it is contiguous.
+    values: on the host, in pageable memory."""
+    values = values.contiguous()  # pinning keeps strides, and refuses an expanded tensor
     return values.pin_memory() if device.type == "cuda" else values
 
 

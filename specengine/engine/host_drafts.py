@@ -24,7 +24,7 @@ class HostDrafts:
         drafts_BK = proposal.tokens[:, 1:]
         size, steps = drafts_BK.shape
         if steps:
-            moved = pinned(drafts_BK.contiguous(), self.tokens.device)
+            moved = pinned(drafts_BK, self.tokens.device)
             self.tokens[:size, :steps].copy_(moved, non_blocking=True)
 
     def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:

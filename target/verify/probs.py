@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.core.transfer import sent
 from specengine.kernels.accept_sampled import SampledRound, row_sums
 from specengine.layers.logits import RowMap, edit_logits, row_chunks, target_weights
 from specengine.target.verify.rows import row_map
@@ -29,20 +28,20 @@ class RoundProbs(SampledRound):
         device, width = logits_TV.device, proposal.tokens.shape[1]
         weights_TV = _target_weights(logits_TV, sampling, row_map(proposal, sampling))
         exists = node_mask(proposal.num_nodes, width, device)
-        parents = sent(proposal.parents, device)
+        parents = proposal.parents.to(device, non_blocking=True)
         mask = ancestor_mask(parents, exists)
         roots = torch.tensor([0, *accumulate(proposal.num_nodes[:-1])])
         draft = proposal.draft_probs
         return cls(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
-            draft_BNV=None if draft is None else sent(draft, device),
-            tokens_BN=sent(proposal.tokens, device).where(exists, 0),
+            draft_BNV=None if draft is None else draft.to(device, non_blocking=True),
+            tokens_BN=proposal.tokens.to(device, non_blocking=True).where(exists, 0),
             parents_BN=parents.where(exists, 0).clamp(min=0),
             exists_BN=exists,
             mask_BNN=mask,
             depths_BN=depths(mask),
-            roots_B=sent(roots, device),
+            roots_B=roots.to(device, non_blocking=True),
             greedy_B=sampling.random.greedy,
         )
 
