@@ -75,7 +75,7 @@ def engine_of(requests: int, slots: int) -> LLM:
     return llm
 
 
-def first_tokens(output: LogitsOutput, batch: Any) -> PrefillResult:
+def first_tokens(output: LogitsOutput, batch: Any, early: Any) -> PrefillResult:
     reqs = batch.reqs
     return PrefillResult([7] * len(reqs), [None] * len(reqs), [[] for _ in reqs])
 

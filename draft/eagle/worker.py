@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 from typing import cast
 
 import torch
@@ -20,6 +21,7 @@ from specengine.draft.worker import DraftWorker, row_of
 from specengine.kernels.keep_rows import keep_rows
 from specengine.kernels.tree_build import DraftTree
 from specengine.runner.model_runner import ModelRunner
+from specengine.runner.prepared import PreparedForward
 
 _MANY_ROWS = 64  # beyond them, products take longer for each row
 
@@ -67,14 +69,29 @@ class EagleWorker(DraftWorker):
 
     @torch.inference_mode()
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        tokens = []
-        lens = zip(batch.prefix_lens, batch.extend_lens, strict=True)
-        for req, (prefix, count), sampled in zip(batch.reqs, lens, result.tokens, strict=True):
-            known = req.token_ids[prefix + 1 : prefix + count + 1]
-            tokens.append(known if len(known) == count else [*known, cast(int, sampled)])
+        self._see_all(batch)
+        tokens = _shifted(batch, result.tokens)
+        self.extend_states(batch, tokens, self.features(output, None))
+
+    @property
+    def seeds_early(self) -> bool:
+        """A plan that the host makes may not be touched before the device has read it."""
+        return not self.runner.attn_backend.limits.plans_on_host
+
+    @torch.inference_mode()
+    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+        self._see_all(batch)
+        tokens = _shifted(batch, [0] * batch.batch_size)
+        ends = zip(accumulate(batch.extend_lens), batch.samples, strict=True)
+        first = torch.tensor([end - 1 for end, samples in ends if samples])
+        tokens_T = sent(torch.tensor(list(chain.from_iterable(tokens))), tokens_S.device)
+        tokens_T[sent(first, tokens_S.device)] = tokens_S
+        step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
+        self._keep_last(step, step.run(tokens_T, self.features(output, None)))
+
+    def _see_all(self, batch: ScheduleBatch) -> None:
         rows = torch.tensor([row_of(req) for req in batch.reqs])
         self.first_keys[sent(rows, self.first_keys.device)] = 0
-        self.extend_states(batch, tokens, self.features(output, None))
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         rows = torch.tensor([row_of(req) for req in batch.reqs])
@@ -152,9 +169,22 @@ class EagleWorker(DraftWorker):
     ) -> None:
         """Run rows from the root's position on, and keep the state of each request's last one."""
         step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
-        output = step.run(features_TF=features)
+        self._keep_last(step, step.run(features_TF=features))
+
+    def _keep_last(self, step: PreparedForward, output: LogitsOutput) -> None:
         assert output.hidden is not None
         self.states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
+
+
+def _shifted(batch: ScheduleBatch, sampled: Sequence[int | None]) -> list[list[int]]:
+    """Of each request the token that follows each of its rows; the last one's was sampled where the
+    prompt has no more."""
+    tokens = []
+    lens = zip(batch.prefix_lens, batch.extend_lens, strict=True)
+    for req, (prefix, count), first in zip(batch.reqs, lens, sampled, strict=True):
+        known = req.token_ids[prefix + 1 : prefix + count + 1]
+        tokens.append(known if len(known) == count else [*known, cast(int, first)])
+    return tokens
 
 
 class Eagle3Worker(EagleWorker):

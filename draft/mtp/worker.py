@@ -73,6 +73,11 @@ class MtpLayersWorker(MtpWorker):
     def row_steps(self) -> int | None:
         return super().row_steps if self.flies else None
 
+    @property
+    def seeds_early(self) -> bool:
+        """Each layer's tokens are laid out on the host."""
+        return False
+
     def is_ready(self, req: Req) -> bool:
         """Rows before its first one may be another request's, too."""
         return req.kv_len - self._first[req] >= len(self.runners) - 1

@@ -118,6 +118,19 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class EarlyDrafter(Protocol):
+    """A drafter that can read a prompt while the device still computes what comes first."""
+
+    @property
+    def seeds_early(self) -> bool: ...
+
+    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+        """In place of `seed`; may not wait for the device. tokens_S: int64 on the device, first
+        tokens of the requests that sample, in their order."""
+        ...
+
+
+@runtime_checkable
 class TextDrafter(Protocol):
     """A drafter of chains that looks at the text of requests and at nothing else: `observe` may be
     left out, and rounds run on the device but for the drafting."""

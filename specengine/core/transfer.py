@@ -1,4 +1,4 @@
-"""From the host to a device, without waiting for it.
+"""Between the host and a device, without waiting for more than what is asked for.
 
 A copy from pageable memory may wait until the device has done all that was launched before.
 """
@@ -23,3 +23,21 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
     if values.device.type == "cpu":
         values = pinned(values, device)
     return values.to(device, non_blocking=True)
+
+
+class Arriving:
+    """values, on their way to the host: launched behind all that the device was given so far, and
+    not waited for before they are read."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values, self._landed = values, None
+        if values.device.type == "cuda":
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._landed.record()
+
+    def read(self) -> Tensor:
+        if self._landed is not None:
+            self._landed.synchronize()
+        return self._values

@@ -6,7 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
+
+from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig
@@ -15,7 +18,14 @@ from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import DepthChoice, Drafter, PrefillResult, Verifier, VerifyResult
+from specengine.core.spec import (
+    DepthChoice,
+    Drafter,
+    EarlyDrafter,
+    PrefillResult,
+    Verifier,
+    VerifyResult,
+)
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.round import AdaptiveRound
@@ -30,6 +40,8 @@ from specengine.engine.round import SpeculativeRound
 from specengine.runner.graph_counters import GraphStats, count_fallback
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler
+
+SeedEarly = Callable[[Tensor], None]  # with first tokens, as EarlyDrafter.seed_early
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ class EngineParts:
     scheduler: Scheduler
     drafter: Drafter
     verifier: Verifier
-    sample_prefill: Callable[[LogitsOutput, ScheduleBatch], PrefillResult]
+    sample_prefill: Callable[[LogitsOutput, ScheduleBatch, SeedEarly | None], PrefillResult]
     grammars: GrammarCompiler
     fixed_depth: Decision  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
@@ -93,6 +105,9 @@ class Engine:
         self.parts = parts
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
+        drafter = parts.drafter
+        early = isinstance(drafter, EarlyDrafter) and drafter.seeds_early
+        self._early = cast(EarlyDrafter, drafter) if early else None
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
         self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
         self.ragged_counters: dict[str, Counter[str]] = {}  # likewise
@@ -257,9 +272,20 @@ class Engine:
         if self.flights is not None:
             self.flights.interrupt()
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
-        result = self.parts.sample_prefill(output, masked_prefill(batch))
-        self.drafter.seed(batch, output, result)
+        early = self._early_seed(batch, output)
+        result = self.parts.sample_prefill(output, masked_prefill(batch), early)
+        if early is None:
+            self.drafter.seed(batch, output, result)
         self.scheduler.commit_prefill(batch, result)
+
+    def _early_seed(self, batch: ScheduleBatch, output: LogitsOutput) -> SeedEarly | None:
+        """For a drafter that can take first tokens from the device, where the host needs nothing
+        else of the output."""
+        params = [req.sampling for req in batch.reqs]
+        tells = any(one.logprobs is not None or one.prompt_logprobs is not None for one in params)
+        if self._early is None or tells or not any(batch.samples):
+            return None
+        return partial(self._early.seed_early, batch, output)
 
     def _release_drafts(self) -> None:
         for req in self.scheduler.take_released():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import PrefillResult
+from specengine.core.transfer import Arriving
 from specengine.layers.logits import RowMap
 from specengine.layers.logprobs import token_logprobs
 from specengine.layers.sampler import Sampler
@@ -43,11 +45,15 @@ def _wants_prompt(req: Req) -> bool:
     return req.sampling.prompt_logprobs is not None and not req.output_ids
 
 
-def sample_prefill(output: LogitsOutput, batch: ScheduleBatch) -> PrefillResult:
+def sample_prefill(
+    output: LogitsOutput, batch: ScheduleBatch, meanwhile: Callable[[Tensor], None] | None = None
+) -> PrefillResult:
     """First tokens of the requests that sample, and logprobs of the prompt tokens that this chunk
     predicts: those after its prefix, plus None for the very first token of a prompt.
 
-    `output` has the rows that batch.get_model_worker_batch() asked for.
+    `output` has the rows that batch.get_model_worker_batch() asked for. meanwhile: called with the
+    first tokens, int64 [S] on the device, before the host waits for them, if any request samples.
+    What it runs may write over `output`: nobody may ask for logprobs then.
     """
     layout = _layout(batch)
     sampled = [rows for rows in layout if batch.samples[rows.index]]
@@ -55,7 +61,10 @@ def sample_prefill(output: LogitsOutput, batch: ScheduleBatch) -> PrefillResult:
     logprobs: list[TokenLogprob | None] = [None] * batch.batch_size
     if sampled:
         chosen = _sample_last_rows(output, batch, sampled)
-        for rows, token in zip(sampled, chosen.tolist(), strict=True):
+        arriving = Arriving(chosen)
+        if meanwhile is not None:
+            meanwhile(chosen)
+        for rows, token in zip(sampled, arriving.read().tolist(), strict=True):
             tokens[rows.index] = token
         _fill_logprobs(logprobs, output.logits, sampled, chosen)
     return PrefillResult(tokens, logprobs, _prompt_logprobs(output.logits, layout))

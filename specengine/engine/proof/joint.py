@@ -15,7 +15,7 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import PrefillResult
-from specengine.engine.loop import Engine
+from specengine.engine.loop import Engine, SeedEarly
 from specengine.engine.proof.check import chi_squared_p
 from specengine.layers.logits import RowMap, edit_logits, target_weights
 
@@ -39,11 +39,13 @@ class LogitProbe:
             self._engine.step()
         return torch.stack([self._found[f"{index}#0"] for index in range(len(texts))])
 
-    def _note(self, output: LogitsOutput, batch: ScheduleBatch) -> PrefillResult:
+    def _note(
+        self, output: LogitsOutput, batch: ScheduleBatch, early: SeedEarly | None
+    ) -> PrefillResult:
         asking = [req for req, samples in zip(batch.reqs, batch.samples, strict=True) if samples]
         for req, logits_V in zip(asking, output.logits, strict=True):
             self._found[req.rid] = logits_V.cpu()
-        return self._sample_prefill(output, batch)
+        return self._sample_prefill(output, batch, early)
 
 
 class Continuations:
