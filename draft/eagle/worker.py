@@ -91,7 +91,8 @@ class EagleWorker(DraftWorker):
 
     def _see_all(self, batch: ScheduleBatch) -> None:
         rows = torch.tensor([row_of(req) for req in batch.reqs])
-        self.first_keys[sent(rows, self.first_keys.device)] = 0
+        # Not by assignment: a number that is assigned goes by pageable memory, and waits.
+        self.first_keys.index_fill_(0, sent(rows, self.first_keys.device), 0)
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         rows = torch.tensor([row_of(req) for req in batch.reqs])

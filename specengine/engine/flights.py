@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -81,14 +83,16 @@ class Flights:
             drafted, self._drafting = proposal.num_drafted, perf_counter() - start
         captures, self._followed = self.graph_round.counters["captures"], False
         wish = Wish(drafted, self._asleep, self._choice.num_nodes)
-        self.flight = self.graph_round.launch(batch.reqs, wish)
+        with self._all_or_nothing():
+            self.flight = self.graph_round.launch(batch.reqs, wish)
         if self.graph_round.counters["captures"] != captures:
             self._since, self._drafting = perf_counter(), 0.0  # capturing is no round's time
 
     def interrupt(self) -> None:
         """Something else runs: the time until the next launch is no round's."""
         self._landed = None
-        self.graph_round.interrupt()
+        self.graph_round.wake()
+        self.graph_round.known.forget()
 
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be. Its outcome must be
@@ -97,11 +101,12 @@ class Flights:
         assert flight is not None
         depth = choice.num_steps
         is_usual = self._followed or depth > 0 or not self._reads_text
-        self.flight = self._follow(flight) if self.overlaps else None
-        if self._study is not None and not depth:
-            self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
-        useful = self._useful_levels(flight) if depth else flight.num_drafted
-        result = self.graph_round.land(flight)
+        with self._all_or_nothing():
+            self.flight = self._follow(flight) if self.overlaps else None
+            if self._study is not None and not depth:
+                self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
+            useful = self._useful_levels(flight) if depth else flight.num_drafted
+            result = self.graph_round.land(flight)
         self._landed = self._since = perf_counter()
         if self.depths is not None:
             result.depth = choice
@@ -121,6 +126,17 @@ class Flights:
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
         return Landing(flight.reqs, result)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A round that nobody reads did not happen: whoever goes on flies it again."""
+        try:
+            yield
+        except BaseException:
+            self.flight = self._landed = None
+            self.graph_round.known.forget()
+            self.graph_round.choices.edits.forget()
+            raise
 
     def send_masks(self) -> None:
         """To the flight, where it waits for them: a grammar goes on from what landed last."""

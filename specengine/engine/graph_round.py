@@ -235,10 +235,6 @@ class GraphRound:
         fits = self.padding or form.batch_size == len(reqs)
         return self._fly(reqs, wish.num_drafted, form) if fits and form in self.captured else None
 
-    def interrupt(self) -> None:
-        self.wake()
-        self.known.forget()
-
     def wake(self) -> None:
         """Before the drafter looks again, in a round of any kind."""
         if self._missed:

@@ -41,7 +41,8 @@ from specengine.runner.graph_counters import GraphStats, count_fallback
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler
 
-SeedEarly = Callable[[Tensor], None]  # with first tokens, as EarlyDrafter.seed_early
+# With first tokens, as EarlyDrafter.seed_early: where it is given, nobody else seeds the drafter.
+SeedEarly = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,10 @@ class RowEdits:
         slots = torch.tensor([self._slots.get(req, 0) for req in reqs])
         self.tables.slots[rows_B] = sent(slots, self.device)
 
+    def forget(self) -> None:
+        """What was counted of a round may not stand: all slots are to be filled again."""
+        self._counted = dict.fromkeys(self._counted, -1)
+
     def _fill(self, slot: int, req: Req) -> None:
         tables, sampling = self.tables, req.sampling
         for table in (tables.bias, tables.counts, tables.flags):

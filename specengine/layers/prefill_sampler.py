@@ -12,7 +12,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import PrefillResult
-from specengine.core.transfer import Arriving
+from specengine.core.transfer import Arriving, sent
 from specengine.layers.logits import RowMap
 from specengine.layers.logprobs import token_logprobs
 from specengine.layers.sampler import Sampler
@@ -84,12 +84,12 @@ def _sample_last_rows(output: LogitsOutput, batch: ScheduleBatch, sampled: list[
     """int64 [len(sampled)]."""
     device = output.logits.device
     if len(sampled) < len(output.logits):
-        last = torch.tensor([rows.last for rows in sampled], device=device)
+        last = sent(torch.tensor([rows.last for rows in sampled]), device)
         argmax = output.argmax[last] if output.argmax is not None else None
         output = LogitsOutput(output.logits[last], argmax)
     request = None
     if len(sampled) < batch.batch_size:
-        request = torch.tensor([rows.index for rows in sampled], device=device)
+        request = sent(torch.tensor([rows.index for rows in sampled]), device)
     return Sampler()(output, batch.sampling, RowMap(request))
 
 

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
+from specengine.layers import prefill_sampler
 from tests.draft.eagle_checkpoints import eagle, eagle3
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 7, "ab" * 9, "to be or not to be"]
@@ -56,6 +58,11 @@ def states_of(llm: LLM) -> torch.Tensor:
     return llm.engine.drafter.states
 
 
+def keys_of(llm: LLM) -> torch.Tensor:
+    assert isinstance(llm.engine.drafter, EagleWorker)
+    return llm.engine.drafter.first_keys
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])
 def test_states_are_the_same(
@@ -69,6 +76,8 @@ def test_states_are_the_same(
     draft = (eagle if algorithm == "EAGLE" else eagle3)(tmp_path / "draft", target)
     early, late = (make(target, algorithm, draft, **WAYS[way]) for _ in range(2))
     late.engine._early = None
+    for llm in (early, late):
+        keys_of(llm).fill_(99)  # as of others, which a drafter slept through
     calls = calls_of(early, monkeypatch)
     for llm in (early, late):
         for number, prompt in enumerate(PROMPTS):
@@ -78,6 +87,8 @@ def test_states_are_the_same(
         for llm, outputs in zip((early, late), told, strict=True):
             outputs |= {one.rid: one.token_ids for one in llm.engine.step()}
         assert torch.equal(states_of(early), states_of(late))
+        assert torch.equal(keys_of(early), keys_of(late))
+    assert set(keys_of(early).tolist()) == {0, 99}
     assert told[0] == told[1]
     assert calls["seed_early"] > 0
     assert (calls["seed"] > 0) == ("chunk" in way or way == "mixed")
@@ -102,6 +113,56 @@ def test_whoever_asks_for_logprobs_waits(
     calls = calls_of(llm, monkeypatch)
     llm.generate(PROMPTS[:1], replace(asked, max_tokens=3))
     assert calls == {"seed": 1}
+
+
+def test_the_host_waits_behind_what_it_has_launched(
+    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First tokens are on their way to it before the drafter's forward, and waited for after."""
+    target = small_models["llama"]
+    llm = make(target, "EAGLE3", eagle3(tmp_path / "draft", target))
+    drafter, diary = llm.engine.drafter, list[str]()
+    assert isinstance(drafter, EagleWorker)
+
+    class Told(Arriving):
+        def __init__(self, values: torch.Tensor) -> None:
+            diary.append("sent")
+            super().__init__(values)
+
+        def read(self) -> torch.Tensor:
+            diary.append("read")
+            return super().read()
+
+    def seed_early(*args: Any) -> None:
+        diary.append("seeded")
+
+    monkeypatch.setattr(prefill_sampler, "Arriving", Told)
+    monkeypatch.setattr(drafter, "seed_early", seed_early)
+    llm.engine.add_request("0", llm.tokenizer.encode(PROMPTS[0]), SAMPLED)
+    llm.engine.step()
+    assert diary == ["sent", "seeded", "read"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_states_are_the_same_on_a_gpu(graphs: bool) -> None:
+    """Also where prompts run in parts, and in a graph that is captured only now."""
+    spec = SpecConfig(algorithm="EAGLE3", adaptive=False, num_steps=3)
+    flags: dict[str, Any] = {"dtype": "float32", "disable_cuda_graph": not graphs}
+    flags |= {"max_running_requests": 80, "max_total_tokens": 1 << 14}
+    early, late = (LLM("tiny", spec, **flags) for _ in range(2))
+    late.engine._early = None
+    for number in (1, 9, 70):
+        prompts = [[7 + place, *range(100, 120 + place % 9)] for place in range(number)]
+        for llm in (early, late):
+            for place, prompt in enumerate(prompts):
+                llm.engine.add_request(f"{number}.{place}", prompt, SAMPLED)
+            llm.engine.step()
+        torch.testing.assert_close(states_of(early), states_of(late), rtol=1e-4, atol=1e-4)
+        for llm in (early, late):
+            while llm.engine.has_work:
+                llm.engine.step()
 
 
 def test_layers_that_are_laid_out_on_the_host_wait() -> None:

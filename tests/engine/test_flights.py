@@ -33,7 +33,9 @@ class ScriptedRound:
     counters: Counter[str] = field(default_factory=Counter)
     landed: list[Any] = field(default_factory=list)
 
-    def interrupt(self) -> None:
+    known: Any = field(default_factory=lambda: SimpleNamespace(forget=lambda: None))
+
+    def wake(self) -> None:
         """Nothing was missed."""
 
     def launch(self, reqs: list[Any], wish: Wish) -> Any:
