@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import ConfigError, DataError
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.spec import PrefillResult
 from specengine.draft.eagle.worker import Eagle3Worker
 from specengine.draft.train.features import TeacherOutput
 from specengine.draft.train.teacher import Teacher
@@ -23,17 +21,14 @@ from tests.train.draft_training import load_target, packed, random_documents
 def test_features_are_those_of_the_worker(
     small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handed: list[Tensor] = []
-    seed = Eagle3Worker.seed
+    handed, features = list[Tensor](), Eagle3Worker.features
 
-    def watched(
-        self: Eagle3Worker, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult
-    ) -> None:
+    def watched(self: Eagle3Worker, output: LogitsOutput, rows: Tensor | None) -> Tensor:
         assert output.features is not None
         handed.append(output.features.clone())
-        seed(self, batch, output, result)
+        return features(self, output, rows)
 
-    monkeypatch.setattr(Eagle3Worker, "seed", watched)
+    monkeypatch.setattr(Eagle3Worker, "features", watched)
     target = small_models["llama"]
     draft = checkpoints.eagle3(tmp_path / "draft", target)
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(draft))
