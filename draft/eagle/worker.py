@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -82,11 +82,11 @@ class EagleWorker(DraftWorker):
     def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
         self._see_all(batch)
         tokens = _shifted(batch, [0] * batch.batch_size)
-        ends = zip(accumulate(batch.extend_lens), batch.samples, strict=True)
-        first = torch.tensor([end - 1 for end, samples in ends if samples])
-        tokens_T = sent(torch.tensor(list(chain.from_iterable(tokens))), tokens_S.device)
-        tokens_T[sent(first, tokens_S.device)] = tokens_S
         step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
+        ends = zip(accumulate(batch.extend_lens), batch.samples, strict=True)
+        last = torch.tensor([end - 1 for end, samples in ends if samples])
+        tokens_T = sent(step.input_ids, tokens_S.device)
+        tokens_T[sent(last, tokens_S.device)] = tokens_S
         self._keep_last(step, step.run(tokens_T, self.features(output, None)))
 
     def _see_all(self, batch: ScheduleBatch) -> None:

@@ -20,6 +20,11 @@ class PreparedForward(Protocol):
     requests' rows of the page table, and where their tokens start, lie on the device."""
 
     @property
+    def input_ids(self) -> Tensor:
+        """int64 [T], as they were given, on the host or the device."""
+        ...
+
+    @property
     def tree(self) -> Tree | None: ...
 
     @property
@@ -44,6 +49,10 @@ class EagerForward:
         self.runner = runner
         self.batch = batch
         runner.attn_backend.init_forward_metadata(batch)
+
+    @property
+    def input_ids(self) -> Tensor:
+        return self.batch.input_ids
 
     @property
     def tree(self) -> Tree | None:
@@ -74,6 +83,10 @@ class GraphForward:
         self.form = form
         self.batch = batch
         self._captured: CapturedForward | None = None
+
+    @property
+    def input_ids(self) -> Tensor:
+        return self.batch.input_ids
 
     @property
     def tree(self) -> Tree | None:

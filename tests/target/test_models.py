@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True, "mlp_bias": True},
     "tied, wide heads": {"tie_word_embeddings": True, "head_dim": 48},
 }
+
+
+Model = Callable[[str], Any]  # by family
 
 
 def _load(directory: Path, **options: Any) -> Any:
@@ -138,12 +142,18 @@ def test_split_prefill_equals_extend(
     assert torch.equal(model.compute_logits(results[-1]), whole)
 
 
+@pytest.fixture
+def unpacked(small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A family's model with its weights as a GPU keeps them."""
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    return lambda family: _load(small_models[family])
+
+
 def test_split_prefill_carries_products_in_parts(
-    small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+    unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As wide layers leave them on a GPU."""
-    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
-    model = _load(small_models["llama"])
+    model = unpacked("llama")
     whole = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
     monkeypatch.setattr(split_linear, "fits", lambda *_: True)
     batch = mini_runner(model).batch(ForwardMode.SPLIT_PREFILL, [PROMPT])
@@ -160,11 +170,10 @@ def test_idle_runs_on_zero_tokens(small_models: dict[str, Path], mini_runner: An
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fused_layer_equals_the_plain_one(
-    family: str, small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path of a GPU with few rows, on the reference kernels."""
-    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
-    model = _load(small_models[family])
+    model = unpacked(family)
     tokens = PROMPT[:12]
     plain = mini_runner(model).logits(ForwardMode.EXTEND, [tokens])
     monkeypatch.setattr("specengine.kernels.few_row.fits", lambda x: True)
@@ -173,11 +182,10 @@ def test_fused_layer_equals_the_plain_one(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_streamed_layers_equal_the_plain_ones(
-    family: str, small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers that go on to the next one's projection; hidden states are kept on the way."""
-    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
-    model = _load(small_models[family])
+    model = unpacked(family)
     found = []
     for streams in (False, True):
         if streams:
@@ -191,11 +199,10 @@ def test_streamed_layers_equal_the_plain_ones(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_whole_stack_equals_its_layers(
-    family: str, small_models: dict[str, Path], mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+    family: str, unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All layers as one operation, where a family's layers allow it; the others go on as ever."""
-    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
-    model = _load(small_models[family])
+    model = unpacked(family)
     calls = []
 
     def whole(*given: Any) -> decoder_stack.StackOutput:
