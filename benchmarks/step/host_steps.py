@@ -13,6 +13,7 @@ import argparse
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,13 +25,14 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine import LLM, SamplingParams
+from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import PrefillResult
 from specengine.engine.flights import Flights
 from specengine.engine.garbage import settled
 from specengine.engine.graph_build import _row_drafter
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Form
 
 PROMPT, NEW = 30, 256
 SAMPLING = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
@@ -59,15 +61,23 @@ class Decided:
         self.state.outcomes[int(self.state.turn)] = random.choice(self.outcomes)
 
 
-def engine_of(requests: int, slots: int) -> LLM:
+def engine_of(
+    requests: int,
+    slots: int,
+    spec: SpecConfig | None = None,
+    graph_of: Callable[[GraphRound, Form], Any] | None = None,
+) -> LLM:
+    """graph_of: of a form of its rounds; None has decided already, whatever is drafted."""
     flags = {"max_total_tokens": slots, "max_running_requests": requests}
-    llm = LLM("tiny", context_length=2048, chunked_prefill_size=-1, **flags)
+    llm = LLM("tiny", spec, context_length=2048, chunked_prefill_size=-1, **flags)
     parts = llm.engine.parts
     found = _row_drafter(parts.drafter, requests, torch.device("cpu"), chooses=False)
     assert found is not None
     flying = GraphRound(parts.worker, *found, [requests])
-    graph = Decided(flying)
-    flying._graph_of = lambda rows_B, form: graph  # type: ignore[method-assign]
+    graph = Decided(flying) if graph_of is None else None
+    flying._graph_of = (  # type: ignore[method-assign]
+        lambda rows_B, form: graph if graph_of is None else graph_of(flying, form)
+    )
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps=True)
     nothing = LogitsOutput(torch.empty(0), None, torch.empty(0), None)
     parts.worker.forward_batch_generation = lambda *_: nothing  # type: ignore[method-assign]
@@ -75,7 +85,7 @@ def engine_of(requests: int, slots: int) -> LLM:
     return llm
 
 
-def first_tokens(output: LogitsOutput, batch: Any, early: Any) -> PrefillResult:
+def first_tokens(output: LogitsOutput, batch: Any, *_: Any) -> PrefillResult:
     reqs = batch.reqs
     return PrefillResult([7] * len(reqs), [None] * len(reqs), [[] for _ in reqs])
 
