@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import cast
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
@@ -11,10 +12,12 @@ from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.draft.ngram.chains import ChainText, draft_chains
 from specengine.draft.ngram.corpus import SharedCorpus
 from specengine.draft.ngram.text import RequestText
 from specengine.draft.ngram.tree import distinct, merge
 from specengine.draft.proposals import Draft, assemble
+from specengine.kernels.native import lookup
 
 
 class NgramDrafter:
@@ -38,18 +41,25 @@ class NgramDrafter:
         self.proposes_tree = spec.ngram_branches > 1
         self._node_limit = node_limit
         self._matches = (spec.ngram_min_match, spec.ngram_max_match)
-        self._texts: dict[Req, RequestText] = {}
         self._corpus: SharedCorpus | None = None
         if spec.ngram_shared_corpus:
             self._corpus = SharedCorpus(spec.ngram_corpus_tokens, *self._matches)
+        is_alone = not self.proposes_tree and self._corpus is None
+        self._in_c = is_alone and lookup.is_compiled()
+        self._texts: dict[Req, RequestText | ChainText] = {}
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """Prompts are read when their requests are studied, or first draft."""
         for req in batch.reqs:
-            self._texts.setdefault(req, RequestText(req, *self._matches))
+            self._text_of(req)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
-        return assemble([self._draft(req) for req in batch.reqs])
+        limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
+        texts = [self._text_of(req) for req in batch.reqs]
+        if self._in_c:
+            return draft_chains(cast(list[ChainText], texts), limits)
+        drafts = map(self._draft, batch.reqs, cast(list[RequestText], texts), limits)
+        return assemble(list(drafts))
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""
@@ -65,9 +75,8 @@ class NgramDrafter:
         if self._corpus is not None and req.is_finished:
             self._corpus.add(req.output_ids)
 
-    def _draft(self, req: Req) -> Draft:
-        max_nodes = min(self.max_nodes, self._node_limit(req))
-        text = self._text_of(req)
+    def _draft(self, req: Req, text: RequestText, max_nodes: int) -> Draft:
+        text.update()
         if max_nodes <= 1:
             return Draft([req.last_token])
         length = max_nodes - 1
@@ -79,12 +88,12 @@ class NgramDrafter:
             continuations = chain(continuations, shared)
         return merge(req.last_token, distinct(continuations, self.branches), max_nodes)
 
-    def _text_of(self, req: Req) -> RequestText:
-        """All of it read."""
+    def _text_of(self, req: Req) -> RequestText | ChainText:
+        """What was read of it so far."""
         text = self._texts.get(req)
         if text is None:
-            text = self._texts[req] = RequestText(req, *self._matches)
-        text.update()
+            made = ChainText if self._in_c else RequestText
+            text = self._texts[req] = made(req, *self._matches)
         return text
 
 

@@ -16,9 +16,13 @@ class RequestText:
         self._req = req
         self._index = NgramIndex(min_match, max_match)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self._index.tokens)
+
     def update(self, most: int | None = None) -> None:
         """Take in the tokens that came since, the prompt's at first; at most so many."""
-        if new := unread(self._req, len(self._index.tokens), most):
+        if new := unread(self._req, self.num_tokens, most):
             self._index.extend(new)
 
     @property

@@ -20,10 +20,14 @@ class RequestText:
         self._followers: dict[SuffixTree, Follower] = {}
         self._tree = SuffixTree(max_depth)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tree.tokens)
+
     def update(self, most: int | None = None) -> None:
         """Take in the tokens that came since, the prompt's at first, at most so many; and what the
         corpus has gained."""
-        new = unread(self._req, len(self._tree.tokens), most)
+        new = unread(self._req, self.num_tokens, most)
         self._tree.extend(new)
         if self._corpus is not None:
             self._follow(self._corpus, len(new))

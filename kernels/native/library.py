@@ -25,7 +25,7 @@ FLAGS = [
     "-fPIC",
 ]
 # linear.c shares PyTorch's OpenMP threads: libgomp is loaded under one name.
-OPENMP = {"ops": "-fopenmp-simd", "linear": "-fopenmp"}
+OPENMP = {"ops": ["-fopenmp-simd"], "linear": ["-fopenmp"]}
 
 
 @cache
@@ -49,7 +49,7 @@ def library(name: str = "ops") -> ctypes.CDLL | None:
 def _compiled(name: str, compiler: str) -> Path:
     folder = Path(os.environ.get("SPECENGINE_CACHE_DIR") or Path.home() / ".cache" / "specengine")
     source = FOLDER / f"{name}.c"
-    command = [compiler, *FLAGS, OPENMP[name]]
+    command = [compiler, *FLAGS, *OPENMP.get(name, [])]
     path = folder / "native" / f"{name}-{_fingerprint(source, command)}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

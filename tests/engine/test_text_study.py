@@ -114,9 +114,7 @@ class Watched:
 
 
 def unread(drafter: NgramDrafter | SuffixDrafter, req: Req) -> int:
-    text: Any = drafter._texts[req]
-    index = text._index if isinstance(drafter, NgramDrafter) else text._tree
-    return req.seq_len - len(index.tokens)
+    return req.seq_len - drafter._texts[req].num_tokens
 
 
 def flying(
