@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from specengine.kernels.decoder_stack import (
 from specengine.kernels.dispatch import multiprocessors
 from specengine.kernels.few_row_cuda import tile_for
 from specengine.kernels.paged_attention import PagedBatch
+from specengine.kernels.seats import Seats, seconds_of_launch
 
 _SOURCE = Path(__file__).parent / "cuda" / "decoder_stack.cu"
 # As in the source: warps, head size, bytes of what a warp has of attention, of a layer's pointers.
@@ -89,7 +90,7 @@ class Division:
         depths = shape.hidden, shape.heads * shape.head_dim, shape.hidden, shape.intermediate
         rows = [_up(n, 8) * _pitch(depth) for n, depth in zip(outs, depths, strict=True)]
         layers = shape.num_layers * _LAYER_BYTES
-        return 2 * half + attention + sum(rows) + 4 * shape.hidden + 64 + layers
+        return 2 * half + attention + sum(rows) + 4 * shape.hidden + 80 + layers
 
 
 def _pitch(depth: int) -> int:
@@ -167,7 +168,7 @@ def decoder_stack(
     capture_layers: Sequence[int],
 ) -> StackOutput:
     shape, device, rows = weights.shape, x.device, len(x)
-    blocks = multiprocessors(device)
+    blocks, halves = multiprocessors(device), -(-rows // 8)
     if rows > MAX_ROWS:
         raise ValueError(f"{rows} rows are too many: the kernel takes {MAX_ROWS}")
     if most_tasks(rows, shape, batch) > blocks:
@@ -182,9 +183,14 @@ def decoder_stack(
     if rehearsal.current() is None:
         places = Places.of(shape, blocks, device)
         table = _tables.of(weights, kv, capture_layers)
+        seats = Seats.of(("decoder_stack", shape, halves), blocks, device)
         first = (table, shape.num_layers, x, x.stride(0), out, captured, *vars(places).values())
-        arguments = (*first, *_arguments(rows, weights, kv, batch))
-        kernel.launch((blocks, 1, 1), 32 * (_WARPS + 1), shared, arguments)
+        sitting = seats.numbers, seats.taken, seats.seen
+        arguments = (*first, *sitting, *_arguments(rows, weights, kv, batch))
+        launch = partial(kernel.launch, (blocks, 1, 1), 32 * (_WARPS + 1), shared, arguments)
+        if not seats.are_chosen and not torch.cuda.is_current_stream_capturing():
+            seats.choose(launch, seconds_of_launch)
+        launch()
     return StackOutput(out, list(captured))
 
 

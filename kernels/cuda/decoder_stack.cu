@@ -10,7 +10,8 @@
 // for one trip through L2, and for nobody who is late without being needed. Two sets of places serve
 // launches by turns; a launch empties the set of the one before. Within a launch each layer has places
 // of its own, so that none is written twice. All blocks must be there at once: two launches that run
-// beside each other on one device may wait for ever.
+// beside each other on one device may wait for ever. Which multiprocessor has which share is the host's
+// choice (seats.cuh).
 //
 // Sums are those of few_row.cu, in the same order: a row has the same bits in both.
 //
@@ -20,6 +21,7 @@
 // eights of rows; HAS_TREE, HAS_FIRST.
 
 #include "stack_shares.cuh"
+#include "seats.cuh"
 
 #define PAIRS_H ((ROWS * OUTS_H / 2 + THREADS - 1) / THREADS)
 
@@ -28,9 +30,9 @@
 struct Share {
   int qkv, hidden, gates;  // first outputs
 
-  __device__ __forceinline__ Share()
-      : qkv(((int)gridDim.x - SPARE - 1 - (int)blockIdx.x) * OUTS_QKV), hidden(blockIdx.x * OUTS_H),
-        gates(blockIdx.x * OUTS_I) {}
+  __device__ __forceinline__ Share(int block)
+      : qkv(((int)gridDim.x - SPARE - 1 - block) * OUTS_QKV), hidden(block * OUTS_H),
+        gates(block * OUTS_I) {}
   __device__ __forceinline__ int qkv_row(int i) const {
     return has_qkv() && qkv + i < QKV_SIZE ? qkv + i : -1;
   }
@@ -223,17 +225,18 @@ struct Turn {
   }
 };
 
-// The pointers of all layers, and barriers, for all warps.
-__device__ __forceinline__ Layer* prepare(const Layer* layers, int num_layers) {
-  Layer* all_layers = (Layer*)(shared + LAYERS_AT);
-  for (int i = threadIdx.x; i < num_layers * (int)sizeof(Layer) / 16; i += THREADS + 32)
-    ((uint4*)all_layers)[i] = load_constant((const u16*)layers + i * 8);
+// The pointers of all layers, and barriers, for all warps. -> the block's number.
+__device__ __forceinline__ int prepare(const Layer* layers, int num_layers, const Seats& seats) {
+  int* number = (int*)(shared + NUMBER_AT);
   if (threadIdx.x == 0) {
+    *number = seats.take();
     for (int i = 0; i < 8; i++) prepare_barrier(in_shared(BARRIERS_AT + i * 8), 1);
     show_barriers();
   }
+  for (int i = threadIdx.x; i < num_layers * (int)sizeof(Layer) / 16; i += THREADS + 32)
+    ((uint4*)(shared + LAYERS_AT))[i] = load_constant((const u16*)layers + i * 8);
   __syncthreads();
-  return all_layers;
+  return *number;
 }
 
 __device__ __forceinline__ void fetch_angles(const Task& task, const long long* positions,
@@ -246,13 +249,16 @@ __device__ __forceinline__ void fetch_angles(const Task& task, const long long* 
 // counters: launches so far, blocks that have left this one, rows that each set of places holds.
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
     const Layer* layers, int num_layers, const u16* x, int stride_x, u16* out, u16* captured,
-    u16* sets, float* shares, int* flags, int* counters, const long long* positions,
+    u16* sets, float* shares, int* flags, int* counters, const int* numbers, int* taken, int* seen,
+    const long long* positions,
     const long long* loc, const long long* rows, const long long* seq_lens,
     const long long* indptr, const int* table, const unsigned char* tree,
     const long long* first_keys, const float* cos_sin, int num_requests, int num_rows,
     int stride_table, int nodes, int stride_cache, int stride_cos_sin, float eps, float scale) {
-  const Share mine;
-  const Layer* all_layers = prepare(layers, num_layers);
+  const Seats seats = {numbers, taken, seen};
+  const int block = prepare(layers, num_layers, seats);
+  const Share mine(block);
+  const Layer* all_layers = (const Layer*)(shared + LAYERS_AT);
   if (warp_of() == WARPS) {  // it meets nobody from here on
     if (lane_of() == 0) fetch_weights(mine, all_layers, num_layers);
     return;
@@ -266,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
   const u64 set_size = (u64)num_layers * LAYER_SIZE;
   u16* at = sets + turn.set * set_size;
   u16* emptied = sets + (turn.set ^ 1) * set_size;  // of the launch before
-  const Task task = task_of(batch, gridDim.x - 1 - blockIdx.x);
+  const Task task = task_of(batch, gridDim.x - 1 - block);
   if (task.exists) {
     fetch_angles(task, positions, cos_sin, stride_cos_sin);
     fetch_keys(batch, all_layers[0], task, task.begin);
@@ -292,5 +298,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
   }
   allow_next_kernel();
   meet();
+  if (threadIdx.x == 0) seats.leave(block);
   turn.end(counters, all.num_rows);
 }

@@ -200,6 +200,13 @@ __device__ __forceinline__ void tell(int* flag, int value) {
                : "memory");
 }
 
+// That this block runs on.
+__device__ __forceinline__ int multiprocessor() {
+  int v;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(v));
+  return v;
+}
+
 // 16 bytes into shared memory: the first `bytes` of them, and zeros.
 __device__ __forceinline__ void copy_async(u32 to, const u16* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes)

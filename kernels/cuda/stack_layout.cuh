@@ -31,7 +31,7 @@
 #define SHARE_SIZE (HEAD + 2)  // floats that a row of a share of the keys leaves
 
 // Shared memory, in bytes: sums of a product and squares of its rows, two by turns; angles; areas of
-// attention; weights and gains; barriers; the pointers of all layers.
+// attention; weights and gains; barriers; the block's number; the pointers of all layers.
 #define GREATER(a, b) ((a) > (b) ? (a) : (b))
 #define TILES(outs) (((outs) + 7) / 8)
 #define JOBS_H GREATER(WARPS_H * TILES(OUTS_QKV), WARPS_H * TILES(2 * OUTS_I))
@@ -47,7 +47,8 @@
 #define GATES_HELD_AT (OUT_HELD_AT + 8 * TILES(OUTS_H) * PITCH(ATTENDED))
 #define DOWN_HELD_AT (GATES_HELD_AT + 8 * TILES(2 * OUTS_I) * PITCH(HIDDEN) + 2 * HIDDEN)
 #define BARRIERS_AT (DOWN_HELD_AT + 8 * TILES(OUTS_H) * PITCH(INTERMEDIATE))
-#define LAYERS_AT (BARRIERS_AT + 64)
+#define NUMBER_AT (BARRIERS_AT + 64)
+#define LAYERS_AT (NUMBER_AT + 16)
 
 struct Layer {
   const u16 *input_gain, *qkv, *out, *gain, *gate_up, *down;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from specengine.kernels import decoder_stack_cuda, few_row, few_row_cuda, rehear
 from specengine.kernels.cuda import program
 from specengine.kernels.decoder_stack import StackOutput, StackShape
 from specengine.kernels.decoder_stack_cuda import Places
+from specengine.kernels.seats import Seats
 from tests.kernels.decoder_stack_cases import EPS, Lengths, World, draw_weights
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.half_precision import close
@@ -29,6 +31,7 @@ def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_stack_cuda, "multiprocessors", lambda device: 8)
     monkeypatch.setattr(decoder_stack_cuda, "_tables", decoder_stack_cuda._Tables())
     Places.of.cache_clear()
+    Seats.of.cache_clear()
     torch.manual_seed(0)
 
 
@@ -75,6 +78,27 @@ def test_blocks_that_have_no_share_of_a_product(monkeypatch: pytest.MonkeyPatch)
     weights = draw_weights(shape, 800, "cpu")
     world = World.draw(weights, [Lengths(400, 2), Lengths(9, 1)])
     agree(world.run(weights, "cuda"), world.run(weights, "torch"))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[3, 0, 7, 1, 6, 2, 5, 4], [5] * 8, [0, 1, 2, 3, -1, -1, -1, -1], [6, 6, 7, 7, 2, 2, 3, 3]],
+    ids=["as said", "one for all", "half of them", "by pairs"],
+)
+def test_wherever_blocks_sit(numbers: list[int]) -> None:
+    """None has the number of another, whoever comes where; and all are free afterwards."""
+    weights = draw_weights(SHAPE, 800, "cpu")
+    world = World.draw(weights, [Lengths(400, 2), Lengths(9, 1)])
+    seats = Seats(8, world.x.device)
+    seats.numbers[:8] = torch.tensor(numbers)
+    expected = world.run(weights, "torch")
+    with patch.object(Seats, "of", return_value=seats):
+        for _ in range(2):
+            agree(world.run(weights, "cuda"), expected)
+            assert seats.taken.tolist() == [0] * 8
+    assert sorted(set(seats.seen.tolist()) - {-1}) == [
+        seat for seat, number in enumerate(numbers) if number < 0
+    ]
 
 
 @pytest.mark.parametrize("requests", [0, 1])

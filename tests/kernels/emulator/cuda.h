@@ -106,6 +106,11 @@ inline int atomicAdd(int* at, int value) {
   *at += value;
   return *at - value;
 }
+inline int atomicCAS(int* at, int expected, int value) {
+  const int found = *at;
+  if (found == expected) *at = value;
+  return found;
+}
 inline unsigned long __cvta_generic_to_shared(const void* at) {
   return (const unsigned char*)at - shared_memory;
 }
