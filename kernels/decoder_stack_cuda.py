@@ -41,6 +41,10 @@ def _up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
+def _halves(rows: int) -> int:
+    return _up(rows, 8) // 8
+
+
 def spare_of(blocks: int) -> int:
     """Blocks that are left to attention."""
     return _SPARE if blocks > 8 * _SPARE else 0
@@ -134,7 +138,7 @@ class Places:
             torch.full(size, -1, dtype=torch.int16, device=device),
             torch.zeros(shares, dtype=torch.float32, device=device),
             torch.zeros(blocks, dtype=torch.int32, device=device),
-            torch.zeros(4, dtype=torch.int32, device=device),
+            torch.zeros(5, dtype=torch.int32, device=device),
         )
 
 
@@ -168,7 +172,7 @@ def decoder_stack(
     capture_layers: Sequence[int],
 ) -> StackOutput:
     shape, device, rows = weights.shape, x.device, len(x)
-    blocks, halves = multiprocessors(device), -(-rows // 8)
+    blocks = multiprocessors(device)
     if rows > MAX_ROWS:
         raise ValueError(f"{rows} rows are too many: the kernel takes {MAX_ROWS}")
     if most_tasks(rows, shape, batch) > blocks:
@@ -183,15 +187,21 @@ def decoder_stack(
     if rehearsal.current() is None:
         places = Places.of(shape, blocks, device)
         table = _tables.of(weights, kv, capture_layers)
-        seats = Seats.of(("decoder_stack", shape, halves), blocks, device)
+        seats = Seats.of(("decoder_stack", shape, _halves(rows)), blocks, device)
         first = (table, shape.num_layers, x, x.stride(0), out, captured, *vars(places).values())
         sitting = seats.numbers, seats.taken, seats.seen
         arguments = (*first, *sitting, *_arguments(rows, weights, kv, batch))
         launch = partial(kernel.launch, (blocks, 1, 1), 32 * (_WARPS + 1), shared, arguments)
-        if not seats.are_chosen and not torch.cuda.is_current_stream_capturing():
+        if not seats.are_chosen and _may_choose(batch, rows):
             seats.choose(launch, seconds_of_launch)
         launch()
     return StackOutput(out, list(captured))
+
+
+def _may_choose(batch: PagedBatch, rows: int) -> bool:
+    """Blocks exchange nothing for rows of no request, on which some forms are warmed up."""
+    capturing = torch.cuda.is_current_stream_capturing()
+    return not capturing and int(batch.qo_indptr[-1]) >= rows
 
 
 def _arguments(
@@ -237,7 +247,7 @@ def _defines(
         ("OUTS_H", divided.outs_hidden),
         ("OUTS_I", divided.outs_intermediate),
         ("SPARE", spare_of(blocks)),
-        ("HALVES", -(-len(x) // 8)),
+        ("HALVES", _halves(len(x))),
         ("HAS_TREE", int(batch.tree_mask is not None)),
         ("HAS_FIRST", int(batch.first_keys is not None)),
     )

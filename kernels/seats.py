@@ -8,6 +8,7 @@ sit are tried once, and the best is kept to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 
@@ -15,16 +16,18 @@ import torch
 
 SEATS = 1024  # as in cuda/seats.cuh
 _APART = 2  # between the ways that are tried: multiprocessors come in pairs
-_TIMED = 4  # launches
+_PASSES = 2  # over all ways: clocks may rise meanwhile
+_TIMED = 2  # launches
 
 
 class Seats:
     """numbers: int32 [SEATS], of blocks by multiprocessor, -1 where that is not said. taken, seen:
-    int32 [blocks], of the kernel (cuda/seats.cuh). Launches that may overlap must not share
-    `taken`."""
+    int32 [blocks], of the kernel (cuda/seats.cuh). Launches that may run beside each other must not
+    share `taken`. Raises RuntimeError in a capture, whose replays would make them anew."""
 
     def __init__(self, blocks: int, device: torch.device) -> None:
-        self.device = device
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("run the kernel once before capturing it: its blocks need numbers")
         self.numbers = torch.full((SEATS,), -1, dtype=torch.int32, device=device)
         self.taken = torch.zeros(blocks, dtype=torch.int32, device=device)
         self.seen = torch.full((blocks,), -1, dtype=torch.int32, device=device)
@@ -42,7 +45,8 @@ class Seats:
     ) -> None:
         """Seat blocks as they came by themselves, from whichever of them on that is fastest.
 
-        launch: the kernel, with a block on each multiprocessor; it may run again and again.
+        launch: the kernel, with a block on each multiprocessor; it may run again and again, and its
+        blocks wait for each other as they will later.
         seconds: that a launch takes. Where two blocks had one multiprocessor, they sit as they
         like."""
         self.are_chosen = True
@@ -51,12 +55,13 @@ class Seats:
         if len(set(seen)) < len(seen) or not 0 <= min(seen) <= max(seen) < SEATS:
             return
 
-        def seconds_of(order: Sequence[int]) -> float:
-            self._sit(order)
-            return seconds(launch)
-
         ways = [seen[first:] + seen[:first] for first in range(0, len(seen), _APART)]
-        self._sit(min(ways, key=seconds_of))
+        best = [math.inf] * len(ways)
+        for _ in range(_PASSES):
+            for place, way in enumerate(ways):
+                self._sit(way)
+                best[place] = min(best[place], seconds(launch))
+        self._sit(ways[best.index(min(best))])
 
     def _sit(self, order: Sequence[int]) -> None:
         """order: multiprocessors by number."""

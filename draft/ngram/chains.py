@@ -13,7 +13,7 @@ from specengine.kernels.native import lookup
 
 
 class ChainText:
-    """Prompt and output of one request, as RequestText; in C, where Python would take ten times as
+    """Prompt and output of one request, as RequestText; in C, where Python would take five times as
     long for hundreds of requests. Drafts are the same, but where a context occurred so often that
     only the latest of its occurrences are compared."""
 

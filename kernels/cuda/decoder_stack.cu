@@ -246,7 +246,8 @@ __device__ __forceinline__ void fetch_angles(const Task& task, const long long* 
     angles[i] = cos_sin[(u64)positions[task.first_row + i / HEAD] * stride + i % HEAD];
 }
 
-// counters: launches so far, blocks that have left this one, rows that each set of places holds.
+// counters: launches so far, blocks that have left this one, rows that each set of places holds, blocks
+// that ever arrived.
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
     const Layer* layers, int num_layers, const u16* x, int stride_x, u16* out, u16* captured,
     u16* sets, float* shares, int* flags, int* counters, const int* numbers, int* taken, int* seen,
@@ -255,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
     const long long* indptr, const int* table, const unsigned char* tree,
     const long long* first_keys, const float* cos_sin, int num_requests, int num_rows,
     int stride_table, int nodes, int stride_cache, int stride_cos_sin, float eps, float scale) {
-  const Seats seats = {numbers, taken, seen};
+  const Seats seats = {numbers, taken, seen, counters + 4};
   const int block = prepare(layers, num_layers, seats);
   const Share mine(block);
   const Layer* all_layers = (const Layer*)(shared + LAYERS_AT);
@@ -298,6 +299,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
   }
   allow_next_kernel();
   meet();
-  if (threadIdx.x == 0) seats.leave(block);
+  if (threadIdx.x == 32) seats.leave(block, turn.launches);  // while another thread ends the turn
   turn.end(counters, all.num_rows);
 }

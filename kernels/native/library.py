@@ -26,6 +26,8 @@ FLAGS = [
 ]
 # linear.c shares PyTorch's OpenMP threads: libgomp is loaded under one name.
 OPENMP = {"ops": ["-fopenmp-simd"], "linear": ["-fopenmp"]}
+# What takes microseconds keeps the GIL: beside a busy thread it is 5 ms until that comes back.
+_LOADERS = {"lookup": ctypes.PyDLL}
 
 
 @cache
@@ -37,12 +39,12 @@ def library(name: str = "ops") -> ctypes.CDLL | None:
         return None
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        logger.info("no C compiler: small CPU operations run in PyTorch, which is slower")
+        logger.info("no C compiler: small CPU operations run in Python, which is slower")
         return None
     try:
-        return ctypes.CDLL(str(_compiled(name, compiler)))
+        return _LOADERS.get(name, ctypes.CDLL)(str(_compiled(name, compiler)))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("%s.c could not be compiled; PyTorch runs instead: %s", name, error)
+        logger.warning("%s.c could not be compiled; Python runs instead: %s", name, error)
         return None
 
 

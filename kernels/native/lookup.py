@@ -15,6 +15,7 @@ from torch import Tensor
 from specengine.kernels.native.library import library
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
+_LONGEST = 1 << 24  # context, in tokens: no text is longer
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "text_new": (_P, [ctypes.c_int32, ctypes.c_int32]),
     "text_free": (None, [_P]),
@@ -43,8 +44,9 @@ class LookupText:
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self.num_tokens = 0
+        self.pointer: Any = None
         self._free = _function("text_free")  # when texts go, modules may be gone
-        self.pointer = _function("text_new")(min_match, max_match)
+        self.pointer = _function("text_new")(min(min_match, _LONGEST), min(max_match, _LONGEST))
         if self.pointer is None:
             raise MemoryError("no memory for a text")
 

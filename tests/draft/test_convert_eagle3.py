@@ -52,7 +52,8 @@ def edited(
 @pytest.mark.parametrize("form", FORMS)
 def test_there_and_back(form: str, target: Path, tmp_path: Path) -> None:
     """Every tensor and every key that says anything, bit by bit; and an independent reading gives
-    the same logits for both."""
+    the same logits for both. Nearly: on some processors the order of sums in a product hangs on
+    where in memory a file's tensors begin."""
     source = checkpoints.eagle3(tmp_path / "a", target, **FORMS[form])
     there, back = tmp_path / "b", tmp_path / "c"
     done = convert(str(source), there, TO_SPECULATORS)
@@ -73,7 +74,8 @@ def test_there_and_back(form: str, target: Path, tmp_path: Path) -> None:
     text, drafted = [5, 9, 4, 77, 31, 8], [12, 60]
     first = EagleReading(source, target).logits(text, drafted)
     for other in (there, back):
-        assert torch.equal(first, EagleReading(other, target).logits(text, drafted))
+        found = EagleReading(other, target).logits(text, drafted)
+        torch.testing.assert_close(found, first, rtol=1e-5, atol=1e-6)
 
 
 def test_speculators_layout_is_what_its_readers_want(target: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from unittest.mock import patch
 
 import pytest
@@ -88,3 +89,19 @@ def test_texts_that_got_no_memory_stay_as_they_were(monkeypatch: pytest.MonkeyPa
     assert [text.num_tokens for text in texts] == [4, 4, 0]
     assert chains.draft_chains(texts, [3, 3, 3]).num_nodes == [1, 1, 1]
     assert [text.num_tokens for text in texts] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("longest", [1 << 31, 1 << 32])
+def test_contexts_longer_than_any_text(longest: int) -> None:
+    req = request([1, 2, 3, 4, 1], [2])
+    ours = drafter(num_draft_tokens=3, ngram_max_match=longest)
+    assert nodes(ours.draft(decode_batch([req])))[0] == [2, 3, 4]
+    never = drafter(num_draft_tokens=3, ngram_min_match=longest, ngram_max_match=longest)
+    assert nodes(never.draft(decode_batch([req])))[0] == [2]
+
+
+def test_a_text_that_was_never_made_is_not_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "_function", lambda name: lambda *given: None)
+    with pytest.raises(MemoryError):
+        lookup.LookupText(2, 4)
+    gc.collect()

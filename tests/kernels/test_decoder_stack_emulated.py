@@ -82,13 +82,18 @@ def test_blocks_that_have_no_share_of_a_product(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "numbers",
-    [[3, 0, 7, 1, 6, 2, 5, 4], [5] * 8, [0, 1, 2, 3, -1, -1, -1, -1], [6, 6, 7, 7, 2, 2, 3, 3]],
-    ids=["as said", "one for all", "half of them", "by pairs"],
+    [[3, 0, 7, 1, 6, 2, 5, 4], [5] * 8, [0, 1, 2, 3, -1, -1, -1, -1], [5, 1, 2, 3, 4, 6, 7, 5]],
+    ids=["as said", "one for all", "half of them", "one again, late"],
 )
-def test_wherever_blocks_sit(numbers: list[int]) -> None:
-    """None has the number of another, whoever comes where; and all are free afterwards."""
-    weights = draw_weights(SHAPE, 800, "cpu")
-    world = World.draw(weights, [Lengths(400, 2), Lengths(9, 1)])
+@pytest.mark.parametrize("spare", [0, 3])
+def test_wherever_blocks_sit(
+    spare: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None has the number of another, whoever comes where and when, and though some blocks have
+    nothing to do; and all are free afterwards."""
+    monkeypatch.setattr(decoder_stack_cuda, "spare_of", lambda blocks: spare)
+    weights = draw_weights(StackShape(96, 2, 1, 64, 128, 3), 800, "cpu")
+    world = World.draw(weights, [Lengths(20, 2)])
     seats = Seats(8, world.x.device)
     seats.numbers[:8] = torch.tensor(numbers)
     expected = world.run(weights, "torch")
@@ -115,6 +120,26 @@ def test_rows_of_no_request_keep_nobody_waiting(requests: int) -> None:
         close(given.stream[:3], expected.stream)
         close(given.captured[0][:3], expected.captured[0])
         close(kv[:, :, 1:], expected_kv[:, :, 1:])
+
+
+@pytest.mark.parametrize(("rows", "chosen"), [(0, False), (2, False), (5, True)])
+def test_seats_are_chosen_where_all_rows_belong_to_requests(
+    rows: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for a warm-up of rows of nobody, whose blocks have nothing to tell each other."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    weights = draw_weights(SHAPE, 100, "cpu")
+    world = World.draw(weights, [Lengths(30, 3), Lengths(5, 2)])
+    bounds = torch.tensor([0, min(rows, 3), rows])
+    seats = Seats(8, world.x.device)
+    seats.are_chosen = False
+    with (
+        patch.object(Seats, "of", return_value=seats),
+        patch.object(decoder_stack_cuda, "seconds_of_launch", return_value=1.0),
+    ):
+        replace(world, batch=replace(world.batch, qo_indptr=bounds)).run(weights, "cuda")
+    assert seats.are_chosen == chosen
+    assert (seats.numbers >= 0).sum() == 8 * chosen
 
 
 def test_products_have_the_bits_of_few_row(monkeypatch: pytest.MonkeyPatch) -> None:
