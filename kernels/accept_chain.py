@@ -47,6 +47,11 @@ class Simulated:
     whole: int
     part: float
 
+    @classmethod
+    def of(cls, length: float | None) -> Simulated | None:
+        """An accepted length, bonus token included; None forces nothing."""
+        return None if length is None else cls(int(length) - 1, length % 1.0)
+
 
 def begin_round(
     state: RoundState, rows_B: Tensor, *, backend: Backend = "auto"

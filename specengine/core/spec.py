@@ -214,7 +214,8 @@ class TreeRowDrafter(RowDrafter, Protocol):
 @runtime_checkable
 class SleepyRowDrafter(RowDrafter, Protocol):
     """A RowDrafter that need not look at every round. While it sleeps nothing is drafted; the first
-    round after that is observed before it drafts."""
+    round after that is observed before it drafts. A request that is seeded has it see everything,
+    whoever had that row before."""
 
     def miss_rows(self, rows: Tensor, lens: Tensor) -> None:
         """Before it looks again: of requests in these rows of the page table, int64 [R], it has not

@@ -91,7 +91,6 @@ class Flights:
     def interrupt(self) -> None:
         """Something else runs: the time until the next launch is no round's."""
         self._landed = None
-        self.graph_round.wake()
         self.graph_round.known.forget()
 
     def land(self) -> Landing:

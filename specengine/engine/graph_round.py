@@ -68,9 +68,7 @@ class GraphRound:
         self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding = padding
-        self.simulated = None
-        if simulated_length is not None:
-            self.simulated = Simulated(int(simulated_length) - 1, simulated_length % 1.0)
+        self.simulated = Simulated.of(simulated_length)
         self.may_sleep = may_sleep
         self.hesitant = if_hesitant(drafter)
         self.captured: dict[Form, RoundGraph] = {}
@@ -234,6 +232,12 @@ class GraphRound:
         form = self._form(reqs, wish)
         fits = self.padding or form.batch_size == len(reqs)
         return self._fly(reqs, wish.num_drafted, form) if fits and form in self.captured else None
+
+    def read_anew(self, reqs: list[Req]) -> None:
+        """The drafter reads their prompts; what it missed of others still counts."""
+        if rows := self._missed.intersection(rows_of(reqs)):
+            self._missed -= rows
+            self._flown = []  # the same rows may be missed anew
 
     def wake(self) -> None:
         """Before the drafter looks again, in a round of any kind."""

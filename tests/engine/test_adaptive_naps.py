@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.request import Req
+from specengine.draft.eagle.worker import EagleWorker
+from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.naps import Naps
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Flight, Form
+from specengine.engine.row_choices import rows_of
+from tests.draft.eagle_checkpoints import eagle3
+from tests.engine.flying_world import let_fly
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def test_it_is_awake_while_drafts_stand_or_nothing_is_settled() -> None:
@@ -20,3 +39,79 @@ def test_drafts_that_come_back_end_the_turns() -> None:
     assert [naps.sleeps(0) for _ in range(2)] == [True, True]
     assert not naps.sleeps(1)
     assert [naps.sleeps(0) for _ in range(4)] == [True, True, True, False]
+
+
+class Watched:
+    """What a drafter missed, by row, beside what it was told."""
+
+    def __init__(self, llm: LLM, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> None:
+        drafter = llm.engine.drafter
+        assert isinstance(drafter, EagleWorker)
+        self.drafter = drafter
+        self.missed: set[int] = set()
+        self.first_keys = drafter.first_keys.tolist()
+        self.woken = self.seeded = 0
+        fly, observe, see = flying._fly, drafter.observe_rows, drafter._see_all
+
+        def watched_fly(reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
+            if form.asleep:
+                self.missed.update(rows_of(reqs))
+            return fly(reqs, num_drafted, form)
+
+        def watched_observe(rows: RowBatch, *given: Any) -> None:
+            self.look(rows)
+            observe(rows, *given)
+
+        def watched_see(batch: ScheduleBatch) -> None:
+            see(batch)
+            for row in rows_of(batch.reqs):
+                self.seeded += row in self.missed
+                self.missed.discard(row)
+                self.first_keys[row] = 0
+
+        monkeypatch.setattr(flying, "_fly", watched_fly)
+        monkeypatch.setattr(drafter, "observe_rows", watched_observe)
+        monkeypatch.setattr(drafter, "_see_all", watched_see)
+
+    def look(self, rows: RowBatch) -> None:
+        for row, length in zip(rows.rows_B.tolist(), rows.lens_B.tolist(), strict=True):
+            if row in self.missed:
+                self.woken += 1
+                self.missed.remove(row)
+                self.first_keys[row] = length
+            assert row == 0 or int(self.drafter.first_keys[row]) == self.first_keys[row]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_it_is_told_what_it_missed_and_nothing_else(
+    overlaps: bool, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests come and go while it sleeps, and take over each other's rows."""
+    asked = {
+        str(number): ([7 + number, 9, 30 + number], replace(GREEDY, max_tokens=length))
+        for number, length in enumerate([40, 6, 9, 5, 14, 7, 30, 4, 8, 21, 5, 12, 6, 3, 9])
+    }
+    target = small_models["llama"]
+    spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(eagle3(tmp_path / "d", target)))
+    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048, "device": "cpu"}
+    flags |= {"disable_radix_cache": True, "max_running_requests": 4}
+    plain = LLM(str(target), **flags)
+    llm = LLM(str(target), replace(spec, num_steps=2), **flags)
+    flying = let_fly(llm, monkeypatch, overlaps)
+    flying.may_sleep, flying.steps = True, [0, 1, 2]
+    flights = llm.engine.flights
+    assert flights is not None
+    flights.depths = AdaptiveSteps(flying.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
+    flights.naps = Naps(asleep=9, awake=2)
+    watched = Watched(llm, flying, monkeypatch)
+    waiting, found, steps = list(asked), dict[str, list[int]](), 0
+    while waiting or llm.engine.has_work:
+        if waiting and steps % 4 == 0:
+            llm.engine.add_request(waiting[0], *asked[waiting.pop(0)])
+        found |= {one.rid: one.token_ids for one in llm.engine.step()}
+        steps += 1
+    prompts, params = zip(*asked.values(), strict=True)
+    expected = plain.generate(list(prompts), list(params))
+    assert [found[rid] for rid in asked] == [one.token_ids for one in expected]
+    assert watched.woken > 5
+    assert watched.seeded > 2
