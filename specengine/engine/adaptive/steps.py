@@ -120,7 +120,8 @@ class AdaptiveSteps:
         if num_steps:
             outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits)
             self.acceptance.observe(num_steps, outcomes)
-        self._view = None
+        if num_steps or not self.costs.is_fixed:
+            self._view = None  # a plain round of known cost tells nothing
         if seconds is not None and isinstance(self.costs, RunningCosts):
             levels = sum(min(one, num_steps) for one in drafted)
             self.costs.record(batch_size, num_steps, levels, seconds, num_nodes)
