@@ -88,10 +88,15 @@ class Flights:
         if self.graph_round.counters["captures"] != captures:
             self._since, self._drafting = perf_counter(), 0.0  # capturing is no round's time
 
-    def interrupt(self) -> None:
-        """Something else runs: the time until the next launch is no round's."""
+    def interrupt(self, prefilled: list[Req] | None = None) -> None:
+        """Something else runs: the time until the next launch is no round's. prefilled: a prefill
+        of these, in which the drafter reads their prompts; None: a round, at which it looks."""
         self._landed = None
         self.graph_round.known.forget()
+        if prefilled is None:
+            self.graph_round.wake()
+        else:
+            self.graph_round.read_anew(prefilled)
 
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be. Its outcome must be

@@ -195,7 +195,6 @@ class Engine:
         """Rounds that somebody looks at keep their depth."""
         if self.flights is not None:
             self.flights.interrupt()
-            self.flights.graph_round.wake()
         adaptive = self.parts.adaptive
         if adaptive is None or self.round.recorders:
             return self.round.run(batch)
@@ -272,8 +271,7 @@ class Engine:
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         if self.flights is not None:
-            self.flights.interrupt()
-            self.flights.graph_round.read_anew(batch.reqs)
+            self.flights.interrupt(prefilled=batch.reqs)
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
         early = self._early_seed(batch, output)
         result = self.parts.sample_prefill(output, masked_prefill(batch), early)

@@ -53,6 +53,12 @@ def make(target: Path, algorithm: str, draft: Path | None, **flags: Any) -> LLM:
     return LLM(str(target), spec, device="cpu", **{**given, **flags})
 
 
+@pytest.fixture
+def llm(small_models: dict[str, Path], tmp_path: Path) -> LLM:
+    target = small_models["llama"]
+    return make(target, "EAGLE3", eagle3(tmp_path / "draft", target))
+
+
 def states_of(llm: LLM) -> torch.Tensor:
     assert isinstance(llm.engine.drafter, EagleWorker)
     return llm.engine.drafter.states
@@ -102,25 +108,18 @@ def test_states_are_the_same(
     ids=["of tokens", "of prompts"],
 )
 def test_whoever_asks_for_logprobs_waits(
-    asked: SamplingParams,
-    small_models: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: SamplingParams, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are read from what the drafter's forward may write over."""
-    target = small_models["llama"]
-    llm = make(target, "EAGLE3", eagle3(tmp_path / "draft", target))
     calls = calls_of(llm, monkeypatch)
     llm.generate(PROMPTS[:1], replace(asked, max_tokens=3))
     assert calls == {"seed": 1}
 
 
 def test_the_host_waits_behind_what_it_has_launched(
-    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First tokens are on their way to it before the drafter's forward, and waited for after."""
-    target = small_models["llama"]
-    llm = make(target, "EAGLE3", eagle3(tmp_path / "draft", target))
     drafter, diary = llm.engine.drafter, list[str]()
     assert isinstance(drafter, EagleWorker)
 
@@ -169,10 +168,9 @@ def test_layers_that_are_laid_out_on_the_host_wait() -> None:
     assert not MtpLayersWorker.__new__(MtpLayersWorker).seeds_early
 
 
-def test_a_plan_of_the_host_waits(small_models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_plan_of_the_host_waits(llm: LLM) -> None:
     """The device may still read it for the forward before."""
-    target = small_models["llama"]
-    drafter = make(target, "EAGLE3", eagle3(tmp_path / "draft", target)).engine.drafter
+    drafter = llm.engine.drafter
     assert isinstance(drafter, EagleWorker)
     assert drafter.seeds_early
     limits = replace(drafter.runner.attn_backend.limits, plans_on_host=True)
