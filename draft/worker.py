@@ -14,6 +14,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, VerifyResult
+from specengine.core.transfer import int64
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.loop_graphs import DraftLoops
@@ -162,7 +163,7 @@ class DraftWorker(TpModelWorker, ABC):
         return self.runner_of(layer).prepare(
             ModelWorkerBatch(
                 forward_mode=ForwardMode.DRAFT_EXTEND if max(counts) > 1 else ForwardMode.DECODE,
-                input_ids=torch.tensor(list(chain.from_iterable(tokens)), dtype=torch.int64),
+                input_ids=int64([*chain.from_iterable(tokens)]),
                 req_pool_indices=[row_of(req) for req in reqs],
                 prefix_lens=starts,
                 extend_lens=counts,

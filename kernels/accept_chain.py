@@ -86,6 +86,8 @@ def accept_chain(
     chosen_BN: int64 [B, K + 1], the target's token at each node; drafts_BK: int64 [B, K], K may be
     0; rows_B: int64 [B], distinct but for 0 -> accepted, int64 [B]. Any device; Triton on CUDA.
     """
+    if chosen_BN.shape[1] == 1:
+        simulated = None  # nothing to force, and a kernel as short as plain decoding's
     given = state, rows_B, chosen_BN, drafts_BK, context, simulated
     if use_triton(backend, chosen_BN):
         from specengine.kernels import accept_chain_triton

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import cast
 
 import torch
@@ -14,7 +13,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftEdits, PrefillResult, VerifyResult
-from specengine.core.transfer import sent
+from specengine.core.transfer import int64, sent
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of
@@ -69,7 +68,7 @@ class EagleWorker(DraftWorker):
 
     @torch.inference_mode()
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        self._see_all(batch)
+        self._see_all(sent(int64(list(map(row_of, batch.reqs))), self.states.device))
         tokens = _shifted(batch, result.tokens)
         self.extend_states(batch, tokens, self.features(output, None))
 
@@ -80,19 +79,21 @@ class EagleWorker(DraftWorker):
 
     @torch.inference_mode()
     def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
-        self._see_all(batch)
+        # While the device has the prefill to do, the host has time: little, where it is slow.
         tokens = _shifted(batch, [0] * batch.batch_size)
         step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
-        ends = zip(accumulate(batch.extend_lens), batch.samples, strict=True)
-        last = torch.tensor([end - 1 for end, samples in ends if samples])
-        tokens_T = sent(step.input_ids, tokens_S.device)
-        tokens_T[sent(last, tokens_S.device)] = tokens_S
-        self._keep_last(step, step.run(tokens_T, self.features(output, None)))
+        last_B = tokens_S
+        if len(tokens_S) < batch.batch_size:
+            places = [place for place, samples in enumerate(batch.samples) if samples]
+            known_B = sent(int64([run[-1] for run in tokens]), tokens_S.device)
+            last_B = known_B.index_copy(0, sent(int64(places), tokens_S.device), tokens_S)
+        output = step.run(features_TF=self.features(output, None), last_B=last_B)
+        self._see_all(step.req_pool_indices)
+        self._keep_last(step, output)
 
-    def _see_all(self, batch: ScheduleBatch) -> None:
-        rows = torch.tensor([row_of(req) for req in batch.reqs])
+    def _see_all(self, rows: Tensor) -> None:
         # Not by assignment: a number that is assigned goes by pageable memory, and waits.
-        self.first_keys.index_fill_(0, sent(rows, self.first_keys.device), 0)
+        self.first_keys.index_fill_(0, rows, 0)
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         rows = torch.tensor([row_of(req) for req in batch.reqs])
@@ -174,7 +175,8 @@ class EagleWorker(DraftWorker):
 
     def _keep_last(self, step: PreparedForward, output: LogitsOutput) -> None:
         assert output.hidden is not None
-        self.states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
+        last_BH = output.hidden.index_select(0, step.last_rows)
+        self.states.index_copy_(0, step.req_pool_indices, last_BH)
 
 
 def _shifted(batch: ScheduleBatch, sampled: Sequence[int | None]) -> list[list[int]]:

@@ -104,7 +104,7 @@ class MtpLayersWorker(MtpWorker):
             output = step.run(features_TF=features)
             assert output.hidden is not None
             features = rows.inputs_of_next(states[step.req_pool_indices], output.hidden)
-            states[step.req_pool_indices] = output.hidden[step.qo_indptr[1:] - 1]
+            states[step.req_pool_indices] = output.hidden[step.last_rows]
             rows = rows.of_next()
 
     def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:

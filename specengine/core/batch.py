@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
-from specengine.core.transfer import sent
+from specengine.core.transfer import int64, sent
 
 if TYPE_CHECKING:
     from specengine.core.interfaces import (
@@ -75,7 +75,7 @@ class ScheduleBatch:
     def get_model_worker_batch(self) -> ModelWorkerBatch:
         return ModelWorkerBatch(
             forward_mode=self.forward_mode,
-            input_ids=torch.tensor(self.input_ids, dtype=torch.int64),
+            input_ids=int64(self.input_ids),
             req_pool_indices=[_slot(req) for req in self.reqs],
             prefix_lens=list(self.prefix_lens),
             extend_lens=list(self.extend_lens),

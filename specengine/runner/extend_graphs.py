@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
-from specengine.core.interfaces import DecoderModel, LogitsOutput
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
-from specengine.runner.prefill_parts import joined, kept, parts_of
+from specengine.runner.prefill_parts import is_launch_bound, joined, kept, parts_of
 from specengine.runner.ragged_forms import CROWD, CROWD_WIDTH, MOST_PROMPTS
 
 if TYPE_CHECKING:
@@ -60,10 +60,6 @@ class Shape:
 FEW = tuple(Shape(tokens, MOST_PROMPTS, tokens) for tokens in (16, 32, 64, 128, 256, 512))
 MANY = tuple(Shape(tokens, CROWD, CROWD_WIDTH) for tokens in range(256, 2049, CROWD_WIDTH))
 SHAPES = (*FEW, *MANY)
-
-# Weights of a layer up to which 2,048 tokens take the device less time (0.25 ms) than the launches
-# of a layer take the host (0.4 ms). Beyond, parts would only read the weights several times.
-_FEW_WEIGHTS = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class ExtendGraphRunner:
         self.counters: Counter[str] = Counter()
         length = max((shape.num_inputs for shape in self.shapes), default=0)
         self.buffer = torch.zeros(length, dtype=torch.int64, device=runner.device)
-        self.takes_parts = weights_a_layer(runner.model) <= _FEW_WEIGHTS
+        self.takes_parts = is_launch_bound(runner.model)
 
     @property
     def table(self) -> Tensor:
@@ -280,11 +276,3 @@ class ExtendGraphRunner:
             hidden=output.hidden[:count],
             features=None if output.features is None else output.features[:count],
         )
-
-
-def weights_a_layer(model: DecoderModel) -> float:
-    """Numbers, as they are kept: of matrices of the layers, not of those over the vocabulary."""
-    assert isinstance(model, nn.Module)
-    there = chain(model.parameters(), model.buffers())
-    sizes = [one.numel() for one in there if one.dim() > 1 and model.vocab_size not in one.shape]
-    return sum(sizes) / model.num_layers

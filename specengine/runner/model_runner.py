@@ -25,7 +25,12 @@ from specengine.runner.extend_graphs import ExtendGraphRunner
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.graphs import DecodeGraphRunner
-from specengine.runner.prepared import EagerForward, GraphForward, PreparedForward
+from specengine.runner.prepared import (
+    EagerForward,
+    GraphForward,
+    PartsForward,
+    PreparedForward,
+)
 from specengine.runner.ragged_graphs import RaggedGraphRunner
 
 logger = logging.getLogger(__name__)
@@ -106,10 +111,11 @@ class ModelRunner:
 
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
         """A forward whose tokens and tree may still be filled in when it runs."""
-        if self.ragged_graph is not None:
-            form = self.ragged_graph.form_of(batch)
-            if form is not None:
-                return GraphForward(self.ragged_graph, form, batch)
+        graphs = self.ragged_graph
+        if graphs is not None:
+            parts = [GraphForward(graphs, form, part) for form, part in graphs.forms_of(batch)]
+            if parts:
+                return parts[0] if len(parts) == 1 else PartsForward(batch, parts)
         return EagerForward(self, self.new_forward_batch(batch))
 
     def new_row_batch(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
+from specengine.runner.prefill_parts import joined, kept
 from specengine.runner.ragged_forms import Form
 from specengine.runner.ragged_graphs import CapturedForward, RaggedGraphRunner
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 class PreparedForward(Protocol):
     """A forward that lacks its tokens, and perhaps what its tree looks like. Once it has run, its
-    requests' rows of the page table, and where their tokens start, lie on the device."""
+    requests' rows of the page table, and where their tokens end, lie on the device."""
 
     @property
     def input_ids(self) -> Tensor:
@@ -31,14 +33,20 @@ class PreparedForward(Protocol):
     def req_pool_indices(self) -> Tensor: ...
 
     @property
-    def qo_indptr(self) -> Tensor: ...
+    def last_rows(self) -> Tensor:
+        """int64 [B], of each request's last token."""
+        ...
 
     def run(
-        self, tokens_T: Tensor | None = None, features_TF: Tensor | None = None
+        self,
+        tokens_T: Tensor | None = None,
+        features_TF: Tensor | None = None,
+        last_B: Tensor | None = None,
     ) -> LogitsOutput:
         """tokens_T: None takes those of the batch; features_TF: what a drafter's model takes in
-        beside them. Where a graph serves it, the output views the graph's buffers: read it before
-        the next forward of this model."""
+        beside them; last_B: on the device, in place of each request's last token. Where a graph
+        serves it, the output and what is told of it view the graph's buffers: read them before the
+        next forward of this model."""
         ...
 
 
@@ -63,14 +71,19 @@ class EagerForward:
         return self.batch.req_pool_indices
 
     @property
-    def qo_indptr(self) -> Tensor:
-        return self.batch.qo_indptr
+    def last_rows(self) -> Tensor:
+        return self.batch.qo_indptr[1:] - 1
 
     def run(
-        self, tokens_T: Tensor | None = None, features_TF: Tensor | None = None
+        self,
+        tokens_T: Tensor | None = None,
+        features_TF: Tensor | None = None,
+        last_B: Tensor | None = None,
     ) -> LogitsOutput:
         if tokens_T is not None:
             self.batch.input_ids = tokens_T
+        if last_B is not None:
+            self.batch.input_ids = self.batch.input_ids.index_copy(0, self.last_rows, last_B)
         self.batch.features = features_TF
         return self.runner.forward(self.batch, skip_attn_backend_init=True)
 
@@ -98,13 +111,66 @@ class GraphForward:
         return self._captured.inputs.rows_N[: self.batch.batch_size]
 
     @property
-    def qo_indptr(self) -> Tensor:
+    def last_rows(self) -> Tensor:
         assert self._captured is not None, "run comes first"
-        return self._captured.inputs.qo_indptr[: self.batch.batch_size + 1]
+        return self._captured.last_rows(self.batch.batch_size)
 
     def run(
-        self, tokens_T: Tensor | None = None, features_TF: Tensor | None = None
+        self,
+        tokens_T: Tensor | None = None,
+        features_TF: Tensor | None = None,
+        last_B: Tensor | None = None,
     ) -> LogitsOutput:
         tokens = self.batch.input_ids if tokens_T is None else tokens_T
-        output, self._captured = self.graphs.replay(self.form, self.batch, tokens, features_TF)
+        given = self.form, self.batch, tokens, features_TF, last_B
+        output, self._captured = self.graphs.replay(*given)
         return output
+
+
+class PartsForward:
+    """Prompts that are more than a graph holds, as several replays. Nothing of it views the graphs'
+    buffers."""
+
+    tree = None
+
+    def __init__(self, batch: ModelWorkerBatch, parts: list[GraphForward]) -> None:
+        """parts: of whole requests, in their order."""
+        self.batch = batch
+        self.parts = parts
+        self._rows: list[Tensor] = []
+        self._last_rows: list[Tensor] = []
+
+    @property
+    def input_ids(self) -> Tensor:
+        return self.batch.input_ids
+
+    @property
+    def req_pool_indices(self) -> Tensor:
+        return torch.cat(self._rows)
+
+    @property
+    def last_rows(self) -> Tensor:
+        return torch.cat(self._last_rows)
+
+    def run(
+        self,
+        tokens_T: Tensor | None = None,
+        features_TF: Tensor | None = None,
+        last_B: Tensor | None = None,
+    ) -> LogitsOutput:
+        outputs = []
+        self._rows, self._last_rows = [], []
+        token = req = 0
+        for part in self.parts:
+            tokens = slice(token, token + part.batch.num_tokens)
+            reqs = slice(req, req + part.batch.batch_size)
+            given = _cut(tokens_T, tokens), _cut(features_TF, tokens), _cut(last_B, reqs)
+            outputs.append(kept(part.run(*given)))
+            self._rows.append(part.req_pool_indices.clone())
+            self._last_rows.append(part.last_rows + token)
+            token, req = tokens.stop, reqs.stop
+        return joined(outputs)
+
+
+def _cut(values: Tensor | None, part: slice) -> Tensor | None:
+    return None if values is None else values[part]

@@ -98,6 +98,15 @@ class Sizes:
         spare = -(-size // CROWD_WIDTH)
         return Form(batch.forward_mode, CROWD + spare, size, CROWD_WIDTH, None, _logits(batch))
 
+    def limits_of_parts(self, batch: ModelWorkerBatch) -> tuple[int, int] | None:
+        """Tokens and requests that prompts are cut to which no graph holds at once; None of any
+        other batch."""
+        widest, most = max(batch.extend_lens, default=0), max(self.crowds, default=0)
+        is_crowd = batch.batch_size > CROWD or batch.num_tokens > most
+        if not self.padding or not self.widths[-1] < widest <= CROWD_WIDTH <= most or not is_crowd:
+            return None
+        return None if batch.tree is not None or batch.logits_rows is None else (most, CROWD)
+
     def _padded(self, requests: int, tokens: int, width: int) -> tuple[int, int]:
         if width == 1:
             size = _at_least(self.batch_sizes, requests)

@@ -19,6 +19,7 @@ from specengine.core.transfer import pinned, sent
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
+from specengine.runner.prefill_parts import is_launch_bound, parts_of
 from specengine.runner.ragged_forms import Form, Inputs, Sizes, num_inputs, pack
 
 if TYPE_CHECKING:
@@ -38,10 +39,22 @@ class CapturedForward:
     output: LogitsOutput  # rows of the filling included
     guard: GraphGuard | None
 
-    def fill(self, batch: ModelWorkerBatch, tokens: Tensor, features: Tensor | None) -> None:
+    def last_rows(self, batch_size: int) -> Tensor:
+        """int64 [B], of the last token of each request that was loaded."""
+        return self.inputs.qo_indptr[1 : batch_size + 1] - 1
+
+    def fill(
+        self,
+        batch: ModelWorkerBatch,
+        tokens: Tensor,
+        features: Tensor | None,
+        last_B: Tensor | None,
+    ) -> None:
         """In what lies on the device: the rest was loaded."""
         if tokens.device == self.buffer.device:
             self.inputs.token_T[: batch.num_tokens].copy_(tokens)
+        if last_B is not None:
+            self.inputs.token_T.index_copy_(0, self.last_rows(batch.batch_size), last_B)
         if batch.tree is not None:
             self._show(batch.tree, batch.num_tokens)
         if features is not None:
@@ -81,6 +94,7 @@ class RaggedGraphRunner:
         self.modes = modes
         self.sizes = sizes
         self.counters = counters
+        self.takes_parts = is_launch_bound(runner.model)
         self.captured: dict[Form, CapturedForward] = {}
 
     def form_of(self, batch: ModelWorkerBatch) -> Form | None:
@@ -96,6 +110,16 @@ class RaggedGraphRunner:
         count_fallback(self.counters, self.kind, form)
         return None
 
+    def forms_of(self, batch: ModelWorkerBatch) -> list[tuple[Form, ModelWorkerBatch]]:
+        """The batch and the form of its graph; prompts that no graph holds at once as parts with
+        theirs, where launches take longer than a layer. Nothing where none serves it."""
+        parts = [batch]
+        if batch.forward_mode in self.modes and self.takes_parts:
+            limits = self.sizes.limits_of_parts(batch)
+            parts = parts if limits is None else parts_of(batch, *limits)
+        found = [(form, part) for part in parts if (form := self.form_of(part)) is not None]
+        return found if len(found) == len(parts) else []
+
     @torch.inference_mode()
     def replay(
         self,
@@ -103,15 +127,16 @@ class RaggedGraphRunner:
         batch: ModelWorkerBatch,
         tokens: Tensor,
         features: Tensor | None = None,
+        last_B: Tensor | None = None,
     ) -> tuple[LogitsOutput, CapturedForward]:
         """Run a batch of this form. The output views the graph's buffers: read it before the next
         replay. tokens: int64 [T], anywhere; features: [T, F], what a drafter's model takes in
-        beside tokens."""
+        beside tokens; last_B: int64 [B] on the device, in place of each request's last one."""
         captured = self.captured.get(form)
         if captured is None:
             captured = self.captured[form] = self._capture(form, features)
         self.load(captured, form, batch, tokens)
-        return self.launch(captured, batch, tokens, features), captured
+        return self.launch(captured, batch, tokens, features, last_B), captured
 
     def load(
         self, captured: CapturedForward, form: Form, batch: ModelWorkerBatch, tokens: Tensor
@@ -133,9 +158,10 @@ class RaggedGraphRunner:
         batch: ModelWorkerBatch,
         tokens: Tensor,
         features: Tensor | None = None,
+        last_B: Tensor | None = None,
     ) -> LogitsOutput:
         """Run a batch that was loaded, but for what of it lies on the device."""
-        captured.fill(batch, tokens, features)
+        captured.fill(batch, tokens, features, last_B)
         if captured.guard is not None:
             captured.guard.check()
         captured.graph.replay()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from specengine.core.errors import RequestError
 from specengine.core.request import FinishReason, Req, ReqState
+from specengine.scheduler.ahead import length_ahead, slots_ahead
 from specengine.scheduler.exits import Exits
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
@@ -117,13 +118,22 @@ class Admission:
         if not self._fits(req, expected) or self._waits_for_prefix(req, heads):
             self.ledger.release(req)
             return None
-        reserved = self.ledger.reserve(req, req.prefill_len + 1)
-        assert reserved, "a request that fits has its prompt reserved"
+        self._reserve(req)
         self.queues.waiting.popleft()
         self.queues.prefilling.append(req)
         req.state = ReqState.PREFILLING
         self._count_hits(req)
         return req
+
+    def _reserve(self, req: Req) -> None:
+        """Its prompt, and where it can be what its first rounds need: behind the prefill the device
+        waits for the host."""
+        reserve, policy, size = self.ledger.reserve, self.policy, req.prefill_len
+        soon = min(self.queues.num_live + len(self.queues.waiting), policy.max_running_requests)
+        ahead = slots_ahead(self.ledger, soon, policy.round_slots)
+        wanted = length_ahead(policy, req, size, policy.round_slots, ahead)
+        reserved = reserve(req, wanted) or reserve(req, size + 1)
+        assert reserved, "a request that fits has its prompt reserved"
 
     def _finish_outgrown(self) -> None:
         """A retracted request may have grown past what the whole memory holds."""

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import RowBatch
 from specengine.core.request import Req
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.adaptive.cost_table import StepCosts
@@ -62,9 +63,9 @@ class Watched:
             self.look(rows)
             observe(rows, *given)
 
-        def watched_see(batch: ScheduleBatch) -> None:
-            see(batch)
-            for row in rows_of(batch.reqs):
+        def watched_see(rows: Tensor) -> None:
+            see(rows)
+            for row in rows.tolist():
                 self.seeded += row in self.missed
                 self.missed.discard(row)
                 self.first_keys[row] = 0

@@ -17,7 +17,9 @@ from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.layers import prefill_sampler
+from specengine.runner import ragged_graphs
 from tests.draft.eagle_checkpoints import eagle, eagle3
+from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 7, "ab" * 9, "to be or not to be"]
 WAYS: dict[str, dict[str, Any]] = {
@@ -100,6 +102,33 @@ def test_states_are_the_same(
     assert (calls["seed"] > 0) == ("chunk" in way or way == "mixed")
     if way == "retracted":
         assert early.engine.stats().num_retractions > 0
+
+
+@pytest.mark.parametrize("chunk", [-1, 1500])
+def test_states_are_the_same_where_prompts_are_read_in_parts(
+    chunk: int, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More prompts than a graph holds, the last of them in the middle of its own."""
+    monkeypatch.setattr(ragged_graphs, "capture", capture)
+    target = small_models["llama"]
+    given: dict[str, Any] = {"chunked_prefill_size": chunk, "max_running_requests": 80}
+    given |= {"max_total_tokens": 8192, "context_length": 256}
+    draft = eagle3(tmp_path / "draft", target)
+    early, late = (make(target, "EAGLE3", draft, **given) for _ in range(2))
+    late.engine._early = None
+    counters = graphs_on_the_cpu(early)
+    calls = calls_of(early, monkeypatch)
+    for number in range(70):
+        prompt = [7 + number, *range(30, 50 + number % 9)]
+        for llm in (early, late):
+            llm.engine.add_request(str(number), prompt, SAMPLED)
+    for _ in range(3):
+        for llm in (early, late):
+            llm.engine.step()
+        torch.testing.assert_close(states_of(early), states_of(late), rtol=1e-5, atol=1e-5)
+        assert torch.equal(keys_of(early), keys_of(late))
+    assert calls["seed_early"] == (1 if chunk < 0 else 2)
+    assert counters["draft"]["replays"] >= 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from torch import nn
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.linear import LMHead
 from specengine.runner.extend_graphs import (
     FEW,
     MANY,
@@ -18,9 +20,9 @@ from specengine.runner.extend_graphs import (
     ExtendGraphRunner,
     Inputs,
     Shape,
-    weights_a_layer,
 )
 from specengine.runner.graph_counters import GraphStats
+from specengine.runner.prefill_parts import weights_a_layer
 
 
 def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
@@ -140,8 +142,9 @@ def test_large_layers_take_no_parts() -> None:
 class Layered(nn.Module):
     def __init__(self, size: int, num_layers: int) -> None:
         super().__init__()
-        self.num_layers, self.vocab_size = num_layers, 100
-        self.embed = nn.Embedding(self.vocab_size, size)
+        self.num_layers = num_layers
+        self.embed = VocabEmbedding(100, size)
+        self.head = LMHead(size, 40)
         self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +107,18 @@ def test_crowds_of_short_prompts_have_forms_of_their_own() -> None:
     assert form_of(verify([30] * 8, rows=[]), sizes).num_requests == 9
     for lens in ([257, 1, 1], [5] * 65, [200] * 6):
         assert sizes.form_of(verify(lens, rows=[])) == "more tokens than any captured"
+
+
+def test_what_crowds_are_cut_to() -> None:
+    sizes = Sizes((1, 2, 64), (1, 4), prompts=(64, 256), crowds=(512, 1024))
+    cut = [[5] * 65, [200] * 6, [5] * 64 + [256]]
+    whole = [[5] * 64, [257] * 5, [4] * 65, [200] * 5, []]
+    assert [sizes.limits_of_parts(verify(lens, rows=[])) for lens in cut] == [(1024, 64)] * 3
+    assert [sizes.limits_of_parts(verify(lens, rows=[])) for lens in whole] == [None] * 5
+    assert sizes.limits_of_parts(verify([5] * 65)) is None, "logits of every row"
+    assert sizes.limits_of_parts(verify([5] * 65, rows=[], num_past=0)) is None
+    for other in (SIZES, replace(sizes, padding=False)):
+        assert other.limits_of_parts(verify([30] * 65, rows=[])) is None
 
 
 def test_the_logits_asked_for() -> None:
