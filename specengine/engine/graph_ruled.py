@@ -60,7 +60,9 @@ class RoundParts:
     @torch.inference_mode()
     def look(self) -> None:
         rows, runner = self.drafted.rows, self.graph_round.runner
-        tokens_BN = torch.cat([rows.roots_B[:, None], self.drafted.drafts_BK], dim=1)
+        tokens_BN = rows.roots_B[:, None]
+        if self.form.num_steps:
+            tokens_BN = torch.cat([tokens_BN, self.drafted.drafts_BK], dim=1)
         batch = runner.new_row_batch(rows, tokens_BN)
         if self.form.asleep:
             batch.capture_layers = ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from specengine.kernels.embed_rows import embed_rows
 
 
 class VocabEmbedding(nn.Module):
@@ -16,4 +17,4 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, hidden_size]."""
-        return F.embedding(input_ids, self.weight)
+        return embed_rows(self.weight, input_ids)

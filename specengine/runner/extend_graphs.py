@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
@@ -85,36 +86,35 @@ class Inputs:
         return cls(*torch.split(buffer[: shape.num_inputs], shape.input_sizes))
 
     @staticmethod
-    def values(batch: ModelWorkerBatch, shape: Shape) -> list[int]:
+    def values(batch: ModelWorkerBatch, shape: Shape) -> NDArray[np.int64]:
         """For a batch that the shape holds, in the order of the fields."""
-        pad, absent = shape.tokens - batch.num_tokens, shape.requests - batch.batch_size
-        requests: list[int] = []
-        places: list[int] = []
-        for i, (prefix, count) in enumerate(zip(batch.prefix_lens, batch.extend_lens, strict=True)):
-            requests += [i] * count
-            places += range(prefix, prefix + count)
-        ends = list(accumulate(batch.extend_lens))
-        seq_lens = [p + e for p, e in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
-        rows = batch.logits_rows or []
-        return [
-            *batch.input_ids.tolist(),
-            *[0] * pad,
-            *requests,
-            *[shape.requests] * pad,
-            *places,
-            *range(pad),
-            *batch.req_pool_indices,
-            *[0] * (absent + 1),
-            *seq_lens,
-            *[0] * absent,
-            pad,
-            0,
-            *ends,
-            *[ends[-1]] * absent,
-            shape.tokens,
-            *rows,
-            *[0] * (shape.requests - len(rows)),
-        ]
+        requests, spare = shape.requests, shape.tokens - batch.num_tokens
+        counts, prefixes = np.array((batch.extend_lens, batch.prefix_lens), dtype=np.int64)
+        ends = counts.cumsum()
+        places = (prefixes - ends + counts).repeat(counts) + np.arange(batch.num_tokens)
+        seq_lens = _filled(prefixes + counts, requests + 1, 0)
+        seq_lens[requests] = spare
+        return np.concatenate(
+            (
+                _filled(batch.input_ids.numpy(), shape.tokens, 0),
+                _filled(np.arange(len(counts)).repeat(counts), shape.tokens, requests),
+                places,
+                np.arange(spare),
+                _filled(batch.req_pool_indices, requests + 1, 0),
+                seq_lens,
+                (0,),
+                _filled(ends, requests, ends[-1]),
+                (shape.tokens,),
+                _filled(batch.logits_rows or (), requests, 0),
+            )
+        )
+
+
+def _filled(values: ArrayLike, size: int, filling: int) -> NDArray[np.int64]:
+    out = np.full(size, filling)
+    found = np.asarray(values, dtype=np.int64)
+    out[: len(found)] = found
+    return out
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class ExtendGraphRunner:
     def replay(self, shape: Shape, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one prefill that the shape holds. The output views the graph's buffers: read it
         before the next replay."""
-        values = torch.tensor(Inputs.values(batch, shape), dtype=torch.int64)
+        values = torch.from_numpy(Inputs.values(batch, shape))
         self.buffer[: len(values)].copy_(pinned(values, self.runner.device), non_blocking=True)
         captured = self.captured[shape]
         if captured.guard is not None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from specengine.core.errors import RequestError
 from specengine.core.request import FinishReason, Req, ReqState
-from specengine.scheduler.ahead import length_ahead, slots_ahead
 from specengine.scheduler.exits import Exits
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
@@ -126,12 +125,10 @@ class Admission:
         return req
 
     def _reserve(self, req: Req) -> None:
-        """Its prompt, and where it can be what its first rounds need: behind the prefill the device
-        waits for the host."""
-        reserve, policy, size = self.ledger.reserve, self.policy, req.prefill_len
-        soon = min(self.queues.num_live + len(self.queues.waiting), policy.max_running_requests)
-        ahead = slots_ahead(self.ledger, soon, policy.round_slots)
-        wanted = length_ahead(policy, req, size, policy.round_slots, ahead)
+        """Slots of its prompt, and of its first round where it can be: between the two the device
+        waits for the host. More than that can be found while the round flies."""
+        reserve, size = self.ledger.reserve, req.prefill_len
+        wanted = min(size + self.policy.round_slots, self.policy.context_len)
         reserved = reserve(req, wanted) or reserve(req, size + 1)
         assert reserved, "a request that fits has its prompt reserved"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from specengine.core.request import Req, ReqState
 from specengine.scheduler.admission import Demand, out_of_memory
-from specengine.scheduler.ahead import length_ahead, slots_ahead
 from specengine.scheduler.exits import Exits
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
+
+# Tokens reserved past a round while memory is plentiful, so that most rounds reserve nothing.
+AHEAD = 64
 
 
 class RoundMemory:
@@ -39,7 +41,7 @@ class RoundMemory:
         short = [r for r in self.queues.running if r.reserved_len < self._bound(r, nodes)]
         if not short:
             return
-        ahead = slots_ahead(self.ledger, len(self.queues.running), nodes)
+        ahead = AHEAD if self._is_plenty(len(self.queues.running), nodes) else 0
         short.sort(key=lambda r: r.arrival_time)
         if self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short]):
             return
@@ -53,14 +55,18 @@ class RoundMemory:
         short = [req for req in reqs if req.reserved_len < min(req.kv_len + nodes, context)]
         if not short:
             return True
-        ahead = slots_ahead(self.ledger, len(reqs), nodes)
+        ahead = AHEAD if self._is_plenty(len(reqs), nodes) else 0
         return self.ledger.reserve_all(short, [self._bound(req, nodes + ahead) for req in short])
+
+    def _is_plenty(self, requests: int, nodes: int) -> bool:
+        """What the cache would give up counts: it fills all memory in time."""
+        return self.ledger.obtainable > 2 * requests * (AHEAD + nodes)
 
     def _bound(self, req: Req, nodes: int) -> int:
         return min(req.kv_len + nodes, self.policy.context_len)
 
     def _wanted(self, req: Req, nodes: int, ahead: int) -> int:
-        return length_ahead(self.policy, req, req.kv_len, nodes, ahead)
+        return self._bound(req, nodes + min(ahead, self.policy.remaining_tokens(req)))
 
     def _secure(self, req: Req, nodes: int, ahead: int) -> None:
         wanted = self._wanted(req, nodes, ahead)

@@ -48,7 +48,7 @@ def without_a_gpu(takes_parts: bool) -> ExtendGraphRunner:
 
 def test_inputs_are_padded_with_nobodys_tokens() -> None:
     shape = Shape(8, 5, 8)
-    values = torch.tensor(Inputs.values(prefill([2, 3]), shape))
+    values = torch.from_numpy(Inputs.values(prefill([2, 3]), shape))
     inputs = Inputs.of(values, shape)
     assert inputs.tokens_T.tolist() == [5, 6, 7, 8, 9, 0, 0, 0]
     assert inputs.requests_T.tolist() == [0, 0, 1, 1, 1, 5, 5, 5]

@@ -205,13 +205,13 @@ def test_the_newest_request_is_retracted_and_comes_back(num_slots: int) -> None:
 def test_slots_reserved_ahead_are_taken_back_before_anyone_is_retracted() -> None:
     engine = FakeEngine(Setup(num_slots=160, context_len=140, chunk=-1))
     ahead = add(engine, "ahead", prompt(2), max_tokens=70)
-    steps(engine, 1)
-    assert ahead.reserved_len == 2 + 1 + 64
+    steps(engine, 3)
+    assert ahead.reserved_len == 3 + 1 + 64
     grows = add(engine, "grows", prompt(90, first=5), max_tokens=10)
     engine.scheduler.admission.demand.share = 0.1
     while not grows.is_finished:
         engine.step()
-    assert ahead.reserved_len < 2 + 1 + 64
+    assert ahead.reserved_len < 3 + 1 + 64
     assert engine.scheduler.num_retractions == 0
 
 
@@ -220,6 +220,8 @@ def test_a_steady_round_writes_no_rows() -> None:
     add(engine, "r", prompt(4), max_tokens=60)
     engine.step()
     req = engine.scheduler.queues.running[0]
+    assert req.reserved_len == 4 + 4, "its first round asks for nothing"
+    steps(engine, 2)
     reserved = req.reserved_len
     while not req.is_finished:
         assert req.reserved_len == reserved
