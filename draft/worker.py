@@ -60,6 +60,14 @@ class DraftWorker(TpModelWorker, ABC):
     @abstractmethod
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None: ...
 
+    @property
+    def seeds_early(self) -> bool:
+        """A plan that the host makes may not be touched before the device has read it."""
+        return not self.runner.attn_backend.limits.plans_on_host
+
+    @abstractmethod
+    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None: ...
+
     @abstractmethod
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         """One row a request: logits of the token after the root, and, where the model continues

@@ -72,11 +72,6 @@ class EagleWorker(DraftWorker):
         tokens = _shifted(batch, result.tokens)
         self.extend_states(batch, tokens, self.features(output, None))
 
-    @property
-    def seeds_early(self) -> bool:
-        """A plan that the host makes may not be touched before the device has read it."""
-        return not self.runner.attn_backend.limits.plans_on_host
-
     @torch.inference_mode()
     def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
         # While the device has the prefill to do, the host has time: little, where it is slow.

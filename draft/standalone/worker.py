@@ -50,8 +50,15 @@ class StandaloneWorker(DraftWorker):
         self._known: dict[Req, int] = {}  # kv_len that this was known of
         self._proposal: DraftProposal | None = None  # of this round
 
-    @torch.inference_mode()
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self._read(batch)
+
+    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+        self._read(batch)
+
+    @torch.inference_mode()
+    def _read(self, batch: ScheduleBatch) -> None:
+        """Prompts, whatever the target says to them."""
         lens = zip(batch.prefix_lens, batch.extend_lens, strict=True)
         ends = [prefix + extend for prefix, extend in lens]
         self._catch_up(

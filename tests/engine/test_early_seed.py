@@ -16,9 +16,10 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
+from specengine.draft.worker import DraftWorker
 from specengine.layers import prefill_sampler
 from specengine.runner import ragged_graphs
-from tests.draft.eagle_checkpoints import eagle, eagle3
+from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
 from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 7, "ab" * 9, "to be or not to be"]
@@ -34,7 +35,7 @@ SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, seed=3, ignore_eos=True
 def calls_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often its drafter was seeded, either way."""
     drafter, calls = llm.engine.drafter, Counter[str]()
-    assert isinstance(drafter, EagleWorker)
+    assert isinstance(drafter, DraftWorker)
 
     def watch(name: str, call: Callable[..., None]) -> None:
         def counted(*args: Any) -> None:
@@ -102,6 +103,24 @@ def test_states_are_the_same(
     assert (calls["seed"] > 0) == ("chunk" in way or way == "mixed")
     if way == "retracted":
         assert early.engine.stats().num_retractions > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_of_its_own_reads_early_too(
+    way: str, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = almost_bigram(tmp_path / "target", small_models["llama"], 0.03)
+    draft = almost_bigram(tmp_path / "draft", target, 1.0)
+    early, late = (make(target, "STANDALONE", draft, **WAYS[way]) for _ in range(2))
+    late.engine._early = None
+    calls = calls_of(early, monkeypatch)
+    params = replace(SAMPLED, temperature=0.0)
+    told = [[one.token_ids for one in llm.generate(PROMPTS, params)] for llm in (early, late)]
+    assert told[0] == told[1]
+    totals = [llm.engine.scheduler.spec_totals for llm in (early, late)]
+    assert totals[0] == totals[1]
+    assert totals[0].num_accepted_tokens > 0
+    assert calls["seed_early"] > 0
 
 
 @pytest.mark.parametrize("chunk", [-1, 1500])
