@@ -1,4 +1,8 @@
-"""Rows of the embedding table in Triton: a program a part of a row."""
+"""Rows of the embedding table in Triton: a program a part of a row.
+
+It waits for all before it, and lets none behind it start before its end: kernels of the layers read
+KV of earlier forwards before they wait.
+"""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
