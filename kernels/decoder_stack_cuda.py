@@ -65,7 +65,7 @@ class Division:
     def of(cls, shape: StackShape, blocks: int) -> Division:
         """Depths are shared as few_row shares them, so that sums are the same."""
         depths = shape.hidden, shape.heads * shape.head_dim, shape.intermediate
-        hidden, heads, intermediate = (tile_for(1, depth, False).warps for depth in depths)
+        hidden, heads, intermediate = (tile_for(depth, False).warps for depth in depths)
         blocks -= spare_of(blocks)
         return cls(
             hidden,

@@ -15,8 +15,11 @@ from specengine.kernels import few_row_ref
 from specengine.kernels.cuda import program
 from specengine.kernels.dispatch import Backend, has_dependent_launch, use_triton
 
-# Beyond these, a GEMM of cuBLAS earns more than the saved kernels (benchmarks/results).
-MAX_ROWS = 64
+# Beyond these, a GEMM of cuBLAS earns more than the saved kernels (benchmarks/results): every
+# sixteen rows read all weights, so that rows are few where weights are many.
+MAX_ROWS = 128
+MAX_WORK = 48 << 20  # rows x hidden x hidden, of a decoder layer
+MAX_PRODUCT = 96 << 20  # rows x weights, of a product by itself
 MAX_HIDDEN = 2048
 MAX_HIDDEN_OF_ONE_ROW = 8192
 
@@ -26,11 +29,16 @@ def fits(x: Tensor) -> bool:
     rows, hidden = x.shape
     if rows == 1:
         return use_triton("auto", x) and hidden <= MAX_HIDDEN_OF_ONE_ROW
-    return _pays(x)
+    return rows * hidden**2 <= MAX_WORK and _can_take(x)
 
 
-def _pays(x: Tensor) -> bool:
-    return 0 < x.shape[0] <= MAX_ROWS and x.shape[1] <= MAX_HIDDEN and _has_tiles(x)
+def _pays(x: Tensor, weight: Tensor) -> bool:
+    return len(x) * weight.numel() <= MAX_PRODUCT and _can_take(x)
+
+
+def _can_take(x: Tensor) -> bool:
+    rows, hidden = x.shape
+    return 0 < rows <= MAX_ROWS and hidden <= MAX_HIDDEN and _has_tiles(x)
 
 
 def _has_tiles(x: Tensor) -> bool:
@@ -59,7 +67,7 @@ def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend = "auto"
 ) -> Tensor:
     """x: [T, H], weight: [O, H], bias: [O] or None -> [T, O]."""
-    takes_kernel = backend == "cuda" or (backend == "auto" and _pays(x))
+    takes_kernel = backend == "cuda" or (backend == "auto" and _pays(x, weight))
     module = _module(backend, x) if takes_kernel else few_row_ref
     out: Tensor = module.linear(x, weight, bias)
     return out
@@ -77,7 +85,7 @@ def norm_linear(
 ) -> Tensor:
     """``linear(rms_norm(x, norm_weight, eps), weight, bias)``.
 
-    x: [T, H], T <= MAX_ROWS; weight: [O, H]; bias: [O] or None -> [T, O] of out_dtype (x's).
+    x: [T, H]; weight: [O, H]; bias: [O] or None -> [T, O] of out_dtype (x's).
     Accumulates in float32. backend "triton" takes one row; "cuda" half precision, H a multiple of
     8, and gives a row the same result whatever stands beside it.
     """

@@ -11,6 +11,7 @@ from specengine.kernels.cuda.products import Around, Products
 from specengine.kernels.cuda.program import compiled
 
 _SOURCE = Path(__file__).parent / "cuda" / "few_row.cu"
+_ROWS = 16  # of a block
 
 
 @dataclass(frozen=True)
@@ -22,25 +23,25 @@ class Tile:
     unroll: int
 
 
-def tile_for(rows: int, hidden: int, gated: bool) -> Tile:
+def tile_for(hidden: int, gated: bool) -> Tile:
     """Measured on an H200 (benchmarks/results, few-row-linear). Warps and loads depend on the depth
     alone: they decide the order of the sum, so that a row's result does not depend on how many rows
-    stand beside it."""
+    stand beside it. What a thread holds of the weights must fit into its registers."""
     chunks = -(-hidden // 32)
     warps = min(max(-(-chunks // 3), 4), 16)
     unroll = min(-(-chunks // warps), 6)
-    return Tile(4 if gated and rows <= 16 else 2, warps, unroll)
+    held, most = (18, 4) if warps < 16 else (16, 3)
+    return Tile(min(held // unroll // (2 if gated else 1), most), warps, unroll)
 
 
 def _launch(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor:
     num_rows, hidden = x.shape
     num_outs = weight.shape[0] // (2 if around.gated else 1)
-    tile = tile_for(num_rows, hidden, around.gated)
-    row_tiles = -(-num_rows // 16)
-    shared = 4 * tile.warps * 16 * row_tiles * (8 * tile.eights * (2 if around.gated else 1) + 1)
+    tile = tile_for(hidden, around.gated)
+    eights = (tile.eights * (2 if around.gated else 1)) | 1
+    shared = 4 * tile.warps * _ROWS * (8 * eights + 1)
     residual = around.residual
     defines = (
-        ("MT", row_tiles),
         ("NT", tile.eights),
         ("WARPS", tile.warps),
         ("UNROLL", tile.unroll),
@@ -48,7 +49,7 @@ def _launch(x: Tensor, weight: Tensor, out: Tensor, around: Around) -> Tensor:
     )
     kernel = compiled(_SOURCE, "few_row", defines, shared, x.device.index or 0)
     kernel.launch(
-        (-(-num_outs // (8 * tile.eights)), 1, 1),
+        (-(-num_outs // (8 * tile.eights)), -(-num_rows // _ROWS), 1),
         32 * tile.warps,
         shared,
         (

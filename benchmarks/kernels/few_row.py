@@ -46,6 +46,18 @@ SHAPES = {
         Shape("gate_up", "gated", 3072, 576),
         Shape("down", "add", 576, 1536),
     ],
+    "360M": [
+        Shape("qkv", "norm", 1600, 960),
+        Shape("o", "add", 960, 960),
+        Shape("gate_up", "gated", 5120, 960),
+        Shape("down", "add", 960, 2560),
+    ],
+    "1B": [
+        Shape("qkv", "norm", 3072, 2048),
+        Shape("o", "add", 2048, 2048),
+        Shape("gate_up", "gated", 16384, 2048),
+        Shape("down", "add", 2048, 8192),
+    ],
     "8B": [
         Shape("qkv", "norm", 6144, 4096),
         Shape("o", "add", 4096, 4096),
@@ -114,12 +126,12 @@ def make(shape: Shape, rows: int, copies: int) -> Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["135M", "8B"], choices=list(SHAPES))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 64])
+    parser.add_argument("--models", nargs="+", default=["135M", "360M", "1B"], choices=list(SHAPES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64, 128])
     args = parser.parse_args()
     rows = []
     for model in args.models:
-        copies = COPIES if model == "135M" else 6
+        copies = {"135M": COPIES, "360M": 30}.get(model, 6)
         for shape, count in itertools.product(SHAPES[model], args.rows):
             case = make(shape, count, copies)
             fused, plain = chain_us(case.fused, copies), chain_us(case.unfused, copies)

@@ -1,10 +1,10 @@
 // Linear layer for few rows: out[r, o] = sum_k x[r, k] w[o, k], with the norm before it, or the
 // gated activation or the residual addition after it.
 //
-// Compile-time: TYPE (0 bfloat16, 1 float16), MT (tiles of 16 rows), NT (tiles of 8 outputs a
-// block), WARPS, UNROLL, NORM, GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results).
+// Compile-time: TYPE (0 bfloat16, 1 float16), NT (tiles of 8 outputs a block), WARPS, UNROLL, NORM,
+// GATED, BIAS, RESIDUAL, WIDE_OUT (float32 results).
 //
-// A block computes 8 NT outputs of all rows; its warps share the depth between them. Weights go
+// A block computes 8 NT outputs of 16 rows; its warps share the depth between them. Weights go
 // straight from memory into the registers of the matrix unit: since a sum may be taken in any order,
 // a thread loads 8 consecutive values of a row, and they stand for the places of the fragment that
 // it holds. x takes the same places.
@@ -14,9 +14,10 @@
 
 #include "few_row.cuh"
 
-#define ROWS (16 * MT)
+#define ROWS 16
 #define OUTS (8 * NT)
 #define WEIGHTS (GATED ? 2 * NT : NT)
+#define WIDTH (8 * (WEIGHTS | 1))  // of a row of partial sums: an odd number of eights spares banks
 #define THREADS (32 * WARPS)
 #define CELLS ((ROWS * OUTS + THREADS - 1) / THREADS)
 
@@ -36,25 +37,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     float eps) {
   extern __shared__ float shared[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, part = lane & 3;
-  const int first_out = blockIdx.x * OUTS;
+  const int first_out = blockIdx.x * OUTS, first_row = blockIdx.y * ROWS;
   const int num_chunks = (hidden + 31) / 32;
   allow_next_kernel();
+  x += (u64)first_row * stride_x;
+  if (RESIDUAL) residual += (u64)first_row * stride_residual;
+  num_rows -= first_row;
 
-  float acc[MT][WEIGHTS][4] = {};
-  float squares[MT][2] = {};
+  float acc[WEIGHTS][4] = {};
+  float squares[2] = {};
   u16 before[CELLS] = {};
 
   for (int first = warp; first < num_chunks; first += WARPS * UNROLL) {
-    uint4 w[UNROLL][WEIGHTS], g[UNROLL];
+    uint4 w[UNROLL][WEIGHTS], g[UNROLL], rows[2][UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
       const int k = (first + u * WARPS) * 32 + part * 8;
-      if (NORM) g[u] = k < hidden ? load_constant(gain + k) : make_uint4(0, 0, 0, 0);
+      if (NORM) g[u] = k < hidden ? load_constant_now(gain + k) : make_uint4(0, 0, 0, 0);
 #pragma unroll
       for (int n = 0; n < WEIGHTS; n++) {
         const int row = first_out + (n % NT) * 8 + group;
         const u64 place = (u64)(row + (n >= NT ? num_outs : 0)) * hidden + k;
-        w[u][n] = k < hidden && row < num_outs ? load_constant(weight + place)
+        w[u][n] = k < hidden && row < num_outs ? load_constant_now(weight + place)
                                                : make_uint4(0, 0, 0, 0);
       }
     }
@@ -62,39 +66,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
       wait_for_last_kernel();
       if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
     }
-    // Rows of two tiles are on their way before the first is waited for.
 #pragma unroll
-    for (int pair = 0; pair < MT; pair += 2) {
-      uint4 rows[2][2][UNROLL];
+    for (int half = 0; half < 2; half++) {
+      const int row = half * 8 + group;
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int row = pair * 16 + i * 8 + group;
-        if (pair + i / 2 >= MT) continue;
+      for (int u = 0; u < UNROLL; u++) {
+        const int k = (first + u * WARPS) * 32 + part * 8;
+        rows[half][u] = k < hidden && row < num_rows ? load_fresh(x + (u64)row * stride_x + k)
+                                                     : make_uint4(0, 0, 0, 0);
+      }
+    }
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-          const int k = (first + u * WARPS) * 32 + part * 8;
-          rows[i / 2][i % 2][u] = k < hidden && row < num_rows
-                                      ? load_fresh(x + (u64)row * stride_x + k)
-                                      : make_uint4(0, 0, 0, 0);
-        }
+    for (int u = 0; u < UNROLL; u++) {
+      uint4 a = rows[0][u], b = rows[1][u];
+      if (NORM) {
+        a = scaled_by(a, g[u], squares[0]);
+        b = scaled_by(b, g[u], squares[1]);
       }
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int m = pair + i;
-        if (m >= MT) continue;
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-          uint4 a = rows[i][0][u], b = rows[i][1][u];
-          if (NORM) {
-            a = scaled_by(a, g[u], squares[m][0]);
-            b = scaled_by(b, g[u], squares[m][1]);
-          }
-#pragma unroll
-          for (int n = 0; n < WEIGHTS; n++) {
-            multiply(acc[m][n], a.x, b.x, a.y, b.y, w[u][n].x, w[u][n].y);
-            multiply(acc[m][n], a.z, b.z, a.w, b.w, w[u][n].z, w[u][n].w);
-          }
-        }
+      for (int n = 0; n < WEIGHTS; n++) {
+        multiply(acc[n], a.x, b.x, a.y, b.y, w[u][n].x, w[u][n].y);
+        multiply(acc[n], a.z, b.z, a.w, b.w, w[u][n].z, w[u][n].w);
       }
     }
   }
@@ -103,28 +95,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     if (RESIDUAL) load_cells(before, residual, first_out, num_rows, num_outs, stride_residual);
   }
 
-  // Partial sums of the warps, [WARPS][ROWS][8 WEIGHTS], then their squares, [WARPS][ROWS].
-  const int width = 8 * WEIGHTS;
-  float* partial = shared + warp * ROWS * width;
-  float* all_squares = shared + WARPS * ROWS * width;
+  // Partial sums of the warps, [WARPS][ROWS][WIDTH], then their squares, [WARPS][ROWS].
+  float* partial = shared + warp * ROWS * WIDTH;
+  float* all_squares = shared + WARPS * ROWS * WIDTH;
 #pragma unroll
-  for (int m = 0; m < MT; m++) {
+  for (int n = 0; n < WEIGHTS; n++) {
+    float* at = partial + group * WIDTH + n * 8 + part * 2;
+    *(float2*)at = make_float2(acc[n][0], acc[n][1]);
+    *(float2*)(at + 8 * WIDTH) = make_float2(acc[n][2], acc[n][3]);
+  }
+  if (NORM) {
 #pragma unroll
-    for (int n = 0; n < WEIGHTS; n++) {
-      float* at = partial + (m * 16 + group) * width + n * 8 + part * 2;
-      at[0] = acc[m][n][0];
-      at[1] = acc[m][n][1];
-      at[8 * width] = acc[m][n][2];
-      at[8 * width + 1] = acc[m][n][3];
-    }
-    if (NORM) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        float s = squares[m][half];
-        s += __shfl_xor_sync(0xffffffff, s, 1);
-        s += __shfl_xor_sync(0xffffffff, s, 2);
-        if (part == 0) all_squares[warp * ROWS + m * 16 + half * 8 + group] = s;
-      }
+    for (int half = 0; half < 2; half++) {
+      float s = squares[half];
+      s += __shfl_xor_sync(0xffffffff, s, 1);
+      s += __shfl_xor_sync(0xffffffff, s, 2);
+      if (part == 0) all_squares[warp * ROWS + half * 8 + group] = s;
     }
   }
   __syncthreads();
@@ -138,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     if (exists) {
 #pragma unroll
       for (int j = 0; j < WARPS; j++) {
-        sum += shared[(j * ROWS + r) * width + c];
-        if (GATED) up += shared[(j * ROWS + r) * width + OUTS + c];
+        sum += shared[(j * ROWS + r) * WIDTH + c];
+        if (GATED) up += shared[(j * ROWS + r) * WIDTH + OUTS + c];
       }
       if (NORM) {
         float s = 0.f;
@@ -153,10 +139,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) few_row(
     if (BIAS && exists) sum += widen(bias[o]);
     if (RESIDUAL) sum = rounded(sum) + widen(before[i]);
     if (exists) {
+      const u64 at = (u64)(first_row + r) * num_outs + o;
       if (WIDE_OUT)
-        ((float*)out)[(u64)r * num_outs + o] = sum;
+        ((float*)out)[at] = sum;
       else
-        ((u16*)out)[(u64)r * num_outs + o] = narrow(sum);
+        ((u16*)out)[at] = narrow(sum);
     }
   }
 }

@@ -24,6 +24,15 @@ __device__ __forceinline__ uint4 load_constant(const u16* at) {
   return v;
 }
 
+// The same, where it stands: of the read-only cache ptxas puts loads behind the wait for the last kernel
+// if that spares registers, and they are on their way too late.
+__device__ __forceinline__ uint4 load_constant_now(const u16* at) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+  return v;
+}
+
 // Of what the kernel ahead may have written: never through the read-only cache.
 __device__ __forceinline__ uint4 load_fresh(const u16* at) {
   uint4 v;

@@ -38,12 +38,13 @@ class EmulatedKernel:
     ) -> None:
         """Blocks begin in an order that is drawn; eight run by turns."""
         assert shared_bytes <= SHARED_BYTES
-        assert grid[1:] == (1, 1)
-        order = random.Random(0).sample(range(grid[0]), grid[0])
+        assert grid[2] == 1
+        count = grid[0] * grid[1]
+        order = random.Random(0).sample(range(count), count)
         values = [_value(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(v) for v in values])
-        drawn = (ctypes.c_int * grid[0])(*order)
-        self.library.launch(grid[0], drawn, threads, shared_bytes, pointers)
+        drawn = (ctypes.c_int * count)(*order)
+        self.library.launch(*grid[:2], drawn, threads, shared_bytes, pointers)
 
 
 def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:

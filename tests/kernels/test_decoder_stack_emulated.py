@@ -145,9 +145,9 @@ def test_seats_are_chosen_where_all_rows_belong_to_requests(
 def test_products_have_the_bits_of_few_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of requests that see but their own token, whose heads are its values."""
 
-    def tile_for(rows: int, hidden: int, gated: bool) -> few_row_cuda.Tile:
+    def tile_for(hidden: int, gated: bool) -> few_row_cuda.Tile:
         """More warps share the depth of the heads than a block has here."""
-        tile = measured(rows, hidden, gated)
+        tile = measured(hidden, gated)
         return replace(tile, warps=14, unroll=1) if hidden == 7 * 64 else tile
 
     measured = few_row_cuda.tile_for

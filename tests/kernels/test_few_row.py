@@ -92,7 +92,7 @@ class TestCuda:
         return torch.randn(shape, device="cuda").to(dtype)
 
     @pytest.mark.parametrize("hidden", [72, 576, 2048, 5000])
-    @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64])
+    @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64, 128])
     def test_every_operation(self, rows: int, hidden: int, dtype: torch.dtype) -> None:
         outs = 104
         x, gain = self.draw(dtype, rows, hidden), self.draw(dtype, hidden)
@@ -133,9 +133,9 @@ class TestCuda:
         assert torch.equal(residual, before)
 
     def test_a_row_does_not_depend_on_its_neighbours(self, dtype: torch.dtype) -> None:
-        x, gain = self.draw(dtype, 64, 576), self.draw(dtype, 576)
+        x, gain = self.draw(dtype, 128, 576), self.draw(dtype, 576)
         weight = self.draw(dtype, 3072, 576)
         whole = norm_gated_linear(x, gain, EPS, weight, backend="cuda")
-        for rows in (1, 4, 16, 33):
+        for rows in (1, 4, 16, 33, 64):
             part = norm_gated_linear(x[:rows], gain, EPS, weight, backend="cuda")
             assert torch.equal(part, whole[:rows])

@@ -31,7 +31,7 @@ struct float2 {
   float x, y;
 };
 struct Place {
-  int x;
+  int x, y;
 };
 
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }

@@ -37,7 +37,7 @@ static void begin(Block& block, int index, int threads, int shared_bytes) {
 // Every thread of a block, until it waits; whether any was left.
 static bool run_turn(Block& block) {
   bool any = false;
-  blockIdx.x = block.index;
+  blockIdx = {block.index % gridDim.x, block.index / gridDim.x};
   memcpy(shared_memory, block.shared.data(), block.shared.size());
   for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
     if (me().ended) continue;
@@ -49,9 +49,11 @@ static bool run_turn(Block& block) {
 }
 
 // order: in which the blocks begin.
-extern "C" void launch(int count, const int* order, int threads, int shared_bytes, void** arguments) {
+extern "C" void launch(int columns, int rows, const int* order, int threads, int shared_bytes,
+                       void** arguments) {
+  const int count = columns * rows;
   body = bound(KERNEL, arguments);
-  gridDim.x = count;
+  gridDim = {columns, rows};
   int next = 0, running = 0;
   for (slot = 0; slot < AT_ONCE_MOST && next < count; slot++, running++)
     begin(here(), order[next++], threads, shared_bytes);

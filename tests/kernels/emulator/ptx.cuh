@@ -8,6 +8,7 @@ inline void allow_next_kernel() {}
 inline void wait_for_last_kernel() {}
 
 inline uint4 load_constant(const u16* at) { return *(const uint4*)at; }
+inline uint4 load_constant_now(const u16* at) { return *(const uint4*)at; }
 inline uint4 load_fresh(const u16* at) { return *(const uint4*)at; }
 inline u16 load_fresh_one(const u16* at) { return *at; }
 
