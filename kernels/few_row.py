@@ -18,18 +18,19 @@ from specengine.kernels.dispatch import Backend, has_dependent_launch, use_trito
 # Beyond these, a GEMM of cuBLAS earns more than the saved kernels (benchmarks/results): every
 # sixteen rows read all weights, so that rows are few where weights are many.
 MAX_ROWS = 128
-MAX_WORK = 48 << 20  # rows x hidden x hidden, of a decoder layer
-MAX_PRODUCT = 96 << 20  # rows x weights, of a product by itself
+MAX_WORK = 500_000_000  # rows x weights, of a decoder layer
+MAX_PRODUCT = 100_000_000  # likewise, of a product by itself
 MAX_HIDDEN = 2048
 MAX_HIDDEN_OF_ONE_ROW = 8192
 
 
-def fits(x: Tensor) -> bool:
-    """Whether the fused kernels are the faster choice for a decoder layer on x [T, H]."""
+def fits(x: Tensor, num_weights: int) -> bool:
+    """Whether the fused kernels are the faster choice for a decoder layer of so many weights on x
+    [T, H]."""
     rows, hidden = x.shape
     if rows == 1:
         return use_triton("auto", x) and hidden <= MAX_HIDDEN_OF_ONE_ROW
-    return rows * hidden**2 <= MAX_WORK and _can_take(x)
+    return rows * num_weights <= MAX_WORK and _can_take(x)
 
 
 def _pays(x: Tensor, weight: Tensor) -> bool:

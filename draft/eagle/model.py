@@ -84,6 +84,7 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
         self.can_fuse = not shape.o_bias and not shape.mlp_bias
+        self.num_weights = shape.num_weights(input_size)
 
     def forward(
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
@@ -124,7 +125,7 @@ class EagleLayer(nn.Module):
         weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
         if layer_tail.fits(stream, weights):
             return Way.TAIL
-        return Way.FEW_ROWS if few_row.fits(stream) else Way.PLAIN
+        return Way.FEW_ROWS if few_row.fits(stream, self.num_weights) else Way.PLAIN
 
 
 class EagleModel(nn.Module):

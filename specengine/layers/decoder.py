@@ -55,6 +55,12 @@ class DecoderShape:
             **family,
         )
 
+    def num_weights(self, input_size: int | None = None) -> int:
+        """Of a layer's matrices. input_size: of what attention reads, if not hidden_size."""
+        heads, hidden = self.head_dim * self.num_heads, self.hidden_size
+        qkv = (heads + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
+        return qkv + heads * hidden + 3 * hidden * self.intermediate_size
+
 
 class SelfAttention(nn.Module):
     """q, k, v projections, optional q/k norm, attention over the KV pool, output projection."""
@@ -123,6 +129,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
         self.can_fuse = not shape.o_bias and not shape.mlp_bias
+        self.num_weights = shape.num_weights()
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
@@ -131,7 +138,8 @@ class DecoderLayer(nn.Module):
         stream before it is added; None where the output is the whole stream already."""
         if batch.compiles:
             return self.forward_compiled(positions, hidden, residual, batch)
-        if self.can_fuse and few_row.fits(hidden if residual is None else residual):
+        stream = hidden if residual is None else residual
+        if self.can_fuse and few_row.fits(stream, self.num_weights):
             stream = self.input_layernorm.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch), None
         hidden, residual = self.input_layernorm.add(hidden, residual)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specengine.kernels import few_row
 from specengine.kernels.activation import silu_and_mul
 from specengine.kernels.cuda import program
 from specengine.kernels.few_row import (
@@ -139,3 +140,17 @@ class TestCuda:
         for rows in (1, 4, 16, 33, 64):
             part = norm_gated_linear(x[:rows], gain, EPS, weight, backend="cuda")
             assert torch.equal(part, whole[:rows])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "num_weights", "most"), [(576, 3_538_944, 128), (960, 9_830_400, 50), (4096, 1, 1)]
+)
+def test_few_rows_are_few_where_weights_are_many(
+    hidden: int, num_weights: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_row, "_has_tiles", lambda x: True)
+    monkeypatch.setattr(few_row, "use_triton", lambda *_: True)
+    fitting = [
+        rows for rows in range(1, 300) if few_row.fits(torch.empty(rows, hidden), num_weights)
+    ]
+    assert fitting == list(range(1, most + 1))
