@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
@@ -11,9 +12,12 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft, assemble
-from specengine.draft.suffix.expand import Expander
+from specengine.draft.suffix.chains import ChainText, draft_chains
+from specengine.draft.suffix.expand import MAX_SUFFIXES, Expander, draft_sizes
 from specengine.draft.suffix.text import RequestText
 from specengine.draft.suffix.tree import SuffixTree
+from specengine.kernels.native import suffix
+from specengine.kernels.native.suffix import ChainRules
 
 
 class SuffixDrafter:
@@ -36,21 +40,29 @@ class SuffixDrafter:
         self._node_limit = node_limit
         self._max_depth = spec.suffix_max_depth
         self._expander = Expander(spec)
-        self._texts: dict[Req, RequestText] = {}
         self._corpus: Generations[SuffixTree] | None = None
         if spec.suffix_shared_corpus:
             self._corpus = Generations(
                 spec.suffix_corpus_tokens, lambda: SuffixTree(self._max_depth)
             )
+        is_alone = not self.proposes_tree and self._corpus is None
+        self._rules: ChainRules | None = None  # of chains that C drafts, where it does
+        if is_alone and suffix.is_compiled():
+            self._rules = ChainRules(draft_sizes(spec), spec.suffix_min_prob, MAX_SUFFIXES)
+        self._texts: dict[Req, RequestText | ChainText] = {}
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """Prompts are read when their requests are studied, or first draft."""
         for req in batch.reqs:
-            self._texts.setdefault(req, RequestText(req, self._max_depth, self._corpus))
+            self._text_of(req)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         """confidence: the estimated probability that the path down to a node stands."""
-        return assemble([self.draft_one(req) for req in batch.reqs], is_ranked=True)
+        if self._rules is None:
+            return assemble([self.draft_one(req) for req in batch.reqs], is_ranked=True)
+        limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
+        texts = [self._text_of(req) for req in batch.reqs]
+        return draft_chains(cast(list[ChainText], texts), limits, self._rules)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""
@@ -68,16 +80,23 @@ class SuffixDrafter:
 
     def match_length(self, req: Req) -> int:
         """Tokens at the end of the request's text that were seen before, below suffix_max_depth."""
-        return self._text_of(req).match_length
+        text = self._text_of(req)
+        text.update()
+        return text.match_length
 
     def draft_one(self, req: Req) -> Draft:
-        max_tokens = min(self.max_nodes, self._node_limit(req)) - 1
-        return self._text_of(req).draft(self._expander, max_tokens)
+        text, max_tokens = self._text_of(req), min(self.max_nodes, self._node_limit(req)) - 1
+        text.update()
+        return text.draft(max_tokens)
 
-    def _text_of(self, req: Req) -> RequestText:
-        """All of it read."""
+    def _text_of(self, req: Req) -> RequestText | ChainText:
+        """What was read of it so far."""
         text = self._texts.get(req)
         if text is None:
-            text = self._texts[req] = RequestText(req, self._max_depth, self._corpus)
-        text.update()
+            text = self._texts[req] = self._new_text(req)
         return text
+
+    def _new_text(self, req: Req) -> RequestText | ChainText:
+        if self._rules is not None:
+            return ChainText(req, self._max_depth, self._rules)
+        return RequestText(req, self._max_depth, self._expander, self._corpus)

@@ -13,10 +13,16 @@ from specengine.draft.suffix.match import Match
 from specengine.draft.suffix.tree import Child, Node
 
 # Suffixes of a match whose continuations are compared.
-_MAX_SUFFIXES = 2
+MAX_SUFFIXES = 2
 # Children looked at for the best few. They stand in the order in which they first occurred, so that
 # frequent ones are rather in front; the best of all is known without looking.
 _MAX_CHILDREN = 64
+
+
+def draft_sizes(spec: SpecConfig) -> list[int]:
+    """By the length of a match, from 0 on: the most tokens drafted from it."""
+    lengths = range(1, spec.suffix_max_depth)
+    return [0, *(int(spec.suffix_factor * n + spec.suffix_offset) for n in lengths)]
 
 
 class Expander:
@@ -26,8 +32,7 @@ class Expander:
     def __init__(self, spec: SpecConfig) -> None:
         self._min_prob = spec.suffix_min_prob
         self._branches = spec.suffix_branches
-        lengths = range(1, spec.suffix_max_depth)
-        self._sizes = [0, *(int(spec.suffix_factor * n + spec.suffix_offset) for n in lengths)]
+        self._sizes = draft_sizes(spec)
 
     def best(self, root: int, match: Match, max_tokens: int) -> Draft:
         """The draft from the suffix of the match that promises the most accepted tokens, were
@@ -38,7 +43,7 @@ class Expander:
         """
         best, score, count, tried = Draft([root], None, [1.0]), 0.0, 0, 0
         room = min(max_tokens, self._sizes[match.length])
-        while room > score and tried < _MAX_SUFFIXES:
+        while room > score and tried < MAX_SUFFIXES:
             below = match.below
             before, count = count, 1 if isinstance(below, int) else below.count
             if count != before:

@@ -14,8 +14,15 @@ from specengine.draft.suffix.tree import SuffixTree
 class RequestText:
     """Prompt and output of one request, matched with themselves and with the shared corpus."""
 
-    def __init__(self, req: Req, max_depth: int, corpus: Generations[SuffixTree] | None) -> None:
+    def __init__(
+        self,
+        req: Req,
+        max_depth: int,
+        expander: Expander,
+        corpus: Generations[SuffixTree] | None,
+    ) -> None:
         self._req = req
+        self._expander = expander
         self._corpus = corpus
         self._followers: dict[SuffixTree, Follower] = {}
         self._tree = SuffixTree(max_depth)
@@ -38,9 +45,9 @@ class RequestText:
         others = [follower.match.length for follower in self._followers.values()]
         return max([self._tree.length, *others])
 
-    def draft(self, expander: Expander, max_tokens: int) -> Draft:
+    def draft(self, max_tokens: int) -> Draft:
         """The best draft, the request's own among equals."""
-        root = self._req.last_token
+        root, expander = self._req.last_token, self._expander
         own = expander.best(root, Match.own(self._tree), max_tokens)
         if not self._followers:
             return own

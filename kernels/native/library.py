@@ -24,10 +24,15 @@ FLAGS = [
     "-shared",
     "-fPIC",
 ]
-# linear.c shares PyTorch's OpenMP threads: libgomp is loaded under one name.
-OPENMP = {"ops": ["-fopenmp-simd"], "linear": ["-fopenmp"]}
+# linear.c shares PyTorch's OpenMP threads: libgomp is loaded under one name. suffix.c rounds every
+# product, as Python does.
+OPTIONS = {
+    "ops": ["-fopenmp-simd"],
+    "linear": ["-fopenmp"],
+    "suffix": ["-ffp-contract=off"],
+}
 # What takes microseconds keeps the GIL: beside a busy thread it is 5 ms until that comes back.
-_LOADERS = {"lookup": ctypes.PyDLL}
+_LOADERS = {"lookup": ctypes.PyDLL, "suffix": ctypes.PyDLL}
 
 
 @cache
@@ -51,7 +56,7 @@ def library(name: str = "ops") -> ctypes.CDLL | None:
 def _compiled(name: str, compiler: str) -> Path:
     folder = Path(os.environ.get("SPECENGINE_CACHE_DIR") or Path.home() / ".cache" / "specengine")
     source = FOLDER / f"{name}.c"
-    command = [compiler, *FLAGS, *OPENMP.get(name, [])]
+    command = [compiler, *FLAGS, *OPTIONS.get(name, [])]
     path = folder / "native" / f"{name}-{_fingerprint(source, command)}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

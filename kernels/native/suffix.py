@@ -1,0 +1,143 @@
+"""Suffix trees of texts and the chains that they promise, compiled from suffix.c."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specengine.kernels.native.library import library
+
+_P, _I = ctypes.c_void_p, ctypes.c_int64
+_LONGEST = 1 << 30  # draft, in tokens
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "text_new": (_P, [ctypes.c_int32]),
+    "text_free": (None, [_P]),
+    "text_match_length": (ctypes.c_int32, [_P]),
+    "texts_extend": (_I, [_P, _P, _P, _I]),
+    "texts_draft": (None, [_P, _P, _I, _I, _P, _P, _P, _P]),
+}
+
+
+@cache
+def _function(name: str) -> Any:
+    function = getattr(library("suffix"), name)
+    function.restype, function.argtypes = _FUNCTIONS[name]
+    return function
+
+
+def is_compiled() -> bool:
+    return library("suffix") is not None
+
+
+class SuffixText:
+    """The suffix tree of a text that grows (`extend`) and says what might follow (`draft`). Counts
+    substrings of max_depth tokens at most. Raises MemoryError."""
+
+    __slots__ = ("_free", "num_tokens", "pointer")
+
+    def __init__(self, max_depth: int) -> None:
+        self.num_tokens = 0
+        self.pointer: Any = None
+        self._free = _function("text_free")  # when texts go, modules may be gone
+        self.pointer = _function("text_new")(max_depth)
+        if self.pointer is None:
+            raise MemoryError("no memory for a text")
+
+    def __del__(self) -> None:
+        if self.pointer is not None:
+            self._free(self.pointer)
+
+    @property
+    def match_length(self) -> int:
+        """Of the longest suffix seen before, in tokens, below max_depth."""
+        length: int = _function("text_match_length")(self.pointer)
+        return length
+
+    def draft(self, most: int, rules: ChainRules) -> tuple[list[int], list[float]]:
+        """The last token and at most so many that might follow; of each the probability that the
+        text goes on up to it. The text is not empty."""
+        width = _width([most], rules)
+        tokens, probs = array("q", [0]) * width, array("d", [0.0]) * width
+        counts = _draft([self], [most], width, rules, _address(tokens), _address(probs))
+        return tokens[: counts[0]].tolist(), probs[: counts[0]].tolist()
+
+
+class _Rules(ctypes.Structure):
+    _fields_ = (
+        ("sizes", _P),
+        ("min_prob", ctypes.c_double),
+        ("max_suffixes", ctypes.c_int32),
+        ("is_compensated", ctypes.c_int32),
+    )
+
+
+class ChainRules:
+    """sizes: by the length of a match, from 0 to max_depth - 1, the most tokens drafted from it, of
+    an empty one none. min_prob: the least probability of a token. max_suffixes: how many suffixes
+    of the text that occurred unequally often are compared."""
+
+    def __init__(self, sizes: Sequence[int], min_prob: float, max_suffixes: int) -> None:
+        self.longest = min(max(sizes), _LONGEST)
+        self._sizes = array("i", [max(0, min(size, _LONGEST)) for size in sizes])
+        is_compensated = sum([1.0, 1e100, 1.0, -1e100]) != 0.0
+        self._rules = _Rules(_address(self._sizes), min_prob, max_suffixes, is_compensated)
+        self.address = ctypes.addressof(self._rules)  # for as long as somebody keeps these rules
+
+
+def extend(texts: Sequence[SuffixText], new: Sequence[Sequence[int]]) -> None:
+    """Each text takes its new tokens. Raises MemoryError, and then only the first have all."""
+    tokens, counts = array("i", chain.from_iterable(new)), array("q", map(len, new))
+    given = _pointers(texts), tokens, counts
+    taken = _function("texts_extend")(*map(_address, given), len(texts))
+    for text, count in zip(texts, counts, strict=True):
+        text.num_tokens += count
+    if taken < len(texts):
+        raise MemoryError(f"no memory for a text of {texts[taken].num_tokens} tokens and more")
+
+
+def draft(
+    texts: Sequence[SuffixText], most: Sequence[int], rules: ChainRules
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Of each text, none of them empty, its last token and at most most[i] that might follow ->
+    int64 [B, N], padded with 0; their probabilities, float32 likewise; and how many of each row
+    these are, at least 1, at most N."""
+    shape = len(texts), _width(most, rules)
+    drafts, probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float64)
+    counts = _draft(texts, most, shape[1], rules, drafts.data_ptr(), probs.data_ptr())
+    return drafts, probs.float(), counts.tolist()
+
+
+def _width(most: Sequence[int], rules: ChainRules) -> int:
+    """Of the longest draft, root included."""
+    return 1 + max(0, min(max(most), rules.longest))
+
+
+def _draft(
+    texts: Sequence[SuffixText],
+    most: Sequence[int],
+    width: int,
+    rules: ChainRules,
+    drafts: int,
+    probs: int,
+) -> array[int]:
+    """Into the memory at the addresses `drafts` and `probs` -> how many nodes each."""
+    pointers, limits, counts = _pointers(texts), array("q", most), array("q", most)
+    given = _address(pointers), _address(limits), len(texts), width, rules.address
+    _function("texts_draft")(*given, drafts, probs, _address(counts))
+    return counts
+
+
+def _pointers(texts: Sequence[SuffixText]) -> array[int]:
+    return array("Q", [text.pointer for text in texts])
+
+
+def _address(numbers: array[Any]) -> int:
+    """For as long as somebody keeps the array."""
+    return numbers.buffer_info()[0]
