@@ -26,11 +26,11 @@ class Tile:
 def tile_for(hidden: int, gated: bool) -> Tile:
     """Measured on an H200 (benchmarks/results, few-row-linear). Warps and loads depend on the depth
     alone: they decide the order of the sum, so that a row's result does not depend on how many rows
-    stand beside it. What a thread holds of the weights must fit into its registers."""
+    stand beside it. What a thread holds of the weights leaves hardly a register over."""
     chunks = -(-hidden // 32)
     warps = min(max(-(-chunks // 3), 4), 16)
     unroll = min(-(-chunks // warps), 6)
-    held, most = (18, 4) if warps < 16 else (16, 3)
+    held, most = (18, 4) if warps < 13 else (16, 3)
     return Tile(min(held // unroll // (2 if gated else 1), most), warps, unroll)
 
 

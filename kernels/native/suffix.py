@@ -33,7 +33,8 @@ def _function(name: str) -> Any:
 
 
 def is_compiled() -> bool:
-    return library("suffix") is not None
+    compiled = library("suffix")
+    return compiled is not None
 
 
 class SuffixText:

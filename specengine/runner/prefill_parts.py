@@ -13,6 +13,7 @@ from specengine.core.batch import ModelWorkerBatch
 from specengine.core.interfaces import DecoderModel, LogitsOutput
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
+from specengine.layers.rotary import RotaryEmbedding
 
 # Weights of a layer up to which 2,048 tokens take the device less time (0.25 ms) than the launches
 # of a layer take the host (0.4 ms). Beyond, parts would only read the weights several times.
@@ -27,7 +28,8 @@ def is_launch_bound(model: DecoderModel) -> bool:
 def weights_a_layer(model: DecoderModel) -> float:
     """Numbers, as they are kept: of matrices, but for those over the vocabulary."""
     assert isinstance(model, nn.Module)
-    own = (one for one in model.modules() if not isinstance(one, VocabEmbedding | LMHead))
+    others = VocabEmbedding | LMHead | RotaryEmbedding
+    own = (one for one in model.modules() if not isinstance(one, others))
     kept = (chain(one.parameters(recurse=False), one.buffers(recurse=False)) for one in own)
     sizes = [one.numel() for one in chain.from_iterable(kept) if one.dim() > 1]
     return sum(sizes) / model.num_layers

@@ -129,7 +129,8 @@ class GraphForward:
 
 class PartsForward:
     """Prompts that are more than a graph holds, as several replays. Nothing of it views the graphs'
-    buffers."""
+    buffers, nor may features: they are read when other graphs of the pool have run. So no graph of
+    the target's prefills holds more than one of a drafter's does."""
 
     tree = None
 

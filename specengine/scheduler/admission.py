@@ -127,9 +127,9 @@ class Admission:
     def _reserve(self, req: Req) -> None:
         """Slots of its prompt, and of its first round where it can be: between the two the device
         waits for the host. More than that can be found while the round flies."""
-        reserve, size = self.ledger.reserve, req.prefill_len
-        wanted = min(size + self.policy.round_slots, self.policy.context_len)
-        reserved = reserve(req, wanted) or reserve(req, size + 1)
+        reserve, policy, size = self.ledger.reserve, self.policy, req.prefill_len
+        first = max(1, min(policy.round_slots, policy.remaining_tokens(req)))
+        reserved = reserve(req, size + first) or reserve(req, size + 1)
         assert reserved, "a request that fits has its prompt reserved"
 
     def _finish_outgrown(self) -> None:

@@ -51,7 +51,7 @@ def asked(asked_by_topk: dict[int, Asked], request: pytest.FixtureRequest) -> As
 def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
     """Nearly all; of what takes long to compile, for all that chains need."""
     kernels, missed = Counter(asked["kernels"]), Counter(asked["missed"])
-    assert kernels["few_row"] > 10
+    assert kernels["few_row"] > 4
     assert kernels["_rope_attention_kernel"] > 3
     assert missed.total() <= kernels.total() // 20
     if not kernels["_tree_step_kernel"]:

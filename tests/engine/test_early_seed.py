@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.worker import DraftWorker
 from specengine.layers import prefill_sampler
 from specengine.runner import ragged_graphs
+from specengine.runner.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
 from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
 
@@ -123,31 +125,44 @@ def test_a_model_of_its_own_reads_early_too(
     assert calls["seed_early"] > 0
 
 
-@pytest.mark.parametrize("chunk", [-1, 1500])
+@pytest.mark.parametrize(("number", "length", "chunk"), [(140, 20, -1), (90, 5, 850)])
 def test_states_are_the_same_where_prompts_are_read_in_parts(
-    chunk: int, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int,
+    length: int,
+    chunk: int,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More prompts than a graph holds, the last of them in the middle of its own."""
+    """More prompts than a graph holds: parts of one form, and the last in the middle of its own."""
     monkeypatch.setattr(ragged_graphs, "capture", capture)
+    told: list[tuple[int, int]] = []  # of forwards in parts: parts, requests
+    run = PartsForward.run
+
+    def watched(forward: PartsForward, *given: Any, **named: Any) -> LogitsOutput:
+        told.append((len(forward.parts), forward.batch.batch_size))
+        return run(forward, *given, **named)
+
+    monkeypatch.setattr(PartsForward, "run", watched)
     target = small_models["llama"]
-    given: dict[str, Any] = {"chunked_prefill_size": chunk, "max_running_requests": 80}
+    given: dict[str, Any] = {"chunked_prefill_size": chunk, "max_running_requests": 160}
     given |= {"max_total_tokens": 8192, "context_length": 256}
     draft = eagle3(tmp_path / "draft", target)
     early, late = (make(target, "EAGLE3", draft, **given) for _ in range(2))
     late.engine._early = None
-    counters = graphs_on_the_cpu(early)
+    graphs_on_the_cpu(early)
     calls = calls_of(early, monkeypatch)
-    for number in range(70):
-        prompt = [7 + number, *range(30, 50 + number % 9)]
+    for place in range(number):
+        prompt = [7 + place, *range(30, 30 + length + place % 9)]
         for llm in (early, late):
-            llm.engine.add_request(str(number), prompt, SAMPLED)
+            llm.engine.add_request(str(place), prompt, SAMPLED)
     for _ in range(3):
         for llm in (early, late):
             llm.engine.step()
         torch.testing.assert_close(states_of(early), states_of(late), rtol=1e-5, atol=1e-5)
         assert torch.equal(keys_of(early), keys_of(late))
-    assert calls["seed_early"] == (1 if chunk < 0 else 2)
-    assert counters["draft"]["replays"] >= 2
+    assert calls == {"seed_early": 1 if chunk < 0 else 2}
+    assert told == [(3, 140)] if chunk < 0 else told == [(2, 86)]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,7 @@ def test_without_drafts_a_token_is_chosen(device: torch.device, backend: str) ->
     drafts = torch.empty(2, 0, dtype=torch.int64, device=device)
     rows = torch.tensor([1, 2], device=device)
     state = state_of([0, 7, 98], [0, 0, 0], 0, device)
-    forced = Simulated(0, 0.9)
-    accepted = accept_chain(state, rows, chosen, drafts, 99, forced, backend=backend)  # type: ignore[arg-type]
+    accepted = accept_chain(state, rows, chosen, drafts, 99, backend=backend)  # type: ignore[arg-type]
     assert accepted.tolist() == [0, 0]
     assert state.lens.tolist() == [0, 8, 98], "the context has an end"
     assert state.roots.tolist() == [0, 5, 6]

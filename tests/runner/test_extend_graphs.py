@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
+from specengine.layers.rotary import RotaryEmbedding
 from specengine.runner.extend_graphs import (
     FEW,
     MANY,
@@ -145,6 +147,7 @@ class Layered(nn.Module):
         self.num_layers = num_layers
         self.embed = VocabEmbedding(100, size)
         self.head = LMHead(size, 40)
+        self.rotary = RotaryEmbedding.from_config(LlamaConfig(hidden_size=8, num_attention_heads=1))
         self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
 
 

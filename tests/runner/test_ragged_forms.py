@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, Tree
+from specengine.engine.ragged_build import _CROWDS
+from specengine.runner.extend_graphs import SHAPES
 from specengine.runner.ragged_forms import (
+    CROWD,
     MAX_TOKENS,
     Form,
     Inputs,
@@ -119,6 +122,12 @@ def test_what_crowds_are_cut_to() -> None:
     assert sizes.limits_of_parts(verify([5] * 65, rows=[], num_past=0)) is None
     for other in (SIZES, replace(sizes, padding=False)):
         assert other.limits_of_parts(verify([30] * 65, rows=[])) is None
+
+
+def test_prefills_of_the_target_are_cut_before_drafters_prompts_are() -> None:
+    """What a drafter takes of them in parts is a copy then: see PartsForward."""
+    assert max(shape.tokens for shape in SHAPES) <= _CROWDS[-1]
+    assert max(shape.requests for shape in SHAPES) <= CROWD
 
 
 def test_the_logits_asked_for() -> None:
