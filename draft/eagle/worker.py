@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
@@ -68,7 +68,7 @@ class EagleWorker(DraftWorker):
 
     @torch.inference_mode()
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        self._see_all(sent(int64(list(map(row_of, batch.reqs))), self.states.device))
+        self._see_all(self._rows_of(batch.prompt_reqs))
         tokens = _shifted(batch, result.tokens)
         self.extend_states(batch, tokens, self.features(output, None))
 
@@ -83,16 +83,19 @@ class EagleWorker(DraftWorker):
             known_B = sent(int64([run[-1] for run in tokens]), tokens_S.device)
             last_B = known_B.index_copy(0, sent(int64(places), tokens_S.device), tokens_S)
         output = step.run(features_TF=self.features(output, None), last_B=last_B)
-        self._see_all(step.req_pool_indices)
+        is_mixed = batch.forward_mode is ForwardMode.MIXED
+        self._see_all(self._rows_of(batch.prompt_reqs) if is_mixed else step.req_pool_indices)
         self._keep_last(step, output)
+
+    def _rows_of(self, reqs: Sequence[Req]) -> Tensor:
+        return sent(int64(list(map(row_of, reqs))), self.states.device)
 
     def _see_all(self, rows: Tensor) -> None:
         # Not by assignment: a number that is assigned goes by pageable memory, and waits.
         self.first_keys.index_fill_(0, rows, 0)
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
-        rows = torch.tensor([row_of(req) for req in batch.reqs])
-        states = self.states[sent(rows, self.states.device)]
+        states = self.states[self._rows_of(batch.reqs)]
         return LogitsOutput(self.runner.model.compute_logits(states), hidden=states)
 
     @torch.inference_mode()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.request import Req, ReqState
 from specengine.core.transfer import int64, sent
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         KVPool,
         ReqToTokenTable,
     )
-    from specengine.core.request import Req
     from specengine.core.sampling_batch import SamplingBatch
 
 __all__ = [
@@ -71,6 +71,11 @@ class ScheduleBatch:
     @property
     def batch_size(self) -> int:
         return len(self.reqs)
+
+    @property
+    def prompt_reqs(self) -> list[Req]:
+        """Of a prefill: but for those that decode a token along with it."""
+        return [req for req in self.reqs if req.state is not ReqState.RUNNING]
 
     def get_model_worker_batch(self) -> ModelWorkerBatch:
         return ModelWorkerBatch(

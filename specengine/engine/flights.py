@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from specengine.core.batch import ScheduleBatch
+from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import Drafter, TextDrafter, VerifyResult
 from specengine.engine.adaptive.choice import Decision
@@ -88,15 +88,15 @@ class Flights:
         if self.graph_round.counters["captures"] != captures:
             self._since, self._drafting = perf_counter(), 0.0  # capturing is no round's time
 
-    def interrupt(self, prefilled: list[Req] | None = None) -> None:
-        """Something else runs: the time until the next launch is no round's. prefilled: a prefill
-        of these, in which the drafter reads their prompts; None: a round, at which it looks."""
+    def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
+        """Something else runs: the time until the next launch is no round's. prefill: the drafter
+        reads prompts in it, and looks at what runs along; None: a round, at which it looks."""
         self._landed = None
         self.graph_round.known.forget()
-        if prefilled is None:
+        if prefill is not None:
+            self.graph_round.read_anew(prefill.prompt_reqs)
+        if prefill is None or prefill.forward_mode is ForwardMode.MIXED:
             self.graph_round.wake()
-        else:
-            self.graph_round.read_anew(prefilled)
 
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be. Its outcome must be

@@ -271,7 +271,7 @@ class Engine:
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         if self.flights is not None:
-            self.flights.interrupt(prefilled=batch.reqs)
+            self.flights.interrupt(batch)
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
         early = self._early_seed(batch, output)
         result = self.parts.sample_prefill(output, masked_prefill(batch), early)

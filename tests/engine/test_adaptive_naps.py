@@ -45,7 +45,10 @@ def test_drafts_that_come_back_end_the_turns() -> None:
 class Watched:
     """What a drafter missed, by row, beside what it was told."""
 
-    def __init__(self, llm: LLM, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, llm: LLM, flying: GraphRound, mixed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """mixed: whoever runs does so beside prompts, too."""
         drafter = llm.engine.drafter
         assert isinstance(drafter, EagleWorker)
         self.drafter = drafter
@@ -65,17 +68,23 @@ class Watched:
 
         def watched_see(rows: Tensor) -> None:
             see(rows)
+            assert not {*rows.tolist()}.intersection(rows_of(llm.engine.scheduler.queues.running))
             for row in rows.tolist():
                 self.seeded += row in self.missed
                 self.missed.discard(row)
                 self.first_keys[row] = 0
+            if mixed:
+                self.look_at(list(self.missed), flying.state.lens[list(self.missed)].tolist())
 
         monkeypatch.setattr(flying, "_fly", watched_fly)
         monkeypatch.setattr(drafter, "observe_rows", watched_observe)
         monkeypatch.setattr(drafter, "_see_all", watched_see)
 
     def look(self, rows: RowBatch) -> None:
-        for row, length in zip(rows.rows_B.tolist(), rows.lens_B.tolist(), strict=True):
+        self.look_at(rows.rows_B.tolist(), rows.lens_B.tolist())
+
+    def look_at(self, rows: list[int], lens: list[int]) -> None:
+        for row, length in zip(rows, lens, strict=True):
             if row in self.missed:
                 self.woken += 1
                 self.missed.remove(row)
@@ -83,9 +92,14 @@ class Watched:
             assert row == 0 or int(self.drafter.first_keys[row]) == self.first_keys[row]
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["prompts alone", "mixed"])
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_it_is_told_what_it_missed_and_nothing_else(
-    overlaps: bool, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overlaps: bool,
+    mixed: bool,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Requests come and go while it sleeps, and take over each other's rows."""
     asked = {
@@ -95,7 +109,7 @@ def test_it_is_told_what_it_missed_and_nothing_else(
     target = small_models["llama"]
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(eagle3(tmp_path / "d", target)))
     flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048, "device": "cpu"}
-    flags |= {"disable_radix_cache": True, "max_running_requests": 4}
+    flags |= {"disable_radix_cache": True, "max_running_requests": 4, "enable_mixed_chunk": mixed}
     plain = LLM(str(target), **flags)
     llm = LLM(str(target), replace(spec, num_steps=2), **flags)
     flying = let_fly(llm, monkeypatch, overlaps)
@@ -104,7 +118,7 @@ def test_it_is_told_what_it_missed_and_nothing_else(
     assert flights is not None
     flights.depths = AdaptiveSteps(flying.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
     flights.naps = Naps(asleep=9, awake=2)
-    watched = Watched(llm, flying, monkeypatch)
+    watched = Watched(llm, flying, mixed, monkeypatch)
     waiting, found, steps = list(asked), dict[str, list[int]](), 0
     while waiting or llm.engine.has_work:
         if waiting and steps % 4 == 0:
