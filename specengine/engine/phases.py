@@ -21,8 +21,9 @@ class Phases:
         logger.info("%s ...", name)
         start = perf_counter()
         yield
-        self.seconds[name] = perf_counter() - start
-        logger.info("%s: %.1f s", name, self.seconds[name])
+        took = perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + took
+        logger.info("%s: %.1f s", name, took)
 
     @property
     def total(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -167,6 +168,12 @@ def test_a_random_draft_beside_plain_decoding(
         seen.append(len(report.settings[0].points))
         assert list(tmp_path.iterdir()), "the draft is there while it is used"
 
+    def imports(config: ModelConfig) -> None:
+        assert not list(tmp_path.iterdir()), "and made when the model is known"
+        sleep(0.2)
+
+    monkeypatch.setattr("specengine.lab.throughput.run.resolve_model", imports)
+
     report = ThroughputBench(asked, keep).run()
     assert seen == [1, 2]
     assert not list(tmp_path.iterdir()), "and deleted afterwards"
@@ -189,6 +196,7 @@ def test_a_random_draft_beside_plain_decoding(
     assert drafted.points[0].tau == pytest.approx(3.0, abs=0.5)
     assert drafted.startup is not None
     assert {"load weights", "load draft model", "allocate memory"} <= drafted.startup.phases.keys()
+    assert drafted.startup.phases["find model"] > 0.2, "whatever the first to look for it pays"
     json.loads(report.to_json())
 
 

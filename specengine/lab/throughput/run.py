@@ -29,6 +29,7 @@ from specengine.lab.throughput.plan import Plan, check_length, prepare, shown_op
 from specengine.lab.throughput.report import PLAIN, Point, Report, Setting, Startup
 from specengine.lab.throughput.workload import Workload
 from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.loader.source import resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +46,16 @@ class ThroughputBench:
 
     def run(self) -> Report:
         with ExitStack() as stack:
+            phases = Phases()
+            with phases.phase("find model"):  # here, for a draft of its shape may have to be made
+                resolve_model(self.plan.config.model)
             begun = process_seconds()
             config = prepare(self.plan, stack)
-            return self._run(config, begun)
+            return self._run(config, phases, begun)
 
-    def _run(self, config: EngineConfig, begun: float | None) -> Report:
+    def _run(self, config: EngineConfig, phases: Phases, begun: float | None) -> Report:
         """begun: seconds of the process so far, but for those that making a draft took."""
-        work, phases, start = self.plan.workload, Phases(), perf_counter()
+        work, start = self.plan.workload, perf_counter()
         loaded = load(config, phases)
         check_length(work, loaded)
         engines = {_name(config.spec): build_engine(config, loaded, phases)}
