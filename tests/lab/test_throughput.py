@@ -22,6 +22,7 @@ from specengine.lab.throughput.report import PLAIN, Peers, Point, Report, Settin
 from specengine.lab.throughput.run import ThroughputBench
 from specengine.lab.throughput.sheets import settings_lines, sheets
 from specengine.lab.throughput.workload import Workload
+from specengine.runner.loader.source import ModelSource, resolve_model
 
 SMALL = Workload(batch_sizes=(1, 3), prompt_len=8, new_tokens=10, repeats=2)
 
@@ -168,11 +169,11 @@ def test_a_random_draft_beside_plain_decoding(
         seen.append(len(report.settings[0].points))
         assert list(tmp_path.iterdir()), "the draft is there while it is used"
 
-    def imports(config: ModelConfig) -> None:
-        assert not list(tmp_path.iterdir()), "and made when the model is known"
+    def imports(config: ModelConfig) -> ModelSource:
         sleep(0.2)
+        return resolve_model(config)
 
-    monkeypatch.setattr("specengine.lab.throughput.run.resolve_model", imports)
+    monkeypatch.setattr("specengine.lab.throughput.plan.resolve_model", imports)
 
     report = ThroughputBench(asked, keep).run()
     assert seen == [1, 2]

@@ -9,6 +9,7 @@ from typing import Any
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.engine.phases import Phases
 from specengine.engine.registry import check_algorithm, max_nodes
 from specengine.engine.resolve import resolve_device
 from specengine.engine.spec_options import draft_slots, resolve_spec
@@ -34,9 +35,10 @@ class Plan:
     peers: Path | None = None
 
 
-def prepare(plan: Plan, stack: ExitStack) -> EngineConfig:
+def prepare(plan: Plan, stack: ExitStack, phases: Phases | None = None) -> EngineConfig:
     """The configuration of the engine, with the draft that was asked for, room for the largest
-    batch, and of memory no more than its part where two engines share it."""
+    batch, and of memory no more than its part where two engines share it. phases: takes the part of
+    a start-up in it: whoever is the first to look for a model imports what reads it."""
     config, most = plan.config, max(plan.workload.batch_sizes)
     rows = config.schedule.max_running_requests
     if rows is not None and rows < most:
@@ -46,7 +48,9 @@ def prepare(plan: Plan, stack: ExitStack) -> EngineConfig:
         schedule = replace(config.schedule, max_running_requests=max(most, 256 if on_gpu else 32))
         config = replace(config, schedule=schedule)
     if plan.random_draft is not None:
-        config = replace(config, spec=_random_spec(config, plan.random_draft, stack))
+        config = replace(
+            config, spec=_random_spec(config, plan.random_draft, stack, phases or Phases())
+        )
     if plan.compare_plain and config.spec.algorithm is None:
         raise ConfigError(
             "--compare-plain: nothing to compare; name --speculative-algorithm or --random-draft"
@@ -59,13 +63,14 @@ def prepare(plan: Plan, stack: ExitStack) -> EngineConfig:
     return config
 
 
-def _random_spec(config: EngineConfig, vocab: int, stack: ExitStack) -> SpecConfig:
+def _random_spec(config: EngineConfig, vocab: int, stack: ExitStack, phases: Phases) -> SpecConfig:
     spec = config.spec
     if spec.algorithm is not None and check_algorithm(spec.algorithm) != "EAGLE3":
         raise ConfigError(f"--random-draft makes an EAGLE3 draft, not one of {spec.algorithm}")
     if spec.draft_model_path is not None:
         raise ConfigError("--random-draft or --speculative-draft-model-path: give one of them")
-    target = resolve_model(config.model).hf_config
+    with phases.phase("find model"):
+        target = resolve_model(config.model).hf_config
     folder = stack.enter_context(random_eagle3(target, vocab))
     return replace(spec, algorithm="EAGLE3", draft_model_path=str(folder))
 

@@ -29,7 +29,6 @@ from specengine.lab.throughput.plan import Plan, check_length, prepare, shown_op
 from specengine.lab.throughput.report import PLAIN, Point, Report, Setting, Startup
 from specengine.lab.throughput.workload import Workload
 from specengine.runner.loader.loaded_model import LoadedModel
-from specengine.runner.loader.source import resolve_model
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +45,9 @@ class ThroughputBench:
 
     def run(self) -> Report:
         with ExitStack() as stack:
-            phases = Phases()
-            with phases.phase("find model"):  # here, for a draft of its shape may have to be made
-                resolve_model(self.plan.config.model)
-            begun = process_seconds()
-            config = prepare(self.plan, stack)
+            phases, begun = Phases(), process_seconds()
+            config = prepare(self.plan, stack, phases)
+            begun = None if begun is None else begun + phases.total
             return self._run(config, phases, begun)
 
     def _run(self, config: EngineConfig, phases: Phases, begun: float | None) -> Report:
