@@ -5,31 +5,32 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from functools import cache
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specengine.kernels.native.library import library
+from specengine.kernels.native.texts import (
+    COUNT,
+    INT,
+    POINTER,
+    NativeText,
+    Signatures,
+    address,
+    functions_of,
+    pointers,
+)
 
-_P, _I = ctypes.c_void_p, ctypes.c_int64
 _LONGEST = 1 << 30  # draft, in tokens
-_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "text_new": (_P, [ctypes.c_int32]),
-    "text_free": (None, [_P]),
-    "text_match_length": (ctypes.c_int32, [_P]),
-    "texts_extend": (_I, [_P, _P, _P, _I]),
-    "texts_draft": (None, [_P, _P, _I, _I, _P, _P, _P, _P]),
+_FUNCTIONS: Signatures = {
+    "text_new": (POINTER, [INT]),
+    "text_free": (None, [POINTER]),
+    "text_match_length": (INT, [POINTER]),
+    "texts_extend": (COUNT, [POINTER, POINTER, POINTER, COUNT]),
+    "texts_draft": (None, [POINTER, POINTER, COUNT, COUNT, POINTER, POINTER, POINTER, POINTER]),
 }
-
-
-@cache
-def _function(name: str) -> Any:
-    function = getattr(library("suffix"), name)
-    function.restype, function.argtypes = _FUNCTIONS[name]
-    return function
+_function = functions_of("suffix", _FUNCTIONS)
 
 
 def is_compiled() -> bool:
@@ -37,23 +38,14 @@ def is_compiled() -> bool:
     return compiled is not None
 
 
-class SuffixText:
+class SuffixText(NativeText):
     """The suffix tree of a text that grows (`extend`) and says what might follow (`draft`). Counts
     substrings of max_depth tokens at most. Raises MemoryError."""
 
-    __slots__ = ("_free", "num_tokens", "pointer")
+    __slots__ = ()
 
     def __init__(self, max_depth: int) -> None:
-        self.num_tokens = 0
-        self.pointer: Any = None
-        self._free = _function("text_free")  # when texts go, modules may be gone
-        self.pointer = _function("text_new")(max_depth)
-        if self.pointer is None:
-            raise MemoryError("no memory for a text")
-
-    def __del__(self) -> None:
-        if self.pointer is not None:
-            self._free(self.pointer)
+        super().__init__(_function, max_depth)
 
     @property
     def match_length(self) -> int:
@@ -66,16 +58,16 @@ class SuffixText:
         text goes on up to it. The text is not empty."""
         width = _width([most], rules)
         tokens, probs = array("q", [0]) * width, array("d", [0.0]) * width
-        counts = _draft([self], [most], width, rules, _address(tokens), _address(probs))
+        counts = _draft([self], [most], width, rules, address(tokens), address(probs))
         return tokens[: counts[0]].tolist(), probs[: counts[0]].tolist()
 
 
 class _Rules(ctypes.Structure):
     _fields_ = (
-        ("sizes", _P),
+        ("sizes", POINTER),
         ("min_prob", ctypes.c_double),
-        ("max_suffixes", ctypes.c_int32),
-        ("is_compensated", ctypes.c_int32),
+        ("max_suffixes", INT),
+        ("is_compensated", INT),
     )
 
 
@@ -88,15 +80,15 @@ class ChainRules:
         self.longest = min(max(sizes), _LONGEST)
         self._sizes = array("i", [max(0, min(size, _LONGEST)) for size in sizes])
         is_compensated = sum([1.0, 1e100, 1.0, -1e100]) != 0.0
-        self._rules = _Rules(_address(self._sizes), min_prob, max_suffixes, is_compensated)
+        self._rules = _Rules(address(self._sizes), min_prob, max_suffixes, is_compensated)
         self.address = ctypes.addressof(self._rules)  # for as long as somebody keeps these rules
 
 
 def extend(texts: Sequence[SuffixText], new: Sequence[Sequence[int]]) -> None:
     """Each text takes its new tokens. Raises MemoryError, and then only the first have all."""
     tokens, counts = array("i", chain.from_iterable(new)), array("q", map(len, new))
-    given = _pointers(texts), tokens, counts
-    taken = _function("texts_extend")(*map(_address, given), len(texts))
+    given = pointers(texts), tokens, counts
+    taken = _function("texts_extend")(*map(address, given), len(texts))
     for text, count in zip(texts, counts, strict=True):
         text.num_tokens += count
     if taken < len(texts):
@@ -129,16 +121,7 @@ def _draft(
     probs: int,
 ) -> array[int]:
     """Into the memory at the addresses `drafts` and `probs` -> how many nodes each."""
-    pointers, limits, counts = _pointers(texts), array("q", most), array("q", most)
-    given = _address(pointers), _address(limits), len(texts), width, rules.address
-    _function("texts_draft")(*given, drafts, probs, _address(counts))
+    places, limits, counts = pointers(texts), array("q", most), array("q", most)
+    given = address(places), address(limits), len(texts), width, rules.address
+    _function("texts_draft")(*given, drafts, probs, address(counts))
     return counts
-
-
-def _pointers(texts: Sequence[SuffixText]) -> array[int]:
-    return array("Q", [text.pointer for text in texts])
-
-
-def _address(numbers: array[Any]) -> int:
-    """For as long as somebody keeps the array."""
-    return numbers.buffer_info()[0]

@@ -27,6 +27,7 @@ from specengine.draft.suffix.text import RequestText
 from specengine.draft.suffix.tree import SuffixTree
 from specengine.kernels.native import suffix
 from specengine.kernels.native.suffix import ChainRules, SuffixText
+from specengine.kernels.native.texts import COUNT
 from tests.draft.drafting import decode_batch, finish, nodes, request, seed, suffix_drafter
 
 pytestmark = pytest.mark.skipif(not suffix.is_compiled(), reason="no C compiler")
@@ -263,7 +264,7 @@ def test_texts_without_memory_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None
 
     def short(name: str) -> Any:
         def extend(pointers: int, tokens: int, counts: int, num_texts: int) -> int:
-            num_new = (suffix._I * num_texts).from_address(counts)
+            num_new = (COUNT * num_texts).from_address(counts)
             num_new[1], num_new[2] = 1, 0
             function(name)(pointers, tokens, counts, 2)
             return 1

@@ -1,0 +1,56 @@
+"""What texts that C keeps have in common: how their functions are found, and when they go."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from specengine.kernels.native.library import library
+
+POINTER, COUNT, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+
+Signatures = dict[str, tuple[Any, list[Any]]]  # what a function gives, and takes
+Functions = Callable[[str], Any]
+
+
+def functions_of(name: str, signatures: Signatures) -> Functions:
+    """Those of a library, by name; it is compiled when the first is asked for."""
+
+    @cache
+    def function(called: str) -> Any:
+        found = getattr(library(name), called)
+        found.restype, found.argtypes = signatures[called]
+        return found
+
+    return function
+
+
+class NativeText:
+    """A text in C, for as long as somebody holds it. Raises MemoryError."""
+
+    __slots__ = ("_free", "num_tokens", "pointer")
+
+    def __init__(self, functions: Functions, *given: int) -> None:
+        """given: what the library's text_new takes."""
+        self.num_tokens = 0
+        self.pointer: Any = None
+        self._free = functions("text_free")  # when texts go, modules may be gone
+        self.pointer = functions("text_new")(*given)
+        if self.pointer is None:
+            raise MemoryError("no memory for a text")
+
+    def __del__(self) -> None:
+        if self.pointer is not None:
+            self._free(self.pointer)
+
+
+def pointers(texts: Sequence[NativeText]) -> array[int]:
+    return array("Q", [text.pointer for text in texts])
+
+
+def address(numbers: array[Any]) -> int:
+    """For as long as somebody keeps the array."""
+    return numbers.buffer_info()[0]
