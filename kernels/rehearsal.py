@@ -1,7 +1,8 @@
 """Compiles kernels before they are needed, on all cores: in a rehearsal they are asked for as ever,
 but handed to a pool of threads, and none is launched.
 
-NVRTC, the passes of Triton and ptxas run beside Python's lock. What is left under it, a tenth of
+NVRTC, the passes of Triton and ptxas run beside Python's lock, and so does the C compiler, which
+makes what launches a kernel of Triton's, 0.15 s each. What is left under the lock, a tenth of
 the time, is reading the kernels' own Python.
 """
 
@@ -10,8 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -73,7 +75,8 @@ def rehearsal() -> Iterator[Rehearsal]:
     A kernel that does not compile says so when it is launched, not here.
     """
     threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    with _one_at_a_time, tally() as compiled, ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads, initializer=_joins, initargs=(_device(),))
+    with _one_at_a_time, tally() as compiled, pool:
         stage = Rehearsal(pool, compiled)
         token = _current.set(stage)
         try:
@@ -82,6 +85,17 @@ def rehearsal() -> Iterator[Rehearsal]:
                 yield stage
         finally:
             _current.reset(token)
+
+
+def _device() -> int | None:
+    """This thread's."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def _joins(device: int | None) -> None:
+    """A thread of the pool loads kernels where the rehearsing one does, not on the first device."""
+    if device is not None:
+        torch.cuda.set_device(device)
 
 
 _UNWRITTEN = frozenset(
@@ -96,11 +110,36 @@ _UNWRITTEN = frozenset(
 
 
 class _Zeros(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        return made.zero_() if func.overloadpacket in _UNWRITTEN else made
+    """Unwritten tensors are zeros."""
+
+
+def _dispatch(
+    mode: TorchDispatchMode, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> Any:
+    made = func(*args, **(kwargs or {}))
+    return made.zero_() if func.overloadpacket in _UNWRITTEN else made
+
+
+# Not in the class: PyTorch wraps what it finds there, and with the first call imports its compiler,
+# which takes longer than all kernels do.
+_Zeros.__torch_dispatch__ = _dispatch  # type: ignore[method-assign]
+
+
+class _Launchable:
+    """A pool to which Triton hands kernels; they come back with what launches them."""
+
+    def __init__(self, stage: Rehearsal) -> None:
+        self.stage = stage
+
+    def submit(self, job: Callable[[], Any]) -> Future[object]:
+        return self.stage.submit(partial(_with_launcher, job))
+
+
+def _with_launcher(compile_kernel: Callable[[], Any]) -> Any:
+    kernel = compile_kernel()
+    with suppress(Exception):  # it says so when it is launched
+        kernel.run  # noqa: B018 (made by looking at it)
+    return kernel
 
 
 @contextmanager
@@ -123,7 +162,7 @@ def _triton_compiles(stage: Rehearsal) -> Iterator[None]:
             launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         return None
 
-    with AsyncCompileMode(stage, ignore_errors=True):
+    with AsyncCompileMode(_Launchable(stage), ignore_errors=True):
         JITFunction.run = run
         try:
             yield

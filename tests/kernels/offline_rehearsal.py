@@ -4,8 +4,10 @@ was seen."""
 from __future__ import annotations
 
 import json
+import threading
 
 import torch
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specengine.kernels.rehearsal import rehearsal
@@ -14,6 +16,14 @@ from tests.kernels import offline_triton
 
 TABLE = torch.ones(4, 64, dtype=torch.int32)
 ROWS = torch.ones(4, dtype=torch.int64)
+
+
+launchers: list[bool] = []
+
+
+def make_launcher(*_: object) -> None:
+    """A launcher is C, and compiled when it is asked for: not by whom the kernels are for."""
+    launchers.append(threading.current_thread() is threading.main_thread())
 
 
 def rehearse() -> dict[str, object]:
@@ -32,12 +42,14 @@ def rehearse() -> dict[str, object]:
 
 def main() -> None:
     offline_triton.use()
+    driver.active.launcher_cls = make_launcher
     launch = JITFunction.run
     first, again = rehearse(), rehearse()
     _row_places_kernel.device_caches.clear()
     from_disk = rehearse()
     restored = JITFunction.run is launch
-    print(json.dumps({"first": first, "again": again, "disk": from_disk, "restored": restored}))
+    seen = {"first": first, "again": again, "disk": from_disk, "restored": restored}
+    print(json.dumps(seen | {"launchers": launchers}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -22,6 +25,7 @@ def test_triton_kernels_are_compiled_and_not_launched(tmp_path: Path) -> None:
     assert seen["first"] == {"compiles": True, "compiled": 2, **two}
     assert seen["again"] == seen["disk"] == {"compiles": False, "compiled": 0, **two}
     assert seen["restored"]
+    assert seen["launchers"] == [False] * 4  # two kernels, compiled and then read from disk
 
 
 def test_cuda_kernels_are_compiled_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,3 +93,50 @@ def test_tallies_count_what_is_compiled_while_they_are_open() -> None:
         compilations.note()
     compilations.note()
     assert (outer.kernels, inner.kernels) == (3, 1)
+
+
+LAUNCH = """
+import subprocess
+import torch
+from specengine.kernels.rehearsal import rehearsal
+from specengine.kernels.row_places_triton import row_places
+table = torch.arange(256, dtype=torch.int32, device="cuda").view(4, 64)
+rows = torch.arange(4, device="cuda")
+with rehearsal() as stage:
+    row_places(table, rows, rows, 3, 0, None)
+assert stage.tally.kernels == 1, stage.tally
+subprocess.Popen = None
+print(row_places(table, rows, rows, 3, 0, None).slots_T.tolist())
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_rehearsed_kernel_is_launched_without_a_compiler(tmp_path: Path) -> None:
+    expected = [row * 64 + row + column for row in range(4) for column in range(3)]
+    assert _run(LAUNCH, TRITON_CACHE_DIR=str(tmp_path)) == str(expected)
+
+
+def test_a_rehearsal_imports_no_compiler() -> None:
+    script = (
+        "import sys, torch\n"
+        "from specengine.kernels.rehearsal import rehearsal\n"
+        "with rehearsal():\n"
+        "    torch.empty(3).add_(1)\n"
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
+    )
+    assert _run(script) == "[]"
+
+
+def _run(script: str, **environment: str) -> str:
+    """The last line that it prints, without Triton's interpreter."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
