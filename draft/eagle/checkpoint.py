@@ -19,6 +19,7 @@ from typing import Any
 from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.model import parameter_name
 from specengine.draft.loaded import draft_directory
+from specengine.runner.loader.hf_config import make_config
 from specengine.runner.loader.hf_directory import read_tensor_shapes
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
@@ -76,13 +77,13 @@ class EagleCheckpoint:
             )
 
     def layer_config(self, context_length: int) -> Any:
-        """The transformers configuration of the decoder layer, with room for the target's context:
+        """The configuration of the decoder layer, with room for the target's context:
         drafts are often trained on shorter texts and say so."""
         raw = self.layer_raw
         for name in _NEEDED:
             if name not in raw:
                 raise ModelLoadError(f"config.json of the draft {self.name} lacks {name}")
-        config = _transformers_config(raw, self.name)
+        config = _read_config(raw, self.name)
         if config.hidden_act != "silu":
             raise ModelLoadError(
                 f"hidden_act {config.hidden_act!r} of the draft {self.name} is not supported; only "
@@ -137,12 +138,10 @@ def _read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _transformers_config(raw: dict[str, Any], name: str) -> Any:
-    from transformers import AutoConfig
-
-    left_out = {"model_type", "architectures", "auto_map"}
+def _read_config(raw: dict[str, Any], name: str) -> Any:
+    left_out = {"architectures", "auto_map"}
     fields = {key: value for key, value in raw.items() if key not in left_out}
     try:
-        return AutoConfig.for_model(raw.get("model_type", "llama"), **fields)
+        return make_config({"model_type": "llama"} | fields)
     except Exception as error:
         raise ModelLoadError(f"config.json of the draft {name} cannot be used: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.gguf_file import GgufFile
+from specengine.runner.loader.hf_config import make_config
 
 # GGUF architecture -> (transformers model_type, model class). Mistral files say "llama".
 _ARCHITECTURES = {
@@ -18,12 +19,10 @@ _ARCHITECTURES = {
 
 
 def gguf_hf_config(file: GgufFile) -> Any:
-    """The transformers configuration that describes the model in `file`."""
-    from transformers import AutoConfig
-
+    """The configuration that describes the model in `file`."""
     fields = gguf_config_dict(file)
     try:
-        return AutoConfig.for_model(**fields)
+        return make_config(fields)
     except Exception as error:
         raise ModelLoadError(f"{file.path}: its metadata make no valid model: {error}") from error
 

@@ -11,28 +11,18 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.hf_config import make_config
 
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
-# Families that transformers does not know -> the one whose configuration theirs extends.
-_EXTENDS = {"mimo": "qwen2"}
-
 
 def read_config(directory: Path) -> Any:
-    """The transformers configuration of a local directory; never runs code that comes with it."""
-    from transformers import CONFIG_MAPPING, AutoConfig
-
+    """The configuration of a local directory; never runs code that comes with it."""
     if not (directory / "config.json").is_file():
         raise ModelLoadError(f"{directory} has no config.json; it is not a model directory")
     fields = _read_json(directory / "config.json")
-    base = _EXTENDS.get(str(fields.get("model_type")))
     try:
-        if base is not None:
-            config = CONFIG_MAPPING[base].from_dict(fields)
-        else:
-            config = AutoConfig.from_pretrained(
-                directory, local_files_only=True, trust_remote_code=False
-            )
+        config = make_config(fields)
     except Exception as error:
         raise ModelLoadError(f"{directory / 'config.json'} cannot be used: {error}") from error
     method = (getattr(config, "quantization_config", None) or {}).get("quant_method")

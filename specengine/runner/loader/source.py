@@ -11,6 +11,7 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.runner.loader.builtin import BUILTIN_MODELS, BuiltinModel
 from specengine.runner.loader.gguf_config import eos_token_ids, gguf_hf_config
 from specengine.runner.loader.gguf_file import GgufFile
+from specengine.runner.loader.hf_config import make_config
 from specengine.runner.loader.hf_directory import read_config, read_eos_token_ids
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.model_source import ModelSource
@@ -58,9 +59,7 @@ def _find(config: ModelConfig) -> ModelSource:
 def _builtin(model: BuiltinModel, cache: Path) -> ModelSource:
     if model.obtain is not None:
         return _directory(model.obtain(cache), model.name)
-    from transformers import AutoConfig
-
-    return ModelSource(model.name, AutoConfig.for_model(**model.config))
+    return ModelSource(model.name, make_config(model.config))
 
 
 def _directory(directory: Path, name: str) -> ModelSource:

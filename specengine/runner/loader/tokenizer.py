@@ -78,11 +78,13 @@ def _fast_tokenizer(tokenizer: Tokenizer, **options: Any) -> Any:
 
 def _directory_tokenizer(directory: Path) -> Any:
     """From tokenizer.json where there is one: the model's own class might rebuild it otherwise."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     try:
         if (directory / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
             return PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        from transformers import AutoTokenizer  # which takes seconds to import
+
         return AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )

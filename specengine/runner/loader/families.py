@@ -1,0 +1,118 @@
+"""Configurations of the families that the engine runs, on the base class of transformers.
+
+transformers has a class of each, equal to these in all that a model reads (a test compares them).
+But importing one brings a hub of kernels, PyTorch's compiler, torch.distributed and, where they are
+installed, torchvision and scikit-learn: 8 to 10 seconds of a start. The base brings none of these.
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+# Types here are looked at when a configuration is made: strings in their place are not understood.
+
+
+class _Family(PreTrainedConfig):  # type: ignore[misc]
+    """Fields that all of them have, with Llama's defaults."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None  # as many as num_attention_heads
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, Any] | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    def __post_init__(self, **others: Any) -> None:
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        super().__post_init__(**others)
+
+
+class _WithHeadDim(_Family):
+    head_dim: int | None = None  # hidden_size, divided among the heads
+
+    def __post_init__(self, **others: Any) -> None:
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**others)
+
+
+@strict
+class Llama(_WithHeadDim):
+    model_type = "llama"
+
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def validate_architecture(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is no multiple of num_attention_heads "
+                f"{self.num_attention_heads}"
+            )
+
+
+@strict
+class Mistral(_WithHeadDim):
+    model_type = "mistral"
+
+    intermediate_size: int = 14336
+    num_key_value_heads: int | None = 8
+    max_position_embeddings: int = 131072
+    sliding_window: int | None = 4096
+
+
+@strict
+class Qwen2(_Family):
+    model_type = "qwen2"
+
+    vocab_size: int = 151936
+    intermediate_size: int = 22016
+    num_key_value_heads: int | None = 32
+    max_position_embeddings: int = 32768
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = 28
+    layer_types: list[str] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        if not self.use_sliding_window:
+            self.sliding_window = None
+        if self.layer_types is None:
+            first = (
+                self.num_hidden_layers if self.sliding_window is None else self.max_window_layers
+            )
+            self.layer_types = [
+                "full_attention" if layer < first else "sliding_attention"
+                for layer in range(self.num_hidden_layers)
+            ]
+        super().__post_init__(**others)
+
+
+@strict
+class Qwen3(Qwen2):
+    model_type = "qwen3"
+
+    attention_bias: bool = False
+    head_dim: int = 128
+
+
+# MiMo extends Qwen2's; transformers has no class of it.
+FAMILIES: dict[str, Any] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "mimo": Qwen2,
+}
