@@ -4,7 +4,8 @@
 
 The engine as it runs such rounds on a GPU, with a device that has decided already: it says one
 token a request over and over, and takes the drafts that say the same. Each request has a prompt of
-30 tokens and 256 new ones. No GPU.
+30 tokens and 256 new ones. Idle: from the landing of a round to the launch of the next, in which a
+device would have nothing to do. No GPU.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import argparse
 import random
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from torch import Tensor
@@ -32,8 +34,20 @@ from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Form
 
 
+class Clock(Passed):
+    """When a round landed."""
+
+    landed: float | None = None
+
+    def synchronize(self) -> None:
+        Clock.landed = perf_counter()
+
+
 class Repeating:
-    """A graph of a round that takes hardly any time."""
+    """A graph of a round that takes hardly any time. idle: milliseconds between the landing of each
+    round and the launch of the next."""
+
+    idle: ClassVar[list[float]] = []
 
     def __init__(self, flying: GraphRound, form: Form) -> None:
         assert isinstance(flying.drafter, HostDrafts)
@@ -41,6 +55,8 @@ class Repeating:
         self.flying = flying
 
     def replay(self) -> None:
+        if Clock.landed is not None:
+            self.idle.append(1000 * (perf_counter() - Clock.landed))
         state, said = self.flying.state, self.flying.rows[:, None] * 7 + 11
         state.turn.fill_(1 - int(state.turn))
         outcomes = state.outcomes[int(state.turn), : len(said)]
@@ -52,26 +68,33 @@ def measure(algorithm: str, requests: int, num_steps: int, repeats: int) -> dict
     spec = SpecConfig(algorithm=algorithm, num_draft_tokens=num_steps + 1, adaptive=False)
     llm = engine_of(requests, 2 * requests * (PROMPT + NEW), spec, Repeating)
     draw = random.Random(0)
-    spent, draft = [0.0], llm.engine.drafter.draft
+    spent, drafter = [0.0], llm.engine.drafter
 
-    def timed(batch: Any) -> Any:
-        start = perf_counter()
-        try:
-            return draft(batch)
-        finally:
-            spent[0] += 1000 * (perf_counter() - start)
+    def timed(draft: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*given: Any) -> Any:
+            start = perf_counter()
+            try:
+                return draft(*given)
+            finally:
+                spent[0] += 1000 * (perf_counter() - start)
 
-    llm.engine.drafter.draft = timed
+        return asked
+
+    for name in ("draft", "draft_ahead"):
+        if hasattr(drafter, name):
+            setattr(drafter, name, timed(getattr(drafter, name)))
     milliseconds(llm, requests, draw)
-    rounds, drafting = [], []
+    rounds, drafting, idle = [], [], []
     with settled():
         for _ in range(repeats):
-            spent[0] = 0.0
+            spent[0], Clock.landed = 0.0, None
+            Repeating.idle.clear()
             times = milliseconds(llm, requests, draw)
-            # Two steps a round, launched and landed, behind the prefill.
-            rounds.append(statistics.fmean(times[1:-1]) * 2)
-            drafting.append(spent[0] / (len(times) // 2))
-    found = {"round ms": min(rounds), "of it drafting ms": min(drafting)}
+            count = 1 + len(Repeating.idle)
+            rounds.append(sum(times[1:]) / count)
+            drafting.append(spent[0] / count)
+            idle.append(statistics.fmean(Repeating.idle))
+    found = {"round ms": min(rounds), "of it drafting ms": min(drafting), "idle ms": min(idle)}
     return {"drafter": algorithm, "requests": requests, **found}
 
 
@@ -83,7 +106,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=8)
     args = parser.parse_args()
     rows = []
-    with patch("torch.cuda.Event", Passed), patch.object(Tensor, "pin_memory", lambda self: self):
+    with patch("torch.cuda.Event", Clock), patch.object(Tensor, "pin_memory", lambda self: self):
         for algorithm in args.algorithms:
             for requests in args.requests:
                 rows.append(measure(algorithm, requests, args.num_steps, args.repeats))

@@ -8,7 +8,7 @@ import torch
 
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
-from specengine.draft.reading import unread
+from specengine.draft.reading import read_anew, unread
 from specengine.kernels.native import lookup
 
 
@@ -35,10 +35,14 @@ class ChainText:
         lookup.extend([self.text], [self.unread(most)])
 
 
-def draft_chains(requests: Sequence[ChainText], max_nodes: Sequence[int]) -> DraftProposal:
-    """max_nodes: of each, root included."""
+def draft_chains(
+    requests: Sequence[ChainText],
+    max_nodes: Sequence[int],
+    said: Sequence[list[int]] | None = None,
+) -> DraftProposal:
+    """max_nodes: of each, root included. said: tokens of each that are not committed yet."""
     texts = [one.text for one in requests]
-    lookup.extend(texts, [one.unread() for one in requests])
+    lookup.extend(texts, read_anew(requests, said))
     tokens, num_nodes = lookup.draft(texts, [max(most - 1, 0) for most in max_nodes])
     width = max(num_nodes)
     parents = torch.arange(-1, width - 1).expand(len(texts), -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import cast
 
@@ -60,6 +60,17 @@ class NgramDrafter:
             return draft_chains(cast(list[ChainText], texts), limits)
         drafts = map(self._draft, batch.reqs, cast(list[RequestText], texts), limits)
         return assemble(list(drafts))
+
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._in_c
+
+    def draft_ahead(
+        self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
+    ) -> DraftProposal:
+        """As core.spec.AheadDrafter."""
+        texts = [self._text_of(req) for req in reqs]
+        return draft_chains(cast(list[ChainText], texts), max_nodes, said)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""

@@ -9,7 +9,7 @@ import torch
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.draft.proposals import Draft
-from specengine.draft.reading import unread
+from specengine.draft.reading import read_anew, unread
 from specengine.kernels.native import suffix
 from specengine.kernels.native.suffix import ChainRules
 
@@ -48,11 +48,15 @@ class ChainText:
 
 
 def draft_chains(
-    requests: Sequence[ChainText], max_nodes: Sequence[int], rules: ChainRules
+    requests: Sequence[ChainText],
+    max_nodes: Sequence[int],
+    rules: ChainRules,
+    said: Sequence[list[int]] | None = None,
 ) -> DraftProposal:
-    """All that the requests say is read before. max_nodes: of each, root included."""
+    """All that the requests say is read before. max_nodes: of each, root included. said: tokens of
+    each that are not committed yet."""
     texts = [one.text for one in requests]
-    suffix.extend(texts, [one.unread() for one in requests])
+    suffix.extend(texts, read_anew(requests, said))
     most = [one - 1 for one in max_nodes]
     tokens, confidence, num_nodes = suffix.draft(texts, most, rules)
     width = max(num_nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from specengine.core.batch import ScheduleBatch
@@ -63,6 +63,18 @@ class SuffixDrafter:
         limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
         texts = [self._text_of(req) for req in batch.reqs]
         return draft_chains(cast(list[ChainText], texts), limits, self._rules)
+
+    @property
+    def drafts_ahead(self) -> bool:
+        return self._rules is not None
+
+    def draft_ahead(
+        self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
+    ) -> DraftProposal:
+        """As core.spec.AheadDrafter."""
+        assert self._rules is not None
+        texts = [self._text_of(req) for req in reqs]
+        return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""

@@ -145,6 +145,20 @@ class TextDrafter(Protocol):
         ...
 
 
+@runtime_checkable
+class AheadDrafter(TextDrafter, Protocol):
+    """A TextDrafter that drafts for what a round has said before that is committed."""
+
+    drafts_ahead: bool  # whether it does
+
+    def draft_ahead(
+        self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
+    ) -> DraftProposal:
+        """said: tokens of each that are yet to be committed. Whoever gets fewer of them in the end
+        has ended. max_nodes: of each, root included; at least 1."""
+        ...
+
+
 class DraftEdits(Protocol):
     """What requests change of their logits, as far as drafts follow it: tokens drafted in the same
     round need not count. The target's own rows decide."""

@@ -9,7 +9,7 @@ from time import perf_counter
 
 from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.request import Req
-from specengine.core.spec import Drafter, TextDrafter, VerifyResult
+from specengine.core.spec import AheadDrafter, Drafter, TextDrafter, VerifyResult
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
@@ -17,6 +17,7 @@ from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Flight, Wish
+from specengine.engine.text_ahead import TextAhead
 from specengine.engine.text_study import TextStudy
 from specengine.scheduler.scheduler import Scheduler
 
@@ -32,7 +33,8 @@ class Flights:
 
     depths: how deep to draft, by what it costs and earns; None drafts as deep as there are graphs.
     A drafter on the device follows at any depth. One that reads text needs the last round's tokens
-    before it drafts, so that only rounds without drafts follow unseen.
+    before it drafts, so that only rounds without drafts follow unseen; others when the last has
+    landed, before it is committed (TextAhead).
     """
 
     def __init__(
@@ -58,9 +60,12 @@ class Flights:
         self._landed: float | None = None  # when the last one did, if nothing else has run since
         self._since = 0.0  # when the time of the flight began
         self._drafting = 0.0  # seconds of it, on the host
-        self._study = None
+        self._study: TextStudy | None = None
+        self._ahead: TextAhead | None = None
         if self._reads_text and isinstance(drafter, TextDrafter):
             self._study = TextStudy(drafter)
+        if self._reads_text and overlaps and isinstance(drafter, AheadDrafter):
+            self._ahead = TextAhead(drafter, scheduler) if drafter.drafts_ahead else None
 
     @property
     def _reads_text(self) -> bool:
@@ -127,6 +132,9 @@ class Flights:
                 limits=None if result.path_ranks is None else flight.num_drafted,
                 drafting=self._drafting,
             )
+        if self._ahead is not None and self.flight is None:
+            with self._all_or_nothing():
+                self.flight = self._follow_landed(self._ahead, flight, result.tokens)
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
         return Landing(flight.reqs, result)
@@ -161,8 +169,7 @@ class Flights:
     def _follow(self, flight: Flight) -> Flight | None:
         if self._reads_text and self._choice.num_steps:
             return None
-        slots = self.graph_round.num_nodes + self.graph_round.num_slots
-        reqs = self.scheduler.follow(flight.reqs, slots)
+        reqs = self.scheduler.follow(flight.reqs, self._slots)
         if not reqs:
             return None
         choice = self._choose(len(reqs))
@@ -172,6 +179,32 @@ class Flights:
         self._choice, self._followed = choice, True
         drafted = depths_within(reqs, choice.num_steps)
         return self.graph_round.follow(reqs, Wish(drafted, self._asleep, choice.num_nodes))
+
+    def _follow_landed(
+        self, ahead: TextAhead, flight: Flight, said: list[list[int]]
+    ) -> Flight | None:
+        """Of rounds that could not follow the flight before it had landed."""
+        reqs = ahead.follow(flight.reqs, said, self._slots)
+        if not reqs:
+            return None
+        choice, drafted, drafting = self._choose(len(reqs)), [0] * len(reqs), 0.0
+        if choice.num_steps:
+            start, drafts = perf_counter(), self.graph_round.drafter
+            proposal = ahead.draft(reqs, choice.num_steps)
+            assert isinstance(drafts, HostDrafts)
+            drafts.set(proposal)
+            drafted, drafting = proposal.num_drafted, perf_counter() - start
+        following = self.graph_round.follow(reqs, Wish(drafted, self._asleep, choice.num_nodes))
+        if following is None:
+            self._chosen = choice
+            return None
+        self._choice, self._followed, self._drafting = choice, False, drafting
+        return following
+
+    @property
+    def _slots(self) -> int:
+        """For the tokens of a round that is not committed, and those of the next."""
+        return self.graph_round.num_nodes + self.graph_round.num_slots
 
     def _choose(self, batch_size: int) -> Decision:
         self._asleep = False

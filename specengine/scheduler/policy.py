@@ -40,6 +40,17 @@ class SchedulePolicy:
             and ((limit := req.sampling.max_tokens) is None or count < limit)
         ]
 
+    def left_after(self, reqs: Iterable[Req], said: Iterable[list[int]]) -> list[int]:
+        """`remaining_tokens` of each when it has said so much more; likewise without a call."""
+        context = self.context_len
+        return [
+            min(
+                context - len(req.prompt_ids) - (count := len(req.output_ids) + len(new)),
+                context if (limit := req.sampling.max_tokens) is None else limit - count,
+            )
+            for req, new in zip(reqs, said, strict=True)
+        ]
+
     def remaining_tokens(self, req: Req) -> int:
         """Tokens that the request may still emit."""
         room = self.context_len - req.seq_len

@@ -123,7 +123,7 @@ def test_random_workload(
     )
     assert llm.engine.flights is not None
     if name in ("NGRAM", "SUFFIX", "hybrid"):
-        llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 else 3)
+        llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 < 3 else 3)
     scheduler = llm.engine.scheduler
     scheduler.admission.demand.share = 0.0
     work = Workload(llm, random.Random(0))

@@ -97,7 +97,8 @@ class Watched:
         return [outer.inner, outer.suffix] if hasattr(outer, "suffix") else [outer]
 
     def watch(self, flying: HostDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
-        drafter, given, put = self.llm.engine.drafter, self.llm.engine.drafter.draft, flying.set
+        drafter, put = self.llm.engine.drafter, flying.set
+        given, given_ahead = drafter.draft, getattr(drafter, "draft_ahead", None)
 
         def draft(batch: Any) -> DraftProposal:
             for one in self.drafters:
@@ -109,6 +110,13 @@ class Watched:
             self.drafts.append([row[:count] for row, count in rows])
             put(proposal)
 
+        def draft_ahead(reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
+            (one,) = self.drafters
+            self.behind += [unread(one, r) + len(new) for r, new in zip(reqs, said, strict=True)]
+            return given_ahead(reqs, said, max_nodes)
+
+        if given_ahead is not None:
+            monkeypatch.setattr(drafter, "draft_ahead", draft_ahead)
         monkeypatch.setattr(drafter, "draft", draft)
         monkeypatch.setattr(flying, "set", keep)
 
