@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Act = Callable[[], object]
 
 # Where kernels change with the number of rows, or attention begins to split its keys.
-_TELLING = (64, 48, 32, 16, 1)
+_TELLING = (96, 64, 48, 32, 16, 1)
 
 
 def telling_sizes(batch_sizes: list[int]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,6 +49,26 @@ def test_bias_and_float_results() -> None:
         few_row.norm_linear(x, gain, EPS, weight, bias, out_dtype=torch.float32, backend="cuda"),
         few_row.norm_linear(x, gain, EPS, weight, bias, backend="torch"),
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "eights"), [(16, 3), (80, 3), (81, 4), (96, 4), (97, 4), (112, 4), (113, 5), (256, 3)]
+)
+def test_blocks_are_wider_where_that_spares_a_wave(rows: int, eights: int) -> None:
+    """Of down, as a 135M model has it, on 132 multiprocessors; else they stay as they are."""
+    tile = few_row_cuda.tile_for(1536, gated=False)
+    assert few_row_cuda.widened(tile, 576, rows, 132) == replace(tile, eights=eights)
+    small = few_row_cuda.tile_for(576, gated=False)
+    assert few_row_cuda.widened(small, 576, rows, 132) == small
+
+
+def test_wider_blocks_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, residual = draw(40, 1536), draw(72, 1536) * 1536**-0.5, draw(40, 72)
+    narrow = few_row.linear_add(x, weight, residual, backend="cuda")
+    for processors in (6, 1000):
+        monkeypatch.setattr(few_row_cuda, "multiprocessors", lambda _, count=processors: count)
+        wide = few_row.linear_add(x, weight, residual, backend="cuda")
+        assert torch.equal(wide, narrow)
 
 
 def test_a_row_keeps_its_bits_whatever_stands_beside_it() -> None:
