@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock
@@ -136,9 +136,10 @@ class _Launchable:
 
 
 def _with_launcher(compile_kernel: Callable[[], Any]) -> Any:
+    """Where that fails nothing is kept of the kernel in this process: half made, it would be taken
+    for whole, and launched without a function."""
     kernel = compile_kernel()
-    with suppress(Exception):  # it says so when it is launched
-        kernel.run  # noqa: B018 (made by looking at it)
+    kernel.run  # noqa: B018 (made, and the kernel loaded, by looking at it)
     return kernel
 
 

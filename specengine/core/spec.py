@@ -155,7 +155,11 @@ class AheadDrafter(TextDrafter, Protocol):
         self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
         """said: tokens of each that are yet to be committed. Whoever gets fewer of them in the end
-        has ended. max_nodes: of each, root included; at least 1."""
+        has ended, or is released. max_nodes: of each, root included; at least 1."""
+        ...
+
+    def release(self, req: Req) -> None:
+        """As a Drafter: what was read of a request is forgotten; it may draft again."""
         ...
 
 

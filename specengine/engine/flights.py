@@ -33,8 +33,8 @@ class Flights:
 
     depths: how deep to draft, by what it costs and earns; None drafts as deep as there are graphs.
     A drafter on the device follows at any depth. One that reads text needs the last round's tokens
-    before it drafts, so that only rounds without drafts follow unseen; others when the last has
-    landed, before it is committed (TextAhead).
+    before it drafts, so that only rounds without drafts follow unseen; those of drafters that draft
+    ahead follow when the last has landed, before it is committed (TextAhead).
     """
 
     def __init__(
@@ -119,6 +119,8 @@ class Flights:
         self._landed = self._since = perf_counter()
         if self.depths is not None:
             result.depth = choice
+        # Where all have ended, it was in the air until somebody came, and drafted past the end.
+        if self.depths is not None and not all(req.is_finished for req in flight.reqs):
             # Plain rounds overlap: the first of them tells nothing of what they cost.
             took = self._landed - since if is_usual or not self.overlaps else None
             self.depths.observe(
@@ -148,6 +150,8 @@ class Flights:
             self.flight = self._landed = None
             self.graph_round.known.forget()
             self.graph_round.choices.edits.forget()
+            if self._ahead is not None:
+                self._ahead.forget()
             raise
 
     def send_masks(self) -> None:

@@ -95,7 +95,8 @@ class RowEdits:
         numbers = sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty
         tables.penalties[slot] = sent(torch.tensor(numbers), self.device)
         # A round's position leaves out its root, which is the last token.
-        tables.held_until[slot] = sampling.min_tokens + len(req.prompt_ids) - 1
+        held = 0 if req.grammar is not None else sampling.min_tokens  # grammars see to that
+        tables.held_until[slot] = held + len(req.prompt_ids) - 1
         tables.flags[slot, self._ids(req.prompt_ids)] = IN_PROMPT
         tables.flags[slot, self._ids(ending_tokens(req, self.vocab_size))] += ENDS
         bias = torch.tensor([*sampling.logit_bias.values()], dtype=torch.float32)

@@ -40,6 +40,12 @@ class TextAhead:
         ]
         return self.drafter.draft_ahead(reqs, [new for new, _ in given], most)
 
+    def forget(self) -> None:
+        """What was said may not be committed: texts are to be read again."""
+        for req in self._going:
+            self.drafter.release(req)
+        self._going = {}
+
 
 def _ends(req: Req, new: Sequence[int]) -> bool:
     """Whether one of the tokens ends it. Whoever goes on must not be left out of a flight."""

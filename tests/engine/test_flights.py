@@ -65,7 +65,7 @@ class ScriptedRound:
 
 def request(max_depth: int | None = None) -> Any:
     speculative = SimpleNamespace(max_depth=max_depth)
-    return SimpleNamespace(sampling=SimpleNamespace(speculative=speculative))
+    return SimpleNamespace(sampling=SimpleNamespace(speculative=speculative), is_finished=False)
 
 
 @dataclass
@@ -197,6 +197,19 @@ def test_drafts_past_the_end_of_an_output_are_not_counted(remaining: int, useful
     flights.launch(cast(Any, SimpleNamespace(reqs=[request(), request(0)], batch_size=2)))
     assert flights.land().result.num_drafted == [useful, 0]
     assert depths.drafted == [[3, 0]]
+
+
+def test_what_flew_for_nobody_tells_nothing() -> None:
+    """All had ended, and it was in the air until somebody came."""
+    device, req, other = ScriptedRound(), request(), request()
+    depths, scheduler = ScriptedDepths([3, 3]), scheduler_of(lambda reqs, nodes: [])
+    given = cast(Any, device), cast(Any, ScriptedDrafter()), scheduler, cast(Any, depths)
+    flights = Flights(*given, overlaps=True)
+    for ended in (False, True):
+        req.is_finished, other.is_finished = True, ended
+        flights.launch(cast(Any, SimpleNamespace(reqs=[req, other], batch_size=2)))
+        assert flights.land().result.depth is not None
+        assert depths.seen == [(2, 3)]
 
 
 def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:

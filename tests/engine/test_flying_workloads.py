@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, SamplingParams, SpecConfig, SpecControl
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.request import Req
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.draft_depth import depths_within
@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": -1},
     "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
 }
+RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
 
 
@@ -65,6 +66,9 @@ class Workload:
             ignore_eos=draw.random() < 0.7,
             stop=draw.choice([(), (), ("a",), ("01",)]),
             logprobs=draw.choice([None, None, 0]),
+            frequency_penalty=draw.choice([0.0, 0.0, 0.0, 0.5]),
+            min_tokens=draw.choice([0, 0, 0, 4]),
+            grammar=draw.choice([None, None, None, RULED]),
             speculative=draw.choice(DEPTHS),
         )
         for _ in range(draw.choice([1, 1, 2])):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,6 +50,14 @@ def check(edits: RowEdits, reqs: list[Req]) -> None:
 @pytest.fixture
 def reqs() -> list[Req]:
     return [make_req(i + 1, one, [7, 8, 8][: i + 1]) for i, one in enumerate(OPTIONS)]
+
+
+def test_grammars_see_to_the_end_themselves() -> None:
+    """They may allow nothing but an end where min_tokens are not there yet."""
+    options = {"frequency_penalty": 0.5, "min_tokens": 9, "stop_token_ids": (4, 5)}
+    req = make_req(2, options, [7, 8])
+    req.grammar = cast(Any, object())
+    check(RowEdits(8, VOCAB, CPU), [req])
 
 
 def test_tables_say_what_the_other_round_says(reqs: list[Req]) -> None:

@@ -23,7 +23,7 @@ from specengine.kernels.native import lookup, suffix
 from specengine.scheduler.policy import SchedulePolicy
 from tests.draft.drafting import decode_batch
 from tests.engine.flying_world import let_fly
-from tests.engine.test_depth_in_results import ON_CPU, PROMPTS
+from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, add
 from tests.engine.test_flights import ScriptedDepths, ScriptedRound
 
 IN_C = pytest.mark.skipif(
@@ -53,6 +53,8 @@ class Text:
         self.asked: list[tuple[list[list[int]], list[int]]] = []
 
     def study(self, req: Req, most: int) -> None: ...
+
+    def release(self, req: Req) -> None: ...
 
     def draft_ahead(self, reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
         self.asked.append((said, max_nodes))
@@ -187,7 +189,7 @@ def test_drafts_ahead_are_those_after_the_commit(name: str, kind: Any) -> None:
 
 @ON_CPU
 @IN_C
-@pytest.mark.parametrize("grammar", [None, GrammarSpec.regex("(ab|01){40}")], ids=["free", "ruled"])
+@pytest.mark.parametrize("grammar", [None, GrammarSpec.regex("(ab|01){8}")], ids=["free", "ruled"])
 @pytest.mark.parametrize("name", SPECS)
 def test_outputs_and_rounds_are_the_same(
     name: str, grammar: GrammarSpec | None, target: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,3 +216,34 @@ def test_outputs_and_rounds_are_the_same(
         assert bool(asked) is overlaps
     assert found[0] == found[1]
     assert set(asked) == {1, 2, 3}
+
+
+@ON_CPU
+@IN_C
+@pytest.mark.parametrize("name", SPECS)
+def test_texts_are_read_again_after_an_interruption(
+    name: str, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round that had landed was not committed, and is flown again."""
+    llm = LLM(str(target), SPECS[name], dtype="float32", max_total_tokens=2048)
+    (plain,) = llm.generate(PROMPTS[:1], GREEDY)
+    flying = let_fly(llm, monkeypatch)
+    fly, flown, interrupted = flying._fly, [], 0
+
+    def breaks(*given: Any) -> Any:
+        flown.append(fly(*given))
+        if len(flown) in (4, 9):
+            raise KeyboardInterrupt
+        return flown[-1]
+
+    monkeypatch.setattr(flying, "_fly", breaks)
+    req, drafter = add(llm, "it", PROMPTS[0], GREEDY), cast(Any, llm.engine.drafter)
+    while llm.engine.has_work:
+        try:
+            llm.engine.step()
+        except KeyboardInterrupt:
+            interrupted += 1
+        if req in drafter._texts and not llm.engine.flights.in_the_air:  # type: ignore[union-attr]
+            assert drafter._texts[req].num_tokens <= req.seq_len
+    assert interrupted == 2
+    assert req.output_ids == plain.token_ids

@@ -21,9 +21,14 @@ ROWS = torch.ones(4, dtype=torch.int64)
 launchers: list[bool] = []
 
 
-def make_launcher(*_: object) -> None:
+def make_launcher(*_: object) -> object:
     """A launcher is C, and compiled when it is asked for: not by whom the kernels are for."""
     launchers.append(threading.current_thread() is threading.main_thread())
+    return object()
+
+
+def no_room(*_: object) -> None:
+    raise MemoryError
 
 
 def rehearse() -> dict[str, object]:
@@ -47,9 +52,12 @@ def main() -> None:
     first, again = rehearse(), rehearse()
     _row_places_kernel.device_caches.clear()
     from_disk = rehearse()
-    restored = JITFunction.run is launch
+    restored, made = JITFunction.run is launch, [*launchers]
+    _row_places_kernel.device_caches.clear()
+    driver.active.utils.load_binary = no_room
+    broken = rehearse()
     seen = {"first": first, "again": again, "disk": from_disk, "restored": restored}
-    print(json.dumps(seen | {"launchers": launchers}))
+    print(json.dumps(seen | {"launchers": made, "broken": broken}))
 
 
 if __name__ == "__main__":

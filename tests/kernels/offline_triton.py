@@ -8,11 +8,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 
 class Hopper:
     """What Triton asks of a driver before it launches."""
+
+    def __init__(self) -> None:
+        self.utils = SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": 232_448},
+            load_binary=lambda *_: (object(), 1, 32, 0, 1024),
+        )
+
+    def launcher_cls(self, source: Any, metadata: Any) -> object:
+        """What would launch."""
+        return object()
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget

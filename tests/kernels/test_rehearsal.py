@@ -26,6 +26,7 @@ def test_triton_kernels_are_compiled_and_not_launched(tmp_path: Path) -> None:
     assert seen["again"] == seen["disk"] == {"compiles": False, "compiled": 0, **two}
     assert seen["restored"]
     assert seen["launchers"] == [False] * 4  # two kernels, compiled and then read from disk
+    assert seen["broken"]["in process"] == 0, "what was half made would be launched as it is"
 
 
 def test_cuda_kernels_are_compiled_by_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,13 @@ def test_as_transformers_makes_it(family: str, case: str) -> None:
     assert make_config(fields).to_dict() == _theirs(fields)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_fields_that_are_null(family: str) -> None:
+    nulls = ("num_key_value_heads", "rope_scaling", "rope_parameters", "eos_token_id")
+    fields = {"model_type": family, **dict.fromkeys(nulls)}
+    assert make_config(fields).to_dict() == _theirs(fields)
+
+
 @pytest.mark.parametrize("case", _WRONG)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo"}))
 def test_refused_as_transformers_refuses_it(family: str, case: str) -> None:
@@ -94,9 +101,17 @@ def test_a_family_of_transformers_alone() -> None:
     assert make_config({"model_type": "phi", "hidden_size": 32}).hidden_size == 32
 
 
-@pytest.mark.parametrize("fields", [{}, {"model_type": None}, {"model_type": "no-such-model"}])
-def test_an_unknown_family(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"model_type .* is not known"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "model_type names the family, and is None"),
+        ({"model_type": None}, "model_type names the family, and is None"),
+        ({"model_type": ["llama"]}, r"model_type names the family, and is \['llama'\]"),
+        ({"model_type": "no-such-model"}, "model_type 'no-such-model' is not known"),
+    ],
+)
+def test_an_unknown_family(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make_config(fields)
 
 

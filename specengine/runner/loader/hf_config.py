@@ -13,6 +13,8 @@ def make_config(fields: dict[str, Any]) -> Any:
 
     fields = deepcopy(fields)  # older forms in it are brought up to date in place
     model_type = fields.get("model_type")
+    if not isinstance(model_type, str):
+        raise ValueError(f"model_type names the family, and is {model_type!r}")
     if model_type in FAMILIES:
         return FAMILIES[model_type].from_dict(fields)
     from transformers import CONFIG_MAPPING
