@@ -1,19 +1,14 @@
-"""What a drafter of text has not read yet."""
+"""What a drafter of text has read of a request, and what it has not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 from specengine.core.request import Req
+from specengine.kernels.native.texts import NativeText, extend
 
-
-class Reader(Protocol):
-    """The text of a request, as far as it was read."""
-
-    def unread(self) -> list[int]:
-        """What was committed since."""
-        ...
+T = TypeVar("T", bound=NativeText)
 
 
 def unread(req: Req, known: int, most: int | None = None) -> list[int]:
@@ -26,8 +21,34 @@ def unread(req: Req, known: int, most: int | None = None) -> list[int]:
     return req.prompt_ids[known:end] + req.output_ids[: max(end - before, 0)]
 
 
-def read_anew(readers: Sequence[Reader], said: Sequence[list[int]] | None) -> list[list[int]]:
-    """Of each what was committed since, and what it has said that is not committed yet."""
-    if said is None:
-        return [one.unread() for one in readers]
-    return [one.unread() + new for one, new in zip(readers, said, strict=True)]
+class NativeReading(Generic[T]):
+    """Prompt and output of one request, in a text that C keeps."""
+
+    __slots__ = ("_req", "text")
+
+    def __init__(self, req: Req, text: T) -> None:
+        self._req = req
+        self.text = text
+
+    @property
+    def num_tokens(self) -> int:
+        return self.text.num_tokens
+
+    def unread(self, most: int | None = None) -> list[int]:
+        return unread(self._req, self.text.num_tokens, most)
+
+    def update(self, most: int | None = None) -> None:
+        """Take in the tokens that came since, the prompt's at first; at most so many."""
+        if new := self.unread(most):
+            extend([self.text], [new])
+
+
+def read_all(
+    readings: Sequence[NativeReading[Any]], said: Sequence[list[int]] | None = None
+) -> None:
+    """Each takes in what was committed since, and what its request has `said` that is not committed
+    yet. Raises MemoryError."""
+    new = [one.unread() for one in readings]
+    if said is not None:
+        new = [old + more for old, more in zip(new, said, strict=True)]
+    extend([one.text for one in readings], new)

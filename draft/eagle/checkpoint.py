@@ -83,7 +83,7 @@ class EagleCheckpoint:
         for name in _NEEDED:
             if name not in raw:
                 raise ModelLoadError(f"config.json of the draft {self.name} lacks {name}")
-        config = _read_config(raw, self.name)
+        config = _config_of(raw, self.name)
         if config.hidden_act != "silu":
             raise ModelLoadError(
                 f"hidden_act {config.hidden_act!r} of the draft {self.name} is not supported; only "
@@ -138,7 +138,7 @@ def _read_raw(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _read_config(raw: dict[str, Any], name: str) -> Any:
+def _config_of(raw: dict[str, Any], name: str) -> Any:
     left_out = {"architectures", "auto_map"}
     fields = {key: value for key, value in raw.items() if key not in left_out}
     try:

@@ -4,43 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
+from specengine.draft.chain import chain_proposal
 from specengine.draft.proposals import Draft
-from specengine.draft.reading import read_anew, unread
+from specengine.draft.reading import NativeReading, read_all
 from specengine.kernels.native import suffix
 from specengine.kernels.native.suffix import ChainRules
 
 
-class ChainText:
+class ChainText(NativeReading[suffix.SuffixText]):
     """Prompt and output of one request, as a RequestText without a corpus; in C, where Python would
     take several times as long for hundreds of requests. Drafts are the same."""
 
-    __slots__ = ("_req", "_rules", "text")
+    __slots__ = ("_rules",)
 
     def __init__(self, req: Req, max_depth: int, rules: ChainRules) -> None:
-        self._req = req
+        super().__init__(req, suffix.SuffixText(max_depth))
         self._rules = rules
-        self.text = suffix.SuffixText(max_depth)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.text.num_tokens
 
     @property
     def match_length(self) -> int:
         """Of the longest suffix seen before, in tokens."""
         return self.text.match_length
-
-    def unread(self, most: int | None = None) -> list[int]:
-        return unread(self._req, self.text.num_tokens, most)
-
-    def update(self, most: int | None = None) -> None:
-        """Take in the tokens that came since, the prompt's at first; at most so many."""
-        if new := self.unread(most):
-            suffix.extend([self.text], [new])
 
     def draft(self, max_tokens: int) -> Draft:
         tokens, probs = self.text.draft(max_tokens, self._rules)
@@ -55,18 +41,11 @@ def draft_chains(
 ) -> DraftProposal:
     """All that the requests say is read before. max_nodes: of each, root included. said: tokens of
     each that are not committed yet."""
-    texts = [one.text for one in requests]
-    suffix.extend(texts, read_anew(requests, said))
-    most = [one - 1 for one in max_nodes]
+    read_all(requests, said)
+    texts, most = [one.text for one in requests], [one - 1 for one in max_nodes]
     tokens, confidence, num_nodes = suffix.draft(texts, most, rules)
     width = max(num_nodes)
-    if width < tokens.shape[1]:
-        tokens, confidence = tokens[:, :width], confidence[:, :width]
-    return DraftProposal(
-        tokens=tokens,
-        parents=torch.arange(-1, width - 1).expand(len(texts), -1),
-        num_nodes=num_nodes,
-        is_chain=True,
-        confidence=confidence,
-        ranks=[range(count) for count in num_nodes],
-    )
+    proposal = chain_proposal(tokens[:, :width], num_nodes, [])
+    proposal.confidence = confidence[:, :width]
+    proposal.ranks = [range(count) for count in num_nodes]
+    return proposal

@@ -107,13 +107,16 @@ void text_free(Text *text) {
     free(text);
 }
 
-/* To texts[i] its num_new[i] tokens -> how many texts have theirs: without memory not all of them,
- * and the others stay as they were. */
-int64_t texts_extend(Text *const *texts, const int32_t *tokens, const int64_t *num_new,
+/* To texts[i] its num_new[i] tokens -> how many texts have theirs. Without memory it is not all:
+ * num_new[i] says how many each took. */
+int64_t texts_extend(Text *const *texts, const int32_t *tokens, int64_t *num_new,
                      int64_t num_texts) {
     for (int64_t i = 0; i < num_texts; tokens += num_new[i++]) {
         Text *text = texts[i];
-        if (!make_room(text, num_new[i])) return i;
+        if (!make_room(text, num_new[i])) {
+            memset(num_new + i, 0, (size_t)(num_texts - i) * sizeof *num_new);
+            return i;
+        }
         memcpy(text->tokens + text->count, tokens, (size_t)num_new[i] * sizeof *tokens);
         text->count += num_new[i];
         file_positions(text);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,26 +36,18 @@ def is_compiled() -> bool:
 
 
 class LookupText(NativeText):
-    """A text that grows (`extend`) and says what followed its end before (`draft`). Matches are
-    contexts of min_match tokens at least; longer ones than max_match count as max_match. Raises
+    """A text that grows (`texts.extend`) and says what followed its end before (`draft`). Matches
+    are contexts of min_match tokens at least; longer ones than max_match count as max_match. Raises
     MemoryError."""
 
     __slots__ = ()
 
+    @staticmethod
+    def functions(name: str) -> Any:
+        return _function(name)
+
     def __init__(self, min_match: int, max_match: int) -> None:
-        super().__init__(_function, min(min_match, _LONGEST), min(max_match, _LONGEST))
-
-
-def extend(texts: Sequence[LookupText], new: Sequence[Sequence[int]]) -> None:
-    """Each text takes its new tokens. Raises MemoryError; those that have not got theirs are as
-    they were."""
-    tokens, counts = array("i", chain.from_iterable(new)), array("q", map(len, new))
-    given = pointers(texts), tokens, counts
-    taken = _function("texts_extend")(*map(address, given), len(texts))
-    for text, count in zip(texts[:taken], counts, strict=False):
-        text.num_tokens += count
-    if taken < len(texts):
-        raise MemoryError(f"no memory for a text of {texts[taken].num_tokens} tokens and more")
+        super().__init__(min(min_match, _LONGEST), min(max_match, _LONGEST))
 
 
 def draft(texts: Sequence[LookupText], most: Sequence[int]) -> tuple[Tensor, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,13 +39,17 @@ def is_compiled() -> bool:
 
 
 class SuffixText(NativeText):
-    """The suffix tree of a text that grows (`extend`) and says what might follow (`draft`). Counts
-    substrings of max_depth tokens at most. Raises MemoryError."""
+    """The suffix tree of a text that grows (`texts.extend`) and says what might follow (`draft`).
+    Counts substrings of max_depth tokens at most. Raises MemoryError."""
 
     __slots__ = ()
 
+    @staticmethod
+    def functions(name: str) -> Any:
+        return _function(name)
+
     def __init__(self, max_depth: int) -> None:
-        super().__init__(_function, max_depth)
+        super().__init__(max_depth)
 
     @property
     def match_length(self) -> int:
@@ -82,17 +86,6 @@ class ChainRules:
         is_compensated = sum([1.0, 1e100, 1.0, -1e100]) != 0.0
         self._rules = _Rules(address(self._sizes), min_prob, max_suffixes, is_compensated)
         self.address = ctypes.addressof(self._rules)  # for as long as somebody keeps these rules
-
-
-def extend(texts: Sequence[SuffixText], new: Sequence[Sequence[int]]) -> None:
-    """Each text takes its new tokens. Raises MemoryError, and then only the first have all."""
-    tokens, counts = array("i", chain.from_iterable(new)), array("q", map(len, new))
-    given = pointers(texts), tokens, counts
-    taken = _function("texts_extend")(*map(address, given), len(texts))
-    for text, count in zip(texts, counts, strict=True):
-        text.num_tokens += count
-    if taken < len(texts):
-        raise MemoryError(f"no memory for a text of {texts[taken].num_tokens} tokens and more")
 
 
 def draft(

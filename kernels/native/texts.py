@@ -1,4 +1,5 @@
-"""What texts that C keeps have in common: how their functions are found, and when they go."""
+"""What texts that C keeps have in common: how their functions are found, how they grow, and when
+they go."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from specengine.kernels.native.library import library
@@ -33,18 +35,35 @@ class NativeText:
 
     __slots__ = ("_free", "num_tokens", "pointer")
 
-    def __init__(self, functions: Functions, *given: int) -> None:
+    def __init__(self, *given: int) -> None:
         """given: what the library's text_new takes."""
         self.num_tokens = 0
         self.pointer: Any = None
-        self._free = functions("text_free")  # when texts go, modules may be gone
-        self.pointer = functions("text_new")(*given)
+        self._free = self.functions("text_free")  # when texts go, modules may be gone
+        self.pointer = self.functions("text_new")(*given)
         if self.pointer is None:
             raise MemoryError("no memory for a text")
+
+    @staticmethod
+    def functions(name: str) -> Any:
+        """One of the library that keeps such texts."""
+        raise NotImplementedError
 
     def __del__(self) -> None:
         if self.pointer is not None:
             self._free(self.pointer)
+
+
+def extend(texts: Sequence[NativeText], new: Sequence[Sequence[int]]) -> None:
+    """Each text, all of one kind, takes its new tokens. Raises MemoryError, and then only the first
+    have all."""
+    tokens, counts = array("i", chain.from_iterable(new)), array("q", map(len, new))
+    given = pointers(texts), tokens, counts
+    taken = texts[0].functions("texts_extend")(*map(address, given), len(texts))
+    for text, count in zip(texts, counts, strict=True):
+        text.num_tokens += count
+    if taken < len(texts):
+        raise MemoryError(f"no memory for a text of {texts[taken].num_tokens} tokens and more")
 
 
 def pointers(texts: Sequence[NativeText]) -> array[int]:

@@ -106,7 +106,7 @@ class Flights:
     def land(self) -> Landing:
         """Wait for the flight, the next already on its way where it may be. Its outcome must be
         committed, and then `send_masks` called, before anything else runs."""
-        flight, choice, since = self.flight, self._choice, self._since
+        flight, choice, since, drafting = self.flight, self._choice, self._since, self._drafting
         assert flight is not None
         depth = choice.num_steps
         is_usual = self._followed or depth > 0 or not self._reads_text
@@ -116,13 +116,16 @@ class Flights:
                 self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
             useful = self._useful_levels(flight) if depth else flight.num_drafted
             result = self.graph_round.land(flight)
-        self._landed = self._since = perf_counter()
+        self._landed = self._since = landed = perf_counter()
+        if self._ahead is not None and self.flight is None:
+            with self._all_or_nothing():
+                self.flight = self._follow_landed(self._ahead, flight, result.tokens)
         if self.depths is not None:
             result.depth = choice
         # Where all have ended, it was in the air until somebody came, and drafted past the end.
         if self.depths is not None and not all(req.is_finished for req in flight.reqs):
             # Plain rounds overlap: the first of them tells nothing of what they cost.
-            took = self._landed - since if is_usual or not self.overlaps else None
+            took = landed - since if is_usual or not self.overlaps else None
             self.depths.observe(
                 len(flight.reqs),
                 depth,
@@ -132,11 +135,8 @@ class Flights:
                 choice.num_nodes,
                 result.path_ranks,
                 limits=None if result.path_ranks is None else flight.num_drafted,
-                drafting=self._drafting,
+                drafting=drafting,
             )
-        if self._ahead is not None and self.flight is None:
-            with self._all_or_nothing():
-                self.flight = self._follow_landed(self._ahead, flight, result.tokens)
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
         return Landing(flight.reqs, result)
@@ -191,18 +191,18 @@ class Flights:
         reqs = ahead.follow(flight.reqs, said, self._slots)
         if not reqs:
             return None
-        choice, drafted, drafting = self._choose(len(reqs)), [0] * len(reqs), 0.0
+        choice, drafted, self._drafting = self._choose(len(reqs)), [0] * len(reqs), 0.0
         if choice.num_steps:
             start, drafts = perf_counter(), self.graph_round.drafter
-            proposal = ahead.draft(reqs, choice.num_steps)
             assert isinstance(drafts, HostDrafts)
+            proposal = ahead.draft(reqs, choice.num_steps)
             drafts.set(proposal)
-            drafted, drafting = proposal.num_drafted, perf_counter() - start
-        following = self.graph_round.follow(reqs, Wish(drafted, self._asleep, choice.num_nodes))
-        if following is None:
+            drafted, self._drafting = proposal.num_drafted, perf_counter() - start
+        following = self.graph_round.follow(reqs, Wish(drafted))
+        if following is None:  # until there is a graph of it
             self._chosen = choice
             return None
-        self._choice, self._followed, self._drafting = choice, False, drafting
+        self._choice, self._followed = choice, False
         return following
 
     @property

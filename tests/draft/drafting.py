@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from hypothesis import strategies as st
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
@@ -17,6 +20,7 @@ from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import Drafter, DraftProposal, PrefillResult
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
+from specengine.kernels.native.texts import COUNT, NativeText
 
 
 def request(prompt: list[int], output: list[int] | None = None) -> Req:
@@ -54,6 +58,43 @@ def drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> N
 def suffix_drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> SuffixDrafter:
     spec = {"num_draft_tokens": 5, "suffix_factor": 9.0, **options}
     return SuffixDrafter(SpecConfig(algorithm="SUFFIX", **spec), limit)
+
+
+def growing(
+    rounds: list[list[list[int]]],
+    first: int,
+    root: int,
+    ours: NgramDrafter | SuffixDrafter,
+    data: st.DataObject,
+) -> Iterator[ScheduleBatch]:
+    """Batches of some of three requests, whose texts grow, and are read by `ours` piece by piece.
+    rounds: of each, in order, what it says; its prompt to begin with. first: the least token."""
+    reqs = [request([first + token for token in text], [root]) for text in rounds[0]]
+    for new in rounds[1:]:
+        for req, tokens in zip(reqs, new, strict=True):
+            req.output_ids += [first + token for token in tokens]
+        taken = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
+        ours.study(reqs[taken[0]], data.draw(st.integers(0, 9)))
+        yield decode_batch([reqs[place] for place in taken])
+
+
+@contextmanager
+def short_of_memory(kind: type[NativeText], taken: list[int]) -> Iterator[None]:
+    """Of what a batch of texts is given, each takes so many tokens."""
+    given = kind.functions
+
+    def extend(pointers: int, tokens: int, counts: int, num_texts: int) -> int:
+        num_new = (COUNT * num_texts).from_address(counts)
+        short = next(place for place, count in enumerate(taken) if count < num_new[place])
+        num_new[:] = taken
+        given("texts_extend")(pointers, tokens, counts, num_texts)
+        return short
+
+    def function(name: str) -> Any:
+        return extend if name == "texts_extend" else given(name)
+
+    with patch.object(kind, "functions", staticmethod(function)):
+        yield
 
 
 def nodes(proposal: DraftProposal, i: int = 0) -> tuple[list[int], list[int]]:

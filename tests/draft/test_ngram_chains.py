@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specengine.draft.ngram import chains
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.kernels.native import lookup
-from tests.draft.drafting import decode_batch, drafter, nodes, request
+from tests.draft.drafting import decode_batch, drafter, growing, nodes, request, short_of_memory
 
 pytestmark = pytest.mark.skipif(not lookup.is_compiled(), reason="no C compiler")
 
@@ -41,13 +41,7 @@ def test_drafts_are_the_same(
     options = {"ngram_min_match": low, "ngram_max_match": low + more, "num_draft_tokens": 6}
     ours, theirs = drafter(lambda req: len(req.output_ids) % 7, **options), in_python(**options)
     assert (ours._in_c, theirs._in_c) == (True, False)
-    reqs = [request([first + token for token in text], [1]) for text in rounds[0]]
-    for new in rounds[1:]:
-        for req, tokens in zip(reqs, new, strict=True):
-            req.output_ids += [first + token for token in tokens]
-        taken = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-        batch = decode_batch([reqs[place] for place in taken])
-        ours.study(reqs[taken[0]], data.draw(st.integers(0, 9)))
+    for batch in growing(rounds, first, 1, ours, data):
         found, expected = ours.draft(batch), theirs.draft(batch)
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(found.parents, expected.parents)
@@ -74,18 +68,13 @@ def test_what_is_everywhere_is_compared_a_thousand_times_at_most() -> None:
         assert nodes(ours.draft(decode_batch([req])))[0] == [2, expected]
 
 
-def test_texts_that_got_no_memory_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_got_no_memory_stay_as_they_were() -> None:
     texts = [chains.ChainText(request([1, 2, 3], [place]), 2, 4) for place in range(3)]
-    function = lookup._function
-
-    def short(name: str) -> object:
-        call = function(name)
-        return (lambda *given: call(*given[:-1], 2)) if name == "texts_extend" else call
-
-    with monkeypatch.context() as patched:
-        patched.setattr(lookup, "_function", short)
-        with pytest.raises(MemoryError, match="a text of 0 tokens"):
-            chains.draft_chains(texts, [3, 3, 3])
+    with (
+        short_of_memory(lookup.LookupText, [4, 4, 0]),
+        pytest.raises(MemoryError, match="a text of 0 tokens"),
+    ):
+        chains.draft_chains(texts, [3, 3, 3])
     assert [text.num_tokens for text in texts] == [4, 4, 0]
     assert chains.draft_chains(texts, [3, 3, 3]).num_nodes == [1, 1, 1]
     assert [text.num_tokens for text in texts] == [4, 4, 4]
@@ -101,7 +90,8 @@ def test_contexts_longer_than_any_text(longest: int) -> None:
 
 
 def test_a_text_that_was_never_made_is_not_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "_function", lambda name: lambda *given: None)
+    none = staticmethod(lambda name: lambda *given: None)
+    monkeypatch.setattr(lookup.LookupText, "functions", none)
     with pytest.raises(MemoryError):
         lookup.LookupText(2, 4)
     gc.collect()

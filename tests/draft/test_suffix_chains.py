@@ -27,8 +27,17 @@ from specengine.draft.suffix.text import RequestText
 from specengine.draft.suffix.tree import SuffixTree
 from specengine.kernels.native import suffix
 from specengine.kernels.native.suffix import ChainRules, SuffixText
-from specengine.kernels.native.texts import COUNT
-from tests.draft.drafting import decode_batch, finish, nodes, request, seed, suffix_drafter
+from specengine.kernels.native.texts import extend
+from tests.draft.drafting import (
+    decode_batch,
+    finish,
+    growing,
+    nodes,
+    request,
+    seed,
+    short_of_memory,
+    suffix_drafter,
+)
 
 pytestmark = pytest.mark.skipif(not suffix.is_compiled(), reason="no C compiler")
 
@@ -86,13 +95,7 @@ def test_drafts_are_the_same(
     """Of a batch whose texts grow, and are read piece by piece."""
     options |= {"num_draft_tokens": most}
     ours, theirs = suffix_drafter(limit, **options), in_python(**options)
-    reqs = [request([first + token for token in text], [first + 1]) for text in rounds[0]]
-    for new in rounds[1:]:
-        for req, tokens in zip(reqs, new, strict=True):
-            req.output_ids += [first + token for token in tokens]
-        taken = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-        batch = decode_batch([reqs[place] for place in taken])
-        ours.study(reqs[taken[0]], data.draw(st.integers(0, 9)))
+    for batch in growing(rounds, first, first + 1, ours, data):
         assert_equal(ours.draft(batch), theirs.draft(batch))
         for req in batch.reqs:
             assert ours.match_length(req) == theirs.match_length(req)
@@ -109,7 +112,7 @@ def test_after_every_token(text: list[int], options: dict[str, Any], most: int) 
     expander, rules = Expander(spec), rules_of(spec)
     for token in text:
         tree.extend([token])
-        suffix.extend([ours], [[token]])
+        extend([ours], [[token]])
         assert (ours.num_tokens, ours.match_length) == (len(tree.tokens), tree.length)
         expected = expander.best(token, Match.own(tree), most)
         assert ours.draft(most, rules) == (expected.tokens, expected.confidence)
@@ -154,7 +157,7 @@ def test_long_texts(name: str, max_depth: int) -> None:
     marks = [0, 1, 2, 3, 60, 64, 65, 127, 128, 500, 3000, len(text) - 50, len(text)]
     for start, stop in pairwise(marks):
         tree.extend(text[start:stop])
-        suffix.extend([ours], [text[start:stop]])
+        extend([ours], [text[start:stop]])
         assert (ours.num_tokens, ours.match_length) == (stop, tree.length)
         expected = expander.best(text[stop - 1], Match.own(tree), 50)
         assert ours.draft(50, rules) == (expected.tokens, expected.confidence)
@@ -191,7 +194,7 @@ def test_requests_that_left_are_forgotten_and_taken_up_again() -> None:
 
 def test_texts_are_freed_with_their_drafter() -> None:
     freed: list[int] = []
-    given = suffix._function("text_free")
+    given = SuffixText.functions("text_free")
 
     def free(pointer: int) -> None:
         freed.append(pointer)
@@ -236,7 +239,7 @@ def test_sums_are_rounded_as_python_rounds_them(is_compensated: bool) -> None:
     text, spec = [0, 0, 0, 2, 0, 0, 1, 0, 0], SpecConfig(algorithm="SUFFIX", suffix_factor=9.0)
     tree, ours, rules = SuffixTree(64), SuffixText(64), rules_of(spec)
     tree.extend(text)
-    suffix.extend([ours], [text])
+    extend([ours], [text])
 
     def drafted() -> list[int]:
         return Expander(spec).best(0, Match.own(tree), 3).tokens
@@ -256,25 +259,15 @@ def test_sums_are_rounded_as_python_rounds_them(is_compensated: bool) -> None:
     assert expected == ([0, 1, 0, 0] if is_compensated else [0, 0, 1, 0])
 
 
-def test_texts_without_memory_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_without_memory_can_go_on() -> None:
     """The second took one token of two, the third none."""
     rules = rules_of(SpecConfig(algorithm="SUFFIX"))
     texts = [ChainText(request([place], [place]), 64, rules) for place in range(3)]
-    function = suffix._function
-
-    def short(name: str) -> Any:
-        def extend(pointers: int, tokens: int, counts: int, num_texts: int) -> int:
-            num_new = (COUNT * num_texts).from_address(counts)
-            num_new[1], num_new[2] = 1, 0
-            function(name)(pointers, tokens, counts, 2)
-            return 1
-
-        return extend if name == "texts_extend" else function(name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(suffix, "_function", short)
-        with pytest.raises(MemoryError, match="a text of 1 tokens"):
-            chains.draft_chains(texts, [3, 3, 3], rules)
+    with (
+        short_of_memory(SuffixText, [2, 1, 0]),
+        pytest.raises(MemoryError, match="a text of 1 tokens"),
+    ):
+        chains.draft_chains(texts, [3, 3, 3], rules)
     assert [text.num_tokens for text in texts] == [2, 1, 0]
     proposal = chains.draft_chains(texts, [3, 3, 3], rules)
     assert [text.num_tokens for text in texts] == [2, 2, 2]
@@ -282,7 +275,8 @@ def test_texts_without_memory_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_text_that_was_never_made_is_not_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "_function", lambda name: lambda *given: None)
+    none = staticmethod(lambda name: lambda *given: None)
+    monkeypatch.setattr(SuffixText, "functions", none)
     with pytest.raises(MemoryError):
         SuffixText(64)
     gc.collect()

@@ -151,6 +151,17 @@ def test_who_drafts_follows_what_has_landed() -> None:
     assert [one > 0 for one in depths.drafting] == [False, True, True, False, False]
 
 
+def test_the_next_is_launched_before_anything_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that takes, the device would wait for."""
+    device = Device()
+    flights, launched = flights_of(device, [0, 3, 3]), list[int]()
+    monkeypatch.setattr(flights.depths, "observe", lambda *_, **__: launched.append(device.count))
+    flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
+    for _ in range(2):
+        flights.land()
+    assert launched == [2, 3]
+
+
 def test_nobody_follows_without_overlap() -> None:
     device = Device()
     flights = flights_of(device, [0, 3], overlaps=False)
