@@ -23,3 +23,23 @@ __device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) 
                     scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
 }
 
+__device__ __forceinline__ float squares_of(uint4 x) {
+  const u32 pairs[4] = {x.x, x.y, x.z, x.w};
+  float squares = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float a = widen((u16)pairs[i]), b = widen((u16)(pairs[i] >> 16));
+    squares += a * a + b * b;
+  }
+  return squares;
+}
+
+// x * scale * gain, rounded after each, as a norm by itself rounds.
+__device__ __forceinline__ u32 normed(u32 x, float scale, u32 gain) {
+  return multiply_pairs(pack(widen((u16)x) * scale, widen((u16)(x >> 16)) * scale), gain);
+}
+
+__device__ __forceinline__ uint4 normed_by(uint4 x, float scale, uint4 gain) {
+  return make_uint4(normed(x.x, scale, gain.x), normed(x.y, scale, gain.y),
+                    normed(x.z, scale, gain.z), normed(x.w, scale, gain.w));
+}

@@ -112,6 +112,11 @@ __device__ __forceinline__ uint4 load_shared(u32 at) {
   return v;
 }
 
+__device__ __forceinline__ void store_shared(u32 at, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
+               :: "r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // Of what other multiprocessors have written while this kernel runs: the first cache would not know.
 __device__ __forceinline__ uint4 load_from_l2(const u16* at) {
   uint4 v;
@@ -194,6 +199,16 @@ __device__ __forceinline__ void settle(u16* at, u32 value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(at), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ u64 load_settled_key(const u64* at) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ void settle_key(u64* at, u64 value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(at), "l"(value) : "memory");
+}
+
 // At once: pauses of 20 to 150 ns were level or slower (benchmarks/results, decoder-stack).
 __device__ __forceinline__ void look_again() {}
 
@@ -226,3 +241,9 @@ __device__ __forceinline__ void copy_async(u32 to, const u16* from, int bytes) {
 __device__ __forceinline__ void wait_for_all_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
+
+// What this thread has asked for since the last call is a group, empty or not.
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all of this thread's groups have landed but the last `groups`.
+#define wait_for_copies_but(groups) asm volatile("cp.async.wait_group %0;" :: "n"(groups) : "memory")

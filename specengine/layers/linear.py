@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.kernels import row_argmax, split_linear
+from specengine.kernels import head_best, row_argmax, split_linear
 from specengine.layers.norm import RMSNorm
 
 _MAX_MEETING_ROWS = 4096  # rows whose best token one kernel finds
@@ -79,6 +79,7 @@ class LMHead(Linear):
     """The output projection. Weight-only quantization keeps more bits here than elsewhere."""
 
     _meeting: row_argmax.Meeting | None = None
+    _slots: Tensor | None = None
 
     def tie(self, embedding: Tensor) -> None:
         """Use the embedding's own rows."""
@@ -90,6 +91,11 @@ class LMHead(Linear):
     ) -> Tensor:
         """The token of the largest logit of each row, the first among equals, int64 [R]; ids of
         that, where given. hidden: [R, H], before `norm`, where given."""
+        if self.kernel is None and self.bias is None and head_best.fits(hidden, self.plain):
+            if self._slots is None:
+                self._slots = head_best.slots_for(hidden.device)
+            gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            return head_best.head_best(hidden, self.plain, self._slots, gain, eps, ids)
         logits = self(hidden if norm is None else norm(hidden))
         if self._meeting is None:
             self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)

@@ -134,6 +134,12 @@ struct Board {
   }
 };
 
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+
 inline int __shfl_sync(unsigned, int value, int from) {
   static Board<int> board;
   const int theirs = board.show(value)[from];
@@ -141,9 +147,10 @@ inline int __shfl_sync(unsigned, int value, int from) {
   return theirs;
 }
 
-inline float __shfl_xor_sync(unsigned, float value, int distance) {
-  static Board<float> board;
-  const float theirs = board.show(value)[lane() ^ distance];
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int distance) {
+  static Board<T> board;
+  const T theirs = board.show(value)[lane() ^ distance];
   __syncwarp();
   return theirs;
 }

@@ -54,6 +54,7 @@ inline uint4 load_shared(u32 at) {
   memcpy(&v, shared_memory + at, 16);
   return v;
 }
+inline void store_shared(u32 at, uint4 v) { memcpy(shared_memory + at, &v, 16); }
 inline uint4 load_from_l2(const u16* at) { return *(const uint4*)at; }
 inline u16 load_one_from_l2(const u16* at) { return *at; }
 
@@ -105,6 +106,8 @@ inline void pause() { yield(); }
 
 inline uint4 load_settled(const u16* at) { return *(const uint4*)at; }
 inline void settle(u16* at, u32 value) { *(u32*)at = value; }
+inline u64 load_settled_key(const u64* at) { return *at; }
+inline void settle_key(u64* at, u64 value) { *at = value; }
 inline void look_again() { yield(); }
 inline float load_float_from_l2(const float* at) { return *at; }
 // The block of the last one comes late.
@@ -114,25 +117,34 @@ inline int multiprocessor() {
 }
 inline void tell(int* flag, int value) { *flag = value; }
 
-// Copies of each thread. Everything lands at the last moment.
+// Copies of each thread, by groups. Everything lands at the last moment.
 struct Copy {
   u32 to;
   const u16* from;
   int bytes;
 };
-inline std::vector<Copy>& my_copies() {
-  static std::map<std::pair<int, int>, std::vector<Copy>> all;
-  return all[{blockIdx.x, threadIdx.x}];
+using Group = std::vector<Copy>;
+inline std::vector<Group>& my_groups() {
+  static std::map<std::pair<int, int>, std::vector<Group>> all;
+  auto& mine = all[{blockIdx.x, threadIdx.x}];
+  if (mine.empty()) mine.emplace_back();
+  return mine;
 }
 inline void copy_async(u32 to, const u16* from, int bytes) {
   if (bytes % 16 || to % 16 || (unsigned long)from % 16) abort();
   memset(shared_memory + to, 0xff, 16);
-  my_copies().push_back({to, from, bytes});
+  my_groups().back().push_back({to, from, bytes});
+}
+inline void end_of_copies() { my_groups().emplace_back(); }
+inline void wait_for_copies_but(int groups) {
+  auto& mine = my_groups();  // the last one is open
+  for (; (int)mine.size() > groups + 1; mine.erase(mine.begin()))
+    for (const Copy& copy : mine.front()) {
+      memset(shared_memory + copy.to, 0, 16);
+      memcpy(shared_memory + copy.to, copy.from, copy.bytes);
+    }
 }
 inline void wait_for_all_copies() {
-  for (const Copy& copy : my_copies()) {
-    memset(shared_memory + copy.to, 0, 16);
-    memcpy(shared_memory + copy.to, copy.from, copy.bytes);
-  }
-  my_copies().clear();
+  end_of_copies();
+  wait_for_copies_but(0);
 }
