@@ -29,6 +29,7 @@ SHAPE = StackShape(576, 9, 3, 64, 1536, 30)
 BYTES = 2 * 30 * (576 * SHAPE.qkv + 576 * 576 + 3 * 576 * SHAPE.intermediate)
 # Requests, new tokens of each, and the text before them.
 CASES = [(1, 1, 160), (1, 4, 160), (2, 4, 160), (8, 1, 160), (4, 4, 160), (16, 1, 160)]
+TREES = [(1, 8, 160), (1, 16, 160), (2, 8, 160)]  # nodes in place of new tokens
 LONG = [(1, 1, 600), (1, 4, 600), (1, 4, 2000), (1, 4, 8000), (4, 4, 2000)]
 
 
@@ -49,6 +50,11 @@ def in_kernels(world: World, weights: StackWeights) -> Tensor:
 
 def in_one(world: World, weights: StackWeights) -> Tensor:
     return decoder_stack(world.x, weights, world.kv, world.batch, backend="cuda").stream
+
+
+def tree_of(nodes: int) -> list[int]:
+    """The parent of each node: four children each, level by level."""
+    return [-1, *((node - 1) // 4 for node in range(1, nodes))]
 
 
 def microseconds(run: Callable[[], Tensor], replays: int = 50) -> float:
@@ -75,14 +81,17 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     weights = draw_weights(SHAPE, 8192, "cuda")
     found: list[dict[str, Any]] = []
-    for requests, new, prefix in CASES + LONG:
-        world = World.draw(weights, [Lengths(prefix, new)] * requests)
+    cases = [*((*case, False) for case in CASES + LONG), *((*case, True) for case in TREES)]
+    for requests, new, prefix, is_tree in cases:
+        trees = [tree_of(new)] * requests if is_tree else None
+        world = World.draw(weights, [Lengths(prefix, new)] * requests, trees)
         took = {"kernels": microseconds(lambda w=world: in_kernels(w, weights))}  # type: ignore[misc]
         took["one"] = microseconds(lambda w=world: in_one(w, weights))  # type: ignore[misc]
         found.append(
             {
                 "requests": requests,
                 "rows": requests * new,
+                "tree": is_tree,
                 "context": prefix,
                 "five kernels a layer, us": took["kernels"],
                 "one kernel, us": took["one"],

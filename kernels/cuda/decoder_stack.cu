@@ -273,10 +273,13 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
   const u64 set_size = (u64)num_layers * LAYER_SIZE;
   u16* at = sets + turn.set * set_size;
   u16* emptied = sets + (turn.set ^ 1) * set_size;  // of the launch before
-  const Task task = task_of(batch, gridDim.x - 1 - block);
+  Task task = task_of(batch, gridDim.x - 1 - block);
   if (task.exists) {
     fetch_angles(task, positions, cos_sin, stride_cos_sin);
     fetch_keys(batch, all_layers[0], task, task.begin);
+    // Not in each layer: these are loads, one behind the other.
+    for (int i = 0; HAS_TREE && i < 2; i++)
+      task.tree_keys[i] = tree_keys_of(batch, task, (lane_of() >> 2) + i * 8);
   }
   Stream stream(all, mine.hidden);
   meet();

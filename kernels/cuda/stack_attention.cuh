@@ -11,6 +11,7 @@ struct Task {
   int begin, end;  // old keys
   int number, share, shares, apart;  // apart: between the numbers of its shares
   int new_slots[2];                  // of this lane's keys among the new ones
+  u32 tree_keys[2];                  // which of them this lane's rows see in a tree, bit by bit
   bool exists;
 };
 
@@ -139,13 +140,17 @@ __device__ __forceinline__ void places_of_key(const u16** places, const Task& ta
   }
 }
 
-// Which of the warp's new keys a row sees, bit by bit.
-__device__ __forceinline__ u32 new_keys_of(const Batch& batch, const Task& task, int row) {
+// Which of the new keys a row sees, bit by bit: of a chain those up to its own, of a tree what it says.
+__device__ __forceinline__ u32 chain_keys_of(const Task& task, int row) {
+  const int query = (task.first + row) / GROUP;
+  return query < task.num_queries ? (2u << query) - 1 : 0;
+}
+
+__device__ __forceinline__ u32 tree_keys_of(const Batch& batch, const Task& task, int row) {
   const int query = (task.first + row) / GROUP;
   if (query >= task.num_queries) return 0;
-  if (!HAS_TREE) return (2u << query) - 1;
   u32 seen = 0;
-#pragma unroll 1
+#pragma unroll 8
   for (int key = 0; key < task.num_queries; key++)
     seen |= (batch.tree[((u64)task.request * batch.nodes + query) * batch.nodes + key] != 0) << key;
   return seen;

@@ -97,9 +97,11 @@ __device__ __forceinline__ void attend(const Batch& batch, const Layer& layer, c
     u32 seen[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const int left = task.end - first;
-      seen[i] = is_new ? new_keys_of(batch, task, (lane_of() >> 2) + i * 8)
-                       : left >= KEYS ? EMPTY : (1u << left) - 1;
+      const int left = task.end - first, row = (lane_of() >> 2) + i * 8;
+      if (is_new)
+        seen[i] = HAS_TREE ? task.tree_keys[i] : chain_keys_of(task, row);
+      else
+        seen[i] = left >= KEYS ? EMPTY : (1u << left) - 1;
     }
     attention.absorb(scale, seen);
     first += SWEEP;

@@ -43,8 +43,18 @@ def agree(given: tuple[StackOutput, Tensor], expected: tuple[StackOutput, Tensor
         ([Lengths(100, 1)] * 16, None, None),
         ([Lengths(35, 5), Lengths(3, 5)], [TREE, TREE], None),
         ([Lengths(20, 13)], None, None),
+        ([Lengths(160, 16)], [[-1, *((node - 1) // 4 for node in range(1, 16))]], None),
     ],
-    ids=["chain", "first keys", "shares", "sweeps", "16 requests", "trees", "many rows"],
+    ids=[
+        "chain",
+        "first keys",
+        "shares",
+        "sweeps",
+        "16 requests",
+        "trees",
+        "many rows",
+        "a large tree",
+    ],
 )
 def test_it_gives_what_single_operations_give(
     lengths: list[Lengths],

@@ -22,6 +22,7 @@ from tests.kernels.half_precision import close
 SHAPE = StackShape(192, 3, 1, 64, 256, 2)
 THREE = replace(SHAPE, num_layers=3)
 TREE = [-1, 0, 0, 1, 2]
+LARGE_TREE = [-1, 0, 0, 0, 1, 1, 2, 4, 4, 7, 7, 9, 10]
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +49,19 @@ def agree(given: tuple[StackOutput, Tensor], expected: tuple[StackOutput, Tensor
     [
         ([Lengths(0, 1), Lengths(40, 1), Lengths(33, 1)], None, [0, 7, 50]),
         ([Lengths(35, 5), Lengths(3, 5)], [TREE, TREE], None),
+        ([Lengths(30, 13)], [LARGE_TREE], [11]),
         ([Lengths(20, 10), Lengths(7, 0), Lengths(0, 1), Lengths(4, 2)], None, None),
         ([Lengths(1700, 1), Lengths(5, 1)], None, [370, 0]),
         ([Lengths(1060, 1)] * 3, None, [0, 1060, 900]),
     ],
-    ids=["first keys", "trees", "many rows beside few and none", "shares", "sweeps of shares"],
+    ids=[
+        "first keys",
+        "trees",
+        "a large tree",
+        "many rows beside few and none",
+        "shares",
+        "sweeps of shares",
+    ],
 )
 def test_it_gives_what_single_operations_give(
     lengths: list[Lengths], trees: list[list[int]] | None, first_keys: list[int] | None
