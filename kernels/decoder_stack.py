@@ -17,6 +17,7 @@ from specengine.kernels.cuda import program
 from specengine.kernels.dispatch import (
     Backend,
     has_dependent_launch,
+    has_much_shared,
     has_whole_device,
     multiprocessors,
 )
@@ -88,7 +89,7 @@ def fits(x: Tensor, shape: StackShape, batch: PagedBatch) -> bool:
         return False
     if not has_dependent_launch(x) or not program.available() or not has_whole_device():
         return False
-    if batch.num_past:
+    if batch.num_past or not has_much_shared(x):
         return False
     from specengine.kernels import decoder_stack_cuda
 

@@ -21,7 +21,7 @@ from specengine.kernels.decoder_stack import (
     StackWeights,
     most_tasks,
 )
-from specengine.kernels.dispatch import multiprocessors
+from specengine.kernels.dispatch import MOST_SHARED, multiprocessors
 from specengine.kernels.few_row_cuda import tile_for
 from specengine.kernels.paged_attention import PagedBatch
 from specengine.kernels.seats import Seats, seconds_of_launch
@@ -34,7 +34,6 @@ _AREA_BYTES = 2 * 32 * 144
 _LAYER_BYTES = 80
 _SHARE_SIZE = _HEAD + 2
 _SPARE = 12
-_MOST_SHARED = 227 * 1024
 
 
 def _up(value: int, step: int) -> int:
@@ -112,7 +111,7 @@ def has_room(shape: StackShape, blocks: int) -> bool:
         and shape.heads % shape.kv_heads == 0
         and all(size % 32 == 0 for size in sizes)
         and divided.warps_hidden <= _WARPS
-        and divided.shared_bytes(shape) <= _MOST_SHARED
+        and divided.shared_bytes(shape) <= MOST_SHARED
     )
 
 

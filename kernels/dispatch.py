@@ -52,6 +52,20 @@ def has_whole_device() -> bool:
     return not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
+MOST_SHARED = 227 * 1024  # bytes of shared memory that a block of an H100 or H200 may have
+
+
+@cache
+def _shared_bytes(device_index: int) -> int:
+    properties = torch.cuda.get_device_properties(device_index)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]
+
+
+def has_much_shared(x: Tensor) -> bool:
+    """Whether a block on x's device may have MOST_SHARED: later cards may have less."""
+    return x.is_cuda and _shared_bytes(x.device.index or 0) >= MOST_SHARED
+
+
 @cache
 def multiprocessors(device: torch.device) -> int:
     """1 for the interpreter, which runs a program at a time."""

@@ -8,9 +8,14 @@ from torch import Tensor
 
 from specengine.kernels import head_best_ref
 from specengine.kernels.cuda import program
-from specengine.kernels.dispatch import Backend, has_dependent_launch, multiprocessors
+from specengine.kernels.dispatch import (
+    Backend,
+    has_dependent_launch,
+    has_much_shared,
+    multiprocessors,
+)
 
-MAX_ROWS = 32  # beyond, cuBLAS and `row_argmax` are level or ahead (benchmarks/results, head-best)
+MAX_ROWS = 16  # beyond, a draft's head gains nothing (benchmarks/results, head-best)
 
 
 def slots_for(device: torch.device) -> Tensor:
@@ -21,12 +26,17 @@ def slots_for(device: torch.device) -> Tensor:
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether the kernel is there and the faster choice."""
-    return has_dependent_launch(x) and can_take(x, weight) and program.available()
+    return (
+        has_dependent_launch(x)
+        and has_much_shared(x)
+        and can_take(x, weight)
+        and program.available()
+    )
 
 
 def can_take(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel takes x [R, H] and weight [V, H]: half precision, rows of whole 16 bytes,
-    few and not too wide."""
+    """Whether the kernel takes x [R, H] and weight [V, H]: half precision, rows of 64 bytes and
+    multiples, few and not too wide."""
     from specengine.kernels import head_best_cuda
 
     rows, hidden = x.shape
@@ -38,7 +48,8 @@ def can_take(x: Tensor, weight: Tensor) -> bool:
         and x.stride(0) % 8 == 0
         and weight.is_contiguous()
         and 0 < rows <= MAX_ROWS
-        and head_best_cuda.has_room(rows, hidden)
+        and hidden == weight.shape[1]
+        and head_best_cuda.takes_depth(hidden)
     )
 
 
@@ -56,8 +67,10 @@ def head_best(
     that, where given. Logits are rounded to x's dtype before they are compared.
 
     x: [R, H], before the norm, where that is given; weight: [V, H]; slots: of `slots_for`;
-    norm_weight: [H]; ids: int64 [V] -> int64 [R]. No NaN. Any device; "cuda" takes on Hopper what
-    `can_take` says, and gives a row the same result whatever stands beside it.
+    norm_weight: [H] of x's dtype, contiguous; ids: int64 [V], contiguous -> int64 [R]. No NaN. Any
+    device; "cuda" takes on Hopper what `can_take` says, and gives a row the same result whatever
+    stands beside it. It reads weight and norm_weight before the kernel ahead has ended, which must
+    write neither.
     """
     if backend == "cuda" or (backend == "auto" and fits(x, weight)):
         from specengine.kernels import head_best_cuda

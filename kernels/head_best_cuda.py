@@ -10,21 +10,20 @@ from torch import Tensor
 
 from specengine.kernels import rehearsal
 from specengine.kernels.cuda.program import Kernel, compiled
-from specengine.kernels.dispatch import multiprocessors
+from specengine.kernels.dispatch import MOST_SHARED, multiprocessors
 
 _SOURCE = Path(__file__).parent / "cuda" / "head_best.cu"
 _TILE = 16  # outputs, as in the source
 _WARPS = 8
 _SLICES = (2, 3, 1)  # chunks of a stage, the best first; measured on an H200 (head-best)
 _MOST_STAGES = 8
-_MOST_SHARED = 227 * 1024
 
-_MOST_HIDDEN = 4096  # a lane holds what it norms of a row
+_MOST_HIDDEN = 4096  # a lane holds what it norms of a row, and would not of a wider one
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is decided at compile time of rows and depth."""
+    """What is decided at compile time by rows and depth."""
 
     eights: int  # of rows
     chunks: int  # of the depth, 32 values each
@@ -32,14 +31,13 @@ class Form:
 
     @classmethod
     def of(cls, rows: int, hidden: int) -> Form:
-        eights = next(n for n in (1, 2, 4) if rows <= 8 * n)
         chunks = hidden // 32
-        return cls(eights, chunks, next(n for n in _SLICES if chunks % n == 0))
+        return cls(-(-rows // 8), chunks, next(n for n in _SLICES if chunks % n == 0))
 
     @property
     def stages(self) -> int:
         """Of a warp's ring, as many as there is room for."""
-        room = _MOST_SHARED - self._beside_rings
+        room = MOST_SHARED - self._beside_rings
         return min(room // (_WARPS * self._stage_bytes), _MOST_STAGES)
 
     @property
@@ -56,8 +54,8 @@ class Form:
         return 8 * self.eights * 64 * (self.chunks | 1) + 8
 
 
-def has_room(rows: int, hidden: int) -> bool:
-    return hidden % 32 == 0 and hidden <= _MOST_HIDDEN and Form.of(rows, hidden).stages >= 4
+def takes_depth(hidden: int) -> bool:
+    return hidden % 32 == 0 and hidden <= _MOST_HIDDEN
 
 
 def head_best(
@@ -86,9 +84,8 @@ def head_best(
 
     if rehearsal.current() is not None:
         # Few sizes of batches are rehearsed, and others need other forms.
-        for most in (8, 16, 32):
-            if has_room(most, hidden):
-                kernel_of(Form.of(most, hidden))
+        for most in (8, 16):
+            kernel_of(Form.of(most, hidden))
     form = Form.of(rows, hidden)
     kernel_of(form).launch(
         (multiprocessors(x.device), 1, 1),

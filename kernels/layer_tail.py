@@ -17,6 +17,7 @@ from specengine.kernels.cuda import program
 from specengine.kernels.dispatch import (
     Backend,
     has_dependent_launch,
+    has_much_shared,
     has_whole_device,
     multiprocessors,
 )
@@ -70,6 +71,7 @@ def fits(stream: Tensor, weights: TailWeights) -> bool:
         and is_half
         and all(size % _STEP == 0 for size in weights.sizes)
         and has_dependent_launch(stream)
+        and has_much_shared(stream)
         and multiprocessors(stream.device) > 1
         and has_whole_device()
         and program.available()

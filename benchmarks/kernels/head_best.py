@@ -101,7 +101,7 @@ def measure(head: Head, rows: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--heads", nargs="+", default=[head.name for head in HEADS])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 24, 32])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16])
     args = parser.parse_args()
     rows = []
     for head, count in itertools.product(HEADS, args.rows):

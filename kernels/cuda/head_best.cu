@@ -26,7 +26,7 @@
 #define PIECES (4 * SLICE)  // of 16 bytes, of an output in a stage
 #define COPIES (TILE * PIECES / 32)  // of a lane
 #define SHARES (THREADS / ROWS)  // threads that look at a row in the end
-#define AT_ONCE 17  // of the values that each looks for
+#define AT_ONCE (4 * NT + 1)      // of the values that each looks for: all, of up to 144 blocks
 #define NO_OUTPUT 0x7fffffff
 
 struct Best {
@@ -44,7 +44,8 @@ __device__ __forceinline__ u64 key_of(Best best) {
 
 __device__ __forceinline__ u64 larger(u64 a, u64 b) { return a > b ? a : b; }
 
-// The rows into shared memory, all at once; rows that are not there are zeros.
+// The rows into shared memory, all at once. What lies in place of rows that are not there does no harm:
+// columns of the matrix unit know nothing of each other, and nobody reads theirs.
 __device__ __forceinline__ void fetch_rows(u32 rows, u32 landed, const u16* x, int num_rows,
                                            int stride_x) {
   if (threadIdx.x == 0) {
@@ -53,10 +54,8 @@ __device__ __forceinline__ void fetch_rows(u32 rows, u32 landed, const u16* x, i
     expect_bytes(landed, num_rows * 2 * HIDDEN);
   }
   __syncthreads();
-  for (int r = threadIdx.x; r < num_rows; r += THREADS)
-    copy_bulk(rows + r * PITCH, x + (u64)r * stride_x, 2 * HIDDEN, landed);
-  for (int i = num_rows * (HIDDEN / 8) + threadIdx.x; i < ROWS * (HIDDEN / 8); i += THREADS)
-    store_shared(rows + i / (HIDDEN / 8) * PITCH + i % (HIDDEN / 8) * 16, make_uint4(0, 0, 0, 0));
+  const int r = threadIdx.x;
+  if (r < num_rows) copy_bulk(rows + r * PITCH, x + (u64)r * stride_x, 2 * HIDDEN, landed);
   wait_at(landed, 0);
 }
 
@@ -98,7 +97,7 @@ struct Stream {
 #pragma unroll
       for (int i = 0; i < COPIES; i++) {
         const int row = (i * 32 + lane) / PIECES, piece = (i * 32 + lane) % PIECES;
-        // Outputs of a tile that are not there are the last one again, which counts once.
+        // Outputs that are not there are the last one again, and come behind it.
         const int o = min(tile * TILE + row, num_outs - 1);
         copy_async(ring + stage * STAGE_BYTES + row * ROW_BYTES + (piece * 16 ^ swap_of(row)),
                    weight + (u64)o * HIDDEN + slice * (32 * SLICE) + piece * 8, 16);
@@ -162,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int o = min(tile * TILE + half * 8 + group, num_outs - 1);
+      const int o = tile * TILE + half * 8 + group;
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -174,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
     }
   }
 
-  // A block's best of each row, [WARPS][ROWS], where the rows were.
+  // A block's best of each row, [WARPS][ROWS], where rows and weights were.
   __syncthreads();
   u64* of_warps = (u64*)shared;
 #pragma unroll
@@ -187,18 +186,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
       if (group == 0) of_warps[warp * ROWS + n * 8 + part * 2 + c] = key;
     }
   __syncthreads();
-  for (int r = threadIdx.x; r < num_rows; r += THREADS) {
+  if (threadIdx.x < num_rows) {
     u64 key = 0;
-    for (int j = 0; j < WARPS; j++) key = larger(key, of_warps[j * ROWS + r]);
-    settle_key(slots + (u64)blockIdx.x * ROWS + r, key);
+    for (int j = 0; j < WARPS; j++) key = larger(key, of_warps[j * ROWS + threadIdx.x]);
+    settle_key(slots + (u64)blockIdx.x * ROWS + threadIdx.x, key);
   }
   if (blockIdx.x != gridDim.x - 1) return;
 
-  // Some threads a row, each with some blocks.
-  const int r = threadIdx.x % ROWS, share = threadIdx.x / ROWS;
+  // SHARES threads a row, each with some blocks.
+  const int r = threadIdx.x % ROWS;
   u64 key = 0;
-  if (r < num_rows && share < SHARES)
-    for (int first = share; first < gridDim.x; first += AT_ONCE * SHARES) {
+  if (r < num_rows)
+    for (int first = threadIdx.x / ROWS; first < gridDim.x; first += AT_ONCE * SHARES) {
       u64 found[AT_ONCE];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) {
@@ -213,17 +212,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
           look_again();
           found[k] = load_settled_key(slots + (u64)block * ROWS + r);
         }
-        slots[(u64)block * ROWS + r] = 0;
+        settle_key(slots + (u64)block * ROWS + r, 0);
         key = larger(key, found[k]);
       }
     }
   __syncthreads();
   of_warps[threadIdx.x] = key;
   __syncthreads();
-  for (int r = threadIdx.x; r < num_rows; r += THREADS) {
+  if (threadIdx.x < num_rows) {
     u64 key = 0;
-    for (int j = 0; j < SHARES; j++) key = larger(key, of_warps[j * ROWS + r]);
+    for (int j = 0; j < SHARES; j++) key = larger(key, of_warps[j * ROWS + threadIdx.x]);
     const int o = NO_OUTPUT - (int)(key & NO_OUTPUT);
-    out[r] = IDS ? ids[o] : o;
+    out[threadIdx.x] = IDS ? ids[o] : o;
   }
 }

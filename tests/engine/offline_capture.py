@@ -66,7 +66,7 @@ def take_for_gpu() -> None:
     program.available = yes  # type: ignore[assignment]
     for name, module in list(sys.modules.items()):
         if name.startswith("specengine."):
-            for dispatch in ("use_triton", "has_dependent_launch"):
+            for dispatch in ("use_triton", "has_dependent_launch", "has_much_shared"):
                 if hasattr(module, dispatch):
                     setattr(module, dispatch, yes)
             if hasattr(module, "multiprocessors"):
