@@ -109,6 +109,64 @@ struct Stream {
   }
 };
 
+// A thread's logits of a tile, rounded.
+__device__ __forceinline__ void see(Best (*best)[2], const float (*acc)[2][4], int tile,
+                                    int group) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    const int o = tile * TILE + half * 8 + group;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const float logit = rounded(acc[n][0][half * 2 + c] + acc[n][1][half * 2 + c]);
+        Best& mine = best[n][c];
+        if (logit > mine.value || mine.at == NO_OUTPUT) mine = {logit, o};
+      }
+  }
+}
+
+// The best of a warp's threads, for each row; [WARPS][ROWS] of all.
+__device__ __forceinline__ void leave(const Best (*best)[2], u64* of_warps, int warp, int group,
+                                      int part) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+      u64 key = key_of(best[n][c]);
+      for (int distance = 4; distance < 32; distance *= 2)
+        key = larger(key, __shfl_xor_sync(0xffffffff, key, distance));
+      if (group == 0) of_warps[warp * ROWS + n * 8 + part * 2 + c] = key;
+    }
+}
+
+// The largest key that some blocks leave of one row: every SHARES-th of them. Empties their places.
+__device__ __forceinline__ u64 gathered(u64* slots, int num_rows) {
+  const int r = threadIdx.x % ROWS;
+  u64 key = 0;
+  if (r < num_rows)
+    for (int first = threadIdx.x / ROWS; first < gridDim.x; first += AT_ONCE * SHARES) {
+      u64 found[AT_ONCE];
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) {
+        const int block = first + k * SHARES;
+        found[k] = block < gridDim.x ? load_settled_key(slots + (u64)block * ROWS + r) : 1;
+      }
+#pragma unroll
+      for (int k = 0; k < AT_ONCE; k++) {
+        const int block = first + k * SHARES;
+        if (block >= gridDim.x) continue;
+        while (!found[k]) {
+          look_again();
+          found[k] = load_settled_key(slots + (u64)block * ROWS + r);
+        }
+        settle_key(slots + (u64)block * ROWS + r, 0);
+        key = larger(key, found[k]);
+      }
+    }
+  return key;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
     const u16* x, const u16* gain, const u16* weight, const long long* ids, u64* slots,
     long long* out, int num_rows, int num_outs, int stride_x, float eps) {
@@ -159,32 +217,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
       }
       if (++stage == STAGES) stage = 0;
     }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int o = tile * TILE + half * 8 + group;
-#pragma unroll
-      for (int n = 0; n < NT; n++)
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-          const float logit = rounded(acc[n][0][half * 2 + c] + acc[n][1][half * 2 + c]);
-          Best& mine = best[n][c];
-          if (logit > mine.value || mine.at == NO_OUTPUT) mine = {logit, o};
-        }
-    }
+    see(best, acc, tile, group);
   }
 
-  // A block's best of each row, [WARPS][ROWS], where rows and weights were.
   __syncthreads();
-  u64* of_warps = (u64*)shared;
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-      u64 key = key_of(best[n][c]);
-      for (int distance = 4; distance < 32; distance *= 2)
-        key = larger(key, __shfl_xor_sync(0xffffffff, key, distance));
-      if (group == 0) of_warps[warp * ROWS + n * 8 + part * 2 + c] = key;
-    }
+  u64* of_warps = (u64*)shared;  // where rows and weights were
+  leave(best, of_warps, warp, group, part);
   __syncthreads();
   if (threadIdx.x < num_rows) {
     u64 key = 0;
@@ -193,29 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
   }
   if (blockIdx.x != gridDim.x - 1) return;
 
-  // SHARES threads a row, each with some blocks.
-  const int r = threadIdx.x % ROWS;
-  u64 key = 0;
-  if (r < num_rows)
-    for (int first = threadIdx.x / ROWS; first < gridDim.x; first += AT_ONCE * SHARES) {
-      u64 found[AT_ONCE];
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
-        const int block = first + k * SHARES;
-        found[k] = block < gridDim.x ? load_settled_key(slots + (u64)block * ROWS + r) : 1;
-      }
-#pragma unroll
-      for (int k = 0; k < AT_ONCE; k++) {
-        const int block = first + k * SHARES;
-        if (block >= gridDim.x) continue;
-        while (!found[k]) {
-          look_again();
-          found[k] = load_settled_key(slots + (u64)block * ROWS + r);
-        }
-        settle_key(slots + (u64)block * ROWS + r, 0);
-        key = larger(key, found[k]);
-      }
-    }
+  const u64 key = gathered(slots, num_rows);
   __syncthreads();
   of_warps[threadIdx.x] = key;
   __syncthreads();
