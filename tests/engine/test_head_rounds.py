@@ -1,0 +1,71 @@
+"""Rounds in half precision whose tokens the head's own kernel chooses, on a CPU by emulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.kernels import head_best, head_best_cuda
+from specengine.runner.loader import load
+from tests.e2e.near_ties import assert_same_but_for_ties
+from tests.engine.flying_world import let_fly
+from tests.kernels.emulated_cuda import COMPILER, compiler_into
+
+PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernel itself"),
+    pytest.mark.skipif(COMPILER is None, reason="no C++ compiler, or not Linux"),
+]
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each call of the kernel, which heads take from now on."""
+    monkeypatch.setattr(load, "pack_linears", lambda *_: None)  # as on a GPU
+    monkeypatch.setattr(head_best_cuda, "compiled", compiler_into(tmp_path))
+    monkeypatch.setattr(head_best.program, "available", lambda: True)
+    for has in ("has_dependent_launch", "has_much_shared"):
+        monkeypatch.setattr(head_best, has, lambda _: True)
+    for one in (head_best, head_best_cuda):
+        monkeypatch.setattr(one, "multiprocessors", lambda _: 3)
+    run, seen = head_best_cuda.head_best, list[int]()
+
+    def counted(x: Tensor, *given: Any) -> Tensor:
+        seen.append(len(x))
+        return run(x, *given)
+
+    monkeypatch.setattr(head_best_cuda, "head_best", counted)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
+def test_they_say_what_logits_say(
+    name: str,
+    target: Path,
+    drafters: dict[str, str],
+    rows: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 2048, "device": "cpu"}
+    spec = None
+    if name != "plain":
+        path = drafters[name]
+        spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
+    told = replace(GREEDY, logprobs=2)
+    expected = LLM(str(target), None, **given).generate(PROMPTS, told, progress=False)
+    assert not rows, "logits were asked for"
+    llm = LLM(str(target), spec, **given)
+    flying = let_fly(llm, monkeypatch)
+    found = llm.generate(PROMPTS, GREEDY, progress=False)
+    assert flying.counters["replays"] > 5
+    # Of four requests, one of them nobody's: a row each, and of a verification four each.
+    assert {4, 16} <= set(rows) if spec else set(rows) == {4}, set(rows)
+    assert assert_same_but_for_ties(found, expected) == 0
