@@ -11,6 +11,7 @@ from torch import Tensor
 from specengine.kernels import rehearsal
 from specengine.kernels.cuda.program import Kernel, compiled
 from specengine.kernels.dispatch import MOST_SHARED, multiprocessors
+from specengine.kernels.head_best import MAX_ROWS
 
 _SOURCE = Path(__file__).parent / "cuda" / "head_best.cu"
 _TILE = 16  # outputs, as in the source
@@ -84,7 +85,7 @@ def head_best(
 
     if rehearsal.current() is not None:
         # Few sizes of batches are rehearsed, and others need other forms.
-        for most in (8, 16):
+        for most in range(8, MAX_ROWS + 1, 8):
             kernel_of(Form.of(most, hidden))
     form = Form.of(rows, hidden)
     kernel_of(form).launch(

@@ -11,27 +11,29 @@ __device__ __forceinline__ float gated(float gate, float up) {
   return rounded(gate * reciprocal(1.f + __expf(-gate))) * rounded(up);
 }
 
-// x * gain of two values, and the sum of their squares.
-__device__ __forceinline__ u32 scaled(u32 x, u32 gain, float& squares) {
-  float a = widen((u16)x), b = widen((u16)(x >> 16));
-  squares += a * a + b * b;
-  return multiply_pairs(x, gain);
-}
-
-__device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) {
-  return make_uint4(scaled(x.x, gain.x, squares), scaled(x.y, gain.y, squares),
-                    scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
+// Of two values.
+__device__ __forceinline__ float squares_of(u32 x) {
+  const float a = widen((u16)x), b = widen((u16)(x >> 16));
+  return a * a + b * b;
 }
 
 __device__ __forceinline__ float squares_of(uint4 x) {
   const u32 pairs[4] = {x.x, x.y, x.z, x.w};
   float squares = 0.f;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const float a = widen((u16)pairs[i]), b = widen((u16)(pairs[i] >> 16));
-    squares += a * a + b * b;
-  }
+  for (int i = 0; i < 4; i++) squares += squares_of(pairs[i]);
   return squares;
+}
+
+// x * gain of two values, and the sum of their squares.
+__device__ __forceinline__ u32 scaled(u32 x, u32 gain, float& squares) {
+  squares += squares_of(x);
+  return multiply_pairs(x, gain);
+}
+
+__device__ __forceinline__ uint4 scaled_by(uint4 x, uint4 gain, float& squares) {
+  return make_uint4(scaled(x.x, gain.x, squares), scaled(x.y, gain.y, squares),
+                    scaled(x.z, gain.z, squares), scaled(x.w, gain.w, squares));
 }
 
 // x * scale * gain, rounded after each, as a norm by itself rounds.

@@ -95,7 +95,8 @@ class LMHead(Linear):
             if self._slots is None:
                 self._slots = head_best.slots_for(hidden.device)
             gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            return head_best.head_best(hidden, self.plain, self._slots, gain, eps, ids)
+            given = hidden, self.plain, self._slots, gain, eps, ids
+            return head_best.head_best(*given, backend="cuda")
         logits = self(hidden if norm is None else norm(hidden))
         if self._meeting is None:
             self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)

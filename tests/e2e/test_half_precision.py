@@ -3,6 +3,7 @@ are those of plain decoding."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.chat_template import render_chat
 from specengine.engine.llm import Generation
-from specengine.kernels import decoder_stack_cuda
+from specengine.kernels import decoder_stack_cuda, head_best_cuda
 from tests.device import ON_HOPPER
 from tests.e2e.near_ties import assert_same_but_for_ties
+from tests.kernels.counted_rows import count_rows
 
 pytestmark = ON_HOPPER
 
 PROMPTS = ["What is the capital of France?", "Count from one to ten.", "Hello! Who are you?"]
 ASKED = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.0, logprobs=2)
+UNTOLD = replace(ASKED, logprobs=None)
 CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
 TREE: dict[str, Any] = CHAIN | {"eagle_topk": 2, "num_draft_tokens": 5}
 SPECS = {
@@ -40,19 +43,18 @@ def make(request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def num_stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of every forward whose layers are one kernel, as captured or run."""
-    run, seen = decoder_stack_cuda.decoder_stack, list[int]()
-
-    def counted(x: Any, *args: Any) -> Any:
-        seen.append(len(x))
-        return run(x, *args)
-
-    monkeypatch.setattr(decoder_stack_cuda, "decoder_stack", counted)
-    return seen
+    return count_rows(decoder_stack_cuda, "decoder_stack", monkeypatch)
 
 
-def answers(llm: LLM, num_prompts: int) -> list[Generation]:
+@pytest.fixture
+def num_heads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Likewise of every head that chooses tokens without writing logits."""
+    return count_rows(head_best_cuda, "head_best", monkeypatch)
+
+
+def answers(llm: LLM, num_prompts: int, asked: SamplingParams = ASKED) -> list[Generation]:
     ids = [render_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
-    return llm.generate(ids[:num_prompts], ASKED, progress=False)
+    return llm.generate(ids[:num_prompts], asked, progress=False)
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
@@ -67,3 +69,16 @@ def test_drafts_change_nothing(make: Any, num_prompts: int, num_stacks: list[int
         assert max(num_stacks, default=0) >= 4 * num_prompts, name
         num_apart += assert_same_but_for_ties(found, expected)
     assert num_apart <= len(SPECS) * num_prompts // 4
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_tokens_without_logits(make: Any, num_prompts: int, num_heads: list[int]) -> None:
+    """Who asks for logprobs has logits; who does not, tokens that the head's own kernel chooses."""
+    expected = answers(make(None), num_prompts)
+    num_apart = 0
+    for spec in (None, SPECS["EAGLE3 chain"], SPECS["EAGLE3 tree"]):
+        num_heads.clear()
+        found = answers(make(spec), num_prompts, UNTOLD)
+        assert num_heads
+        num_apart += assert_same_but_for_ties(found, expected)
+    assert num_apart <= num_prompts

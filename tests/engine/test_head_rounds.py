@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.kernels import head_best, head_best_cuda
+from specengine.kernels import head_best_cuda
 from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.engine.flying_world import let_fly
+from tests.kernels.counted_rows import count_rows
 from tests.kernels.emulated_cuda import COMPILER, compiler_into
+from tests.kernels.emulated_head import emulate_head, let_heads_take_it
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
@@ -30,20 +31,9 @@ pytestmark = [
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each call of the kernel, which heads take from now on."""
     monkeypatch.setattr(load, "pack_linears", lambda *_: None)  # as on a GPU
-    monkeypatch.setattr(head_best_cuda, "compiled", compiler_into(tmp_path))
-    monkeypatch.setattr(head_best.program, "available", lambda: True)
-    for has in ("has_dependent_launch", "has_much_shared"):
-        monkeypatch.setattr(head_best, has, lambda _: True)
-    for one in (head_best, head_best_cuda):
-        monkeypatch.setattr(one, "multiprocessors", lambda _: 3)
-    run, seen = head_best_cuda.head_best, list[int]()
-
-    def counted(x: Tensor, *given: Any) -> Tensor:
-        seen.append(len(x))
-        return run(x, *given)
-
-    monkeypatch.setattr(head_best_cuda, "head_best", counted)
-    return seen
+    emulate_head(compiler_into(tmp_path), 3, monkeypatch)
+    let_heads_take_it(monkeypatch)
+    return count_rows(head_best_cuda, "head_best", monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])

@@ -14,20 +14,15 @@ from specengine.kernels.norm import rms_norm
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from tests.kernels.emulated_cuda import Compiled
+from tests.kernels.emulated_head import emulate_head, let_heads_take_it
 
 EPS = 1e-5
 
 
 @pytest.fixture(autouse=True)
 def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_best_cuda, "compiled", emulated)
-    has_blocks(3, monkeypatch)
+    emulate_head(emulated, 3, monkeypatch)
     torch.manual_seed(0)
-
-
-def has_blocks(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in (module, head_best_cuda):
-        monkeypatch.setattr(one, "multiprocessors", lambda _: count)
 
 
 def draw(*shape: int) -> Tensor:
@@ -69,8 +64,10 @@ def test_calls_of_any_size_share_their_slots() -> None:
         assert torch.equal(head_best(x, weight, room, backend="cuda"), best_of(x, weight))
 
 
-def test_more_blocks_than_are_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_blocks(150, monkeypatch)
+def test_more_blocks_than_are_looked_at_in_one_go(
+    emulated: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate_head(emulated, 150, monkeypatch)
     x, weight = draw(16, 32), draw(150 * 8 * 16, 32)
     assert torch.equal(head_best(x, weight, slots(), backend="cuda"), best_of(x, weight))
 
@@ -98,9 +95,7 @@ def test_a_row_keeps_its_choice_whatever_stands_beside_it() -> None:
 class TestOfAModel:
     @pytest.fixture(autouse=True)
     def _on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for has in ("has_dependent_launch", "has_much_shared"):
-            monkeypatch.setattr(module, has, lambda _: True)
-        monkeypatch.setattr(module.program, "available", lambda: True)
+        let_heads_take_it(monkeypatch)
 
     def head(self, bias: bool = False) -> LMHead:
         head = LMHead(64, 200, bias)
