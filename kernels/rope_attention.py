@@ -11,7 +11,7 @@ from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.kernels.rope import rope_store_kv
 
-# Rows (queries x query heads of a KV head) of one program; more would want tiles.
+# Rows (queries x query heads of a KV head) of one program, or of a few that share them.
 MAX_ROWS = 64
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specengine.kernels.paged_attention import PagedBatch
 
 _MAX_SPLITS = 32
+_TILE = 16  # rows, the least that the matrix unit takes
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,24 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
         # From two programs a multiprocessor on, where no keys are split.
         return Blocks(64, 4, 2, 128, peels=False) if groups >= 264 else Blocks(128, 4, 1, 128)
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
+
+
+def rows_for(
+    dtype: torch.dtype, head_dim: int, groups: int, wanted: int, device: torch.device
+) -> int:
+    """Rows of a program, of the `wanted` (queries x query heads) of each group; a power of 2 of at
+    least 16. Among few programs tiles of 16 are the faster, but for long texts of eight requests,
+    where splits of the keys serve better (benchmarks/results, tree-rows); measured with heads of
+    64 in half precision."""
+    tiles = triton.cdiv(wanted, _TILE)
+    if head_dim <= 64 and dtype != torch.float32 and groups * tiles <= _tiled_programs(device):
+        return _TILE
+    return int(max(_TILE, triton.next_power_of_2(wanted)))
+
+
+def _tiled_programs(device: torch.device) -> int:
+    """At most, of all requests, heads and tiles."""
+    return int(multiprocessors(device) * 0.6)
 
 
 def choose_splits(batch: PagedBatch, groups: int, blocks: Blocks, device: torch.device) -> int:

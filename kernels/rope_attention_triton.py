@@ -1,9 +1,10 @@
 """Rotation, KV write and paged attention of a few queries a request, in one Triton kernel.
 
-A program takes one KV head of one request, all of its queries, and a share of the keys written by
-earlier forwards. The first share also takes the new keys, straight from the projection, and writes
-them to the cache. Nothing reads what this kernel writes to the cache before the next forward, so
-that the old keys can be fetched before the kernel ahead has ended.
+A program takes one KV head of one request, all of its queries or a tile of them, and a share of the
+keys written by earlier forwards. The first share also takes the new keys, straight from the
+projection, and the first tile writes them to the cache. Nothing reads what this kernel writes to
+the cache before the next forward, so that the old keys can be fetched before the kernel ahead has
+ended.
 """
 
 # A jit body only looks like typed Python.
@@ -22,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.online_softmax_triton import last_to_arrive, merge_shares
-from specengine.kernels.rope_attention_blocks import blocks_for, choose_splits
+from specengine.kernels.rope_attention_blocks import blocks_for, choose_splits, rows_for
 from specengine.kernels.rope_attention_rows_triton import absorb, angles, fetch, rotated, whole_rows
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _NARROW = 2**31  # elements of a cache whose places fit 32 bits
 
 
 @triton.jit(
-    do_not_specialize=["nodes", "window", "splits", "min_blocks"],
+    do_not_specialize=["nodes", "window", "tiles", "splits", "min_blocks"],
     do_not_specialize_on_alignment=[
         "positions_ptr",
         "loc_ptr",
@@ -74,6 +75,7 @@ def _rope_attention_kernel(
     stride_cos_sin,
     nodes,
     window,
+    tiles,
     splits,
     min_blocks,
     scale_log2,
@@ -94,7 +96,8 @@ def _rope_attention_kernel(
     if DEPENDENT:
         gdc_launch_dependents()
     split = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // tiles
+    tile = tl.program_id(1) % tiles
     request = tl.program_id(2)
     first_row = tl.load(indptr_ptr + request)
     num_queries = (tl.load(indptr_ptr + request + 1) - first_row).to(tl.int32)
@@ -108,13 +111,13 @@ def _rope_attention_kernel(
     blocks = tl.cdiv(prefix - low, BLOCK_N)
     share = tl.maximum(tl.cdiv(blocks, splits), min_blocks)
     active = tl.maximum(tl.cdiv(blocks, share), 1)
-    if split >= active:
+    if (split >= active) | (tile * BLOCK_M >= num_queries * GROUP):
         return
     begin = low + split * share * BLOCK_N
     end = tl.minimum(begin + share * BLOCK_N, prefix)
 
     WHOLE: tl.constexpr = HEAD_DIM == BLOCK_D
-    rows = tl.arange(0, BLOCK_M)
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     in_head = (dims < HEAD_DIM)[None, :]
     queries = rows // GROUP
@@ -133,6 +136,14 @@ def _rope_attention_kernel(
         old = cols < end
         where = k_cache_ptr, v_cache_ptr, dims, in_head, stride_cs
         k, v = fetch(table_ptr, cols, old, *where, NARROW, WHOLE)
+    news = tl.arange(0, BLOCK_NEW)
+    is_new = news < num_queries
+    if HAS_TREE:
+        # Neither may the mask be written by what may still be running.
+        tree_ptr += request.to(tl.int64) * nodes * nodes
+        asking = queries < tl.where(split == 0, num_queries, 0)
+        inside = asking[:, None] & is_new[None, :]
+        in_tree = tl.load(tree_ptr + queries[:, None] * nodes + news[None, :], mask=inside, other=0)
     if DEPENDENT:
         gdc_wait()
 
@@ -142,8 +153,6 @@ def _rope_attention_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if split == 0:
-        news = tl.arange(0, BLOCK_NEW)
-        is_new = news < num_queries
         new_cells = whole_rows(is_new, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
         at = tl.load(positions_ptr + first_row + news, mask=is_new, other=0)
         new_cos, new_sin = angles(cos_sin_ptr, at, stride_cos_sin, dims, new_cells, HEAD_DIM)
@@ -152,12 +161,12 @@ def _rope_attention_kernel(
         v_rows = v_ptr + (first_row + news) * stride_vt + kv_head * stride_vh
         v_new = tl.load(v_rows[:, None] + dims[None, :], mask=new_cells, other=0.0)
         slot = tl.load(loc_ptr + first_row + news, mask=is_new, other=0)[:, None]
-        tl.store(k_cache_ptr + slot * stride_cs + dims[None, :], k_new, mask=new_cells)
-        tl.store(v_cache_ptr + slot * stride_cs + dims[None, :], v_new, mask=new_cells)
+        is_mine = news < tl.where(tile == 0, num_queries, 0)
+        written = whole_rows(is_mine, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
+        tl.store(k_cache_ptr + slot * stride_cs + dims[None, :], k_new, mask=written)
+        tl.store(v_cache_ptr + slot * stride_cs + dims[None, :], v_new, mask=written)
         if HAS_TREE:
-            places = (request.to(tl.int64) * nodes + queries[:, None]) * nodes + news[None, :]
-            inside = valid[:, None] & is_new[None, :]
-            visible = tl.load(tree_ptr + places, mask=inside, other=0) != 0
+            visible = in_tree != 0
         else:
             visible = (news[None, :] <= queries[:, None]) & is_new[None, :]
             if HAS_WINDOW:
@@ -182,12 +191,12 @@ def _rope_attention_kernel(
     total = tl.where(total == 0.0, 1.0, total)  # of a row that sees nothing in this share
     out = acc / total[:, None]
 
-    num_heads = tl.num_programs(1) * GROUP
+    num_heads = tl.num_programs(1) // tiles * GROUP
     out_rows = ((first_row + queries) * num_heads + heads) * HEAD_DIM
     out_ptrs = out_ptr + out_rows[:, None] + dims[None, :]
     if SPLIT:
         if active > 1:
-            group = request * tl.num_programs(1) + kv_head
+            group = request * tl.num_programs(1) + tl.program_id(1)
             lse_ptr += group.to(tl.int64) * splits * BLOCK_M
             partial_ptr += group.to(tl.int64) * splits * BLOCK_M * BLOCK_D
             counter_ptr = counters_ptr + group
@@ -220,9 +229,11 @@ def rope_attention(
     if out.numel() == 0:
         return out
     group = q.shape[1] // num_kv_heads
-    rows = max(16, triton.next_power_of_2(batch.max_queries * group))
     block_dim = max(16, triton.next_power_of_2(head_dim))
-    groups = requests * num_kv_heads
+    groups, wanted = requests * num_kv_heads, batch.max_queries * group
+    rows = rows_for(q.dtype, head_dim, groups, wanted, q.device)
+    tiles = triton.cdiv(wanted, rows)
+    groups *= tiles
     blocks = blocks_for(q.dtype, head_dim, groups, rows)
     splits = num_splits or choose_splits(batch, groups, blocks, q.device)
     shares = groups * splits * rows if splits > 1 else 1
@@ -230,7 +241,7 @@ def rope_attention(
     lse = torch.empty(shares, dtype=torch.float32, device=q.device)
     tree_mask = batch.tree_mask
     dependent = has_dependent_launch(q)
-    _rope_attention_kernel[(splits, num_kv_heads, requests)](
+    _rope_attention_kernel[(splits, num_kv_heads * tiles, requests)](
         q,
         k,
         v,
@@ -257,6 +268,7 @@ def rope_attention(
         cos_sin_cache.stride(0),
         0 if tree_mask is None else tree_mask.shape[1],
         0 if window is None else window,
+        tiles,
         splits,
         1 if num_splits else max(blocks.min_share // blocks.keys, 1),
         scale * math.log2(math.e),

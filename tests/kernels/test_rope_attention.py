@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specengine.kernels import rope_attention_blocks
 from specengine.kernels import rope_attention_triton as triton_kernel
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.rope_attention import rope_attention
-from specengine.kernels.rope_attention_blocks import Blocks
+from specengine.kernels.rope_attention_blocks import Blocks, rows_for
 from tests.kernels.test_paged_attention import (
     BUSHY,
     CONTEXT,
@@ -99,6 +100,32 @@ def test_first_keys(device: torch.device) -> None:
 
 def test_trees(device: torch.device) -> None:
     check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]))
+
+
+def test_tiles_of_queries(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among few programs each takes some of the rows; one of them writes the new keys."""
+    monkeypatch.setattr(triton_kernel, "rows_for", lambda *_: 16)
+    bushy = [-1, *(node // 3 for node in range(18))]
+    check(inputs([(11, 19), (60, 7), (9, 4)], device, trees=[bushy, BUSHY, FORK]))
+    check(inputs([(170, 19), (5, 1), (100, 12)], device), num_splits=3)
+    check(inputs([(70, 12), (3, 3)], device, head_dim=80), window=7)
+    half = inputs([(11, 19), (60, 7)], device, trees=[bushy, BUSHY], dtype=torch.float16)
+    check(half, tolerance=4e-3)
+
+
+def test_rows_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rope_attention_blocks, "multiprocessors", lambda _: 132)
+
+    def rows(groups: int, wanted: int, dtype: torch.dtype = torch.float16, head: int = 64) -> int:
+        return rows_for(dtype, head, groups, wanted, torch.device("cpu"))
+
+    assert [rows(groups, 48) for groups in (3, 24, 26, 27)] == [16, 16, 16, 64]
+    assert rows(3, 3) == 16
+    assert rows(39, 27) == 16
+    assert rows(40, 27) == 32
+    assert rows(1000, 5) == 16
+    assert rows(3, 48, torch.float32) == 64
+    assert rows(3, 48, head=128) == 64
 
 
 def test_first_keys_after_the_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
