@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch, Tree
 from specengine.core.spec import DraftEdits
 from specengine.draft.choice import rank_scores
+from specengine.kernels.head_topk import Shares
 from specengine.kernels.tree_build import DraftTree, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
 from specengine.runner.model_runner import ModelRunner
@@ -24,6 +25,14 @@ class TreeWorker(Protocol):
     max_nodes: int
     is_static: bool
     target_ids: Tensor | None
+
+
+class TreeModel(Protocol):
+    """A model of such a drafter, which runs on the same runner."""
+
+    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
+        """Of the logits of states [R, H]; None where `compute_logits` is as fast."""
+        ...
 
 
 class TreeRows:
@@ -76,8 +85,13 @@ class TreeRows:
         self, states_TH: Tensor, beams: Beams | None, found: Found, edits: DraftEdits | None
     ) -> Beams:
         worker = self.worker
+        given = worker.topk, self.counters, worker.target_ids, self.rank_scores
+        if edits is None:
+            model = cast(TreeModel, worker.runner.model)
+            shares = model.compute_shares(states_TH, worker.topk)
+            if shares is not None:
+                return tree_step(shares, beams, found, *given)
         logits_TV = worker.runner.model.compute_logits(states_TH)
         if edits is not None:
             logits_TV = edits.apply(logits_TV, worker.target_ids)
-        given = worker.topk, self.counters, worker.target_ids, self.rank_scores
         return tree_step(logits_TV, beams, found, *given)

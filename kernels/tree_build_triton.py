@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specengine.kernels.shares_triton import ordered_key
 from specengine.kernels.tree_build import DraftTree
 from specengine.kernels.tree_step import Found
-from specengine.kernels.tree_step_triton import ordered_key
 
 _CELLS = 8192  # of a tile in which candidates are compared
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.kernels import tree_step_ref
 from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.head_topk import Shares
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Beams:
 
 
 def tree_step(
-    logits_TV: Tensor,
+    logits_TV: Tensor | Shares,
     beams: Beams | None,
     found: Found,
     topk: int,
@@ -65,13 +66,13 @@ def tree_step(
 
     The first among equals throughout (Li et al. 2024, arXiv:2406.16858: EAGLE-2's expansion).
 
-    logits_TV: [B * P, V] float32, float16 or bfloat16, rows contiguous, no NaN, V at least K; P is
-    1 for roots, else K. ids: int64 [V]; rank_scores: float32 [K], falling; counters: int32 [at
-    least B], zeros before and after; calls that share them must not overlap. Any device; one
-    Triton kernel on CUDA.
+    logits_TV: [B * P, V] float32, float16 or bfloat16, rows contiguous, no NaN, V at least K; or of
+    such rows the shares, with K best each. P is 1 for roots, else K. ids: int64 [V]; rank_scores:
+    float32 [K], falling; counters: int32 [at least B], zeros before and after; calls that share
+    them must not overlap. Any device; one Triton kernel on CUDA.
     """
     given = logits_TV, beams, found, topk
-    if use_triton(backend, logits_TV):
+    if use_triton(backend, found.tokens_BC):
         from specengine.kernels import tree_step_triton
 
         return tree_step_triton.tree_step(*given, counters, ids, rank_scores)

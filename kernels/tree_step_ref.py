@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specengine.kernels.head_topk import Shares
+
 if TYPE_CHECKING:
     from specengine.kernels.tree_step import Beams, Found
 
 
 def tree_step(
-    logits_TV: Tensor,
+    logits_TV: Tensor | Shares,
     beams: Beams | None,
     found: Found,
     topk: int,
@@ -22,10 +24,10 @@ def tree_step(
     from specengine.kernels.tree_step import Beams
 
     batch_size = len(found.tokens_BC)
-    rows = len(logits_TV) // batch_size
     past = 0 if beams is None else beams.mask_BKN.shape[2]
     first = 0 if beams is None else topk + (past // topk - 1) * topk**2
-    columns_TK, scores_TK = _children(logits_TV.float(), topk, rank_scores)
+    columns_TK, scores_TK = _children(logits_TV, topk, rank_scores)
+    rows = len(columns_TK) // batch_size
     if beams is not None:
         scores_TK = scores_TK + beams.scores_BK.view(-1, 1)
     new = slice(first, first + rows * topk)
@@ -49,13 +51,20 @@ def tree_step(
     )
 
 
-def _children(logits_TV: Tensor, topk: int, rank_scores: Tensor | None) -> tuple[Tensor, Tensor]:
+def _children(
+    logits_TV: Tensor | Shares, topk: int, rank_scores: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Columns, and scores given the parent, float32; [T, K] each."""
-    columns_TK = _best(logits_TV, topk)
+    if isinstance(logits_TV, Shares):
+        columns_TK, logits_TK = logits_TV.best()
+        log_sums_T = logits_TV.log_sums()
+    else:
+        columns_TK = _best(logits_TV, topk)
+        logits_TK = logits_TV.float().gather(1, columns_TK)
+        log_sums_T = logits_TV.float().logsumexp(-1)
     if rank_scores is not None:
         return columns_TK, rank_scores.expand_as(columns_TK)
-    scores_TK = logits_TV.gather(1, columns_TK) - logits_TV.logsumexp(-1, keepdim=True)
-    return columns_TK, scores_TK.clamp(max=0.0)
+    return columns_TK, (logits_TK - log_sums_T[:, None]).clamp(max=0.0)
 
 
 def _best(x: Tensor, count: int) -> Tensor:

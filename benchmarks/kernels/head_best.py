@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 from few_row import chain_us
 
-from specengine.kernels import head_best
+from specengine.kernels import head_best, head_stream
 from specengine.kernels.norm import rms_norm
 from specengine.kernels.row_argmax import Meeting, row_argmax
 
@@ -108,7 +108,7 @@ def main() -> None:
         if head.name not in args.heads:
             continue
         weight = torch.empty(16, head.hidden, dtype=torch.bfloat16)
-        if not head_best.can_take(weight.new_empty(count, head.hidden), weight):
+        if not head_stream.can_take(weight.new_empty(count, head.hidden), weight):
             continue
         rows.append(measure(head, count))
         print(rows[-1], flush=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.kernels import few_row, layer_tail
+from specengine.kernels.head_topk import Shares
 from specengine.kernels.joined_norm import joined_norm
 from specengine.layers.decoder import PACKED_MODULES, DecoderShape, SelfAttention, tail_weights
 from specengine.layers.embedding import VocabEmbedding
@@ -202,20 +203,32 @@ class EagleModel(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """States [R, H] -> float32 [R, draft_vocab_size]."""
         assert self.lm_head is not None
-        logits: Tensor = self.lm_head(hidden).float()
-        if self.target_ids is not None and logits.shape[1] != self.vocab_size:
-            return logits.index_select(1, self.target_ids)
-        return logits
+        norm = self._last_norm
+        logits: Tensor = self.lm_head(hidden if norm is None else norm(hidden)).float()
+        return logits if self._uncut_rows is None else logits.index_select(1, self._uncut_rows)
+
+    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
+        """A draft.tree_rows.TreeModel's. A head that could not be cut has none."""
+        assert self.lm_head is not None
+        return self.lm_head.shares(hidden, topk, self._last_norm)
 
     def best_tokens(self, hidden: Tensor) -> Tensor:
         """States [R, H] -> int64 [R], the most probable token, as the target's id."""
-        return self._best(hidden, None)
-
-    def _best(self, hidden: Tensor, norm: RMSNorm | None) -> Tensor:
         assert self.lm_head is not None
-        if self.target_ids is None or self.form.has_lm_head:
-            return self.lm_head.best(hidden, norm, self.target_ids)
-        return self.target_ids[self.compute_logits(hidden).argmax(-1)]
+        if self._uncut_rows is None:
+            return self.lm_head.best(hidden, self._last_norm, self.target_ids)
+        return self._uncut_rows[self.compute_logits(hidden).argmax(-1)]
+
+    @property
+    def _last_norm(self) -> RMSNorm | None:
+        """Before the head."""
+        return None
+
+    @property
+    def _uncut_rows(self) -> Tensor | None:
+        """Rows that the draft can say of a target's packed head, which could not be cut."""
+        assert self.lm_head is not None
+        return None if self.lm_head.out_features == self.vocab_size else self.target_ids
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter. Raises ModelLoadError naming any tensor that is missing, unexpected
@@ -293,11 +306,9 @@ class Eagle3Model(EagleModel):
         out: Tensor = self.layer(positions, attended, residual, batch)
         return self.norm(out) if self.form.norm_output else out
 
-    def best_tokens(self, hidden: Tensor) -> Tensor:
-        return self._best(hidden, None if self.form.norm_output else self.norm)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        return super().compute_logits(hidden if self.form.norm_output else self.norm(hidden))
+    @property
+    def _last_norm(self) -> RMSNorm | None:
+        return None if self.form.norm_output else self.norm
 
 
 def parameter_name(name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.mtp.form import MtpLayerName
+from specengine.kernels.head_topk import Shares
 from specengine.kernels.layer_tail import Tail
 from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
 from specengine.layers.embedding import VocabEmbedding
@@ -91,6 +92,11 @@ class MtpModel(nn.Module):
         assert self.lm_head is not None
         logits: Tensor = self.lm_head(hidden)
         return logits.float()
+
+    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
+        """A draft.tree_rows.TreeModel's."""
+        assert self.lm_head is not None
+        return self.lm_head.shares(hidden, topk)
 
     def best_tokens(self, hidden: Tensor) -> Tensor:
         """[R, H] -> int64 [R], the token of the largest logit."""

@@ -12,7 +12,7 @@ import pytest
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.chat_template import render_chat
 from specengine.engine.llm import Generation
-from specengine.kernels import decoder_stack_cuda, head_best_cuda
+from specengine.kernels import decoder_stack_cuda, head_best_cuda, head_topk_cuda
 from tests.device import ON_HOPPER
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.kernels.counted_rows import count_rows
@@ -24,6 +24,7 @@ ASKED = SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.0, logprobs
 UNTOLD = replace(ASKED, logprobs=None)
 CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
 TREE: dict[str, Any] = CHAIN | {"eagle_topk": 2, "num_draft_tokens": 5}
+WIDE: dict[str, Any] = CHAIN | {"eagle_topk": 4, "num_draft_tokens": 16}
 SPECS = {
     "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4),
     **{
@@ -31,6 +32,7 @@ SPECS = {
         for name in ("EAGLE3", "MTP", "STANDALONE")
         for shape, options in (("chain", CHAIN), ("tree", TREE))
     },
+    "EAGLE3 wide tree": SpecConfig(algorithm="EAGLE3", **WIDE),
     "EAGLE3, K chosen": SpecConfig(algorithm="EAGLE3", num_steps=3),
 }
 
@@ -50,6 +52,12 @@ def num_stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def num_heads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Likewise of every head that chooses tokens without writing logits."""
     return count_rows(head_best_cuda, "head_best", monkeypatch)
+
+
+@pytest.fixture
+def num_shares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Likewise of every head that tells a tree what it needs of its logits."""
+    return count_rows(head_topk_cuda, "head_topk", monkeypatch)
 
 
 def answers(llm: LLM, num_prompts: int, asked: SamplingParams = ASKED) -> list[Generation]:
@@ -72,13 +80,17 @@ def test_drafts_change_nothing(make: Any, num_prompts: int, num_stacks: list[int
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
-def test_tokens_without_logits(make: Any, num_prompts: int, num_heads: list[int]) -> None:
+def test_tokens_without_logits(
+    make: Any, num_prompts: int, num_heads: list[int], num_shares: list[int]
+) -> None:
     """Who asks for logprobs has logits; who does not, tokens that the head's own kernel chooses."""
     expected = answers(make(None), num_prompts)
     num_apart = 0
-    for spec in (None, SPECS["EAGLE3 chain"], SPECS["EAGLE3 tree"]):
+    for name in ("plain", "EAGLE3 chain", "EAGLE3 tree", "EAGLE3 wide tree", "MTP tree"):
         num_heads.clear()
-        found = answers(make(spec), num_prompts, UNTOLD)
-        assert num_heads
+        num_shares.clear()
+        found = answers(make(SPECS.get(name)), num_prompts, UNTOLD)
+        assert num_heads, name
+        assert bool(num_shares) == name.endswith("tree"), name
         num_apart += assert_same_but_for_ties(found, expected)
     assert num_apart <= num_prompts

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.kernels import head_best_cuda
+from specengine.engine.llm import Generation
+from specengine.kernels import head_best_cuda, head_topk_cuda
+from specengine.layers.linear import LMHead
 from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.engine.flying_world import let_fly
@@ -36,6 +38,15 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count_rows(head_best_cuda, "head_best", monkeypatch)
 
 
+@pytest.fixture
+def tree_rows(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each call of the kernel that tells trees what they need of the draft's logits."""
+    return count_rows(head_topk_cuda, "head_topk", monkeypatch)
+
+
+GIVEN: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 2048, "device": "cpu"}
+
+
 @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
 def test_they_say_what_logits_say(
     name: str,
@@ -44,8 +55,7 @@ def test_they_say_what_logits_say(
     rows: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 2048, "device": "cpu"}
-    spec = None
+    given, spec = GIVEN, None
     if name != "plain":
         path = drafters[name]
         spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
@@ -59,3 +69,35 @@ def test_they_say_what_logits_say(
     # Of four requests, one of them nobody's: a row each, and of a verification four each.
     assert {4, 16} <= set(rows) if spec else set(rows) == {4}, set(rows)
     assert assert_same_but_for_ties(found, expected) == 0
+
+
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE3"])
+def test_trees_grow_from_the_heads_shares(
+    name: str,
+    target: Path,
+    drafters: dict[str, str],
+    tree_rows: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As from logits: the same drafts stand, and the answers are the same."""
+    trees: dict[str, Any] = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 4}
+    spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=drafters[name], **trees)
+
+    def answer() -> list[Generation]:
+        tree_rows.clear()
+        llm = LLM(str(target), spec, **GIVEN)
+        flying = let_fly(llm, monkeypatch)
+        found = llm.generate(PROMPTS, GREEDY, progress=False)
+        assert flying.counters["replays"] > 5
+        return found
+
+    found = answer()
+    # Of four requests, one of them nobody's: of the roots a row each, below them four.
+    assert {4, 16} <= set(tree_rows), set(tree_rows)
+    monkeypatch.setattr(LMHead, "shares", lambda *_: None)
+    expected = answer()
+    assert not tree_rows
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    accepted = [sum(one.spec.num_accepted for one in each) for each in (found, expected)]
+    assert abs(accepted[0] - accepted[1]) <= 2, accepted
+    assert accepted[0] > 0

@@ -10,6 +10,7 @@ from specengine.kernels import few_row
 from specengine.kernels.cuda import program
 from specengine.kernels.head_best import head_best, slots_for
 from specengine.kernels.norm import rms_norm
+from tests.kernels.captured import capture
 
 EPS = 1e-5
 
@@ -107,11 +108,7 @@ def test_it_waits_for_what_comes_before_it(dtype: torch.dtype) -> None:
             rows = few_row.linear(source, scale, backend="cuda")
             found.append((rows, head_best(rows, weight, slots, backend="cuda")))
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    graph = capture(run)
     for _ in range(100):
         source.copy_(draw(dtype, 4, 576))
         graph.replay()

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from specengine.kernels import head_best as module
-from specengine.kernels import head_best_cuda
-from specengine.kernels.cuda.program import Rehearsed
+from specengine.kernels import head_best_cuda, head_stream
 from specengine.kernels.head_best import head_best
 from specengine.kernels.norm import rms_norm
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from tests.kernels.emulated_cuda import Compiled
-from tests.kernels.emulated_head import emulate_head, let_heads_take_it
+from tests.kernels.emulated_head import emulate_head, forms_asked_for, let_heads_take_it
 
 EPS = 1e-5
 
@@ -126,30 +125,22 @@ class TestOfAModel:
 
 def test_what_it_does_not_take() -> None:
     weight = draw(100, 64)
-    assert module.can_take(draw(16, 64), weight)
-    assert not module.can_take(draw(17, 64), weight)
-    assert not module.can_take(draw(0, 64), weight)
-    assert not module.can_take(draw(1, 32), weight)
-    assert not module.can_take(draw(1, 80), draw(100, 80))
-    assert not module.can_take(draw(1, 8192), draw(100, 8192))
-    assert not module.can_take(torch.randn(1, 64), torch.randn(100, 64))
-    assert not module.can_take(torch.randn(1, 64), weight)
-    assert not module.can_take(draw(2, 68)[:, :64], weight)
-    assert not module.can_take(draw(1, 64), draw(100, 72)[:, :64])
+    assert head_stream.can_take(draw(16, 64), weight)
+    assert not head_stream.can_take(draw(17, 64), weight)
+    assert not head_stream.can_take(draw(0, 64), weight)
+    assert not head_stream.can_take(draw(1, 32), weight)
+    assert not head_stream.can_take(draw(1, 80), draw(100, 80))
+    assert not head_stream.can_take(draw(1, 8192), draw(100, 8192))
+    assert not head_stream.can_take(torch.randn(1, 64), torch.randn(100, 64))
+    assert not head_stream.can_take(torch.randn(1, 64), weight)
+    assert not head_stream.can_take(draw(2, 68)[:, :64], weight)
+    assert not head_stream.can_take(draw(1, 64), draw(100, 72)[:, :64])
 
 
 def test_a_rehearsal_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = set()
-
-    def compiled(
-        source: object, name: str, defines: tuple[tuple[str, int], ...], *_: int
-    ) -> object:
-        asked.add(dict(defines)["NT"])
-        return Rehearsed(None)
-
-    monkeypatch.setattr(head_best_cuda, "compiled", compiled)
+    asked = forms_asked_for(head_best_cuda, monkeypatch)
     head_best(draw(3, 64), draw(100, 64), slots(), backend="cuda")
     assert asked == {1}
-    monkeypatch.setattr(head_best_cuda.rehearsal, "current", object)
+    monkeypatch.setattr(head_stream.rehearsal, "current", object)
     head_best(draw(3, 64), draw(100, 64), slots(), backend="cuda")
     assert asked == {1, 2}

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
+from specengine.kernels.head_topk_ref import shares_of
 from specengine.kernels.tree_build import tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
 
@@ -14,14 +15,30 @@ STEPS = 3
 RANKS = [0.0, -1.25, -2.5]
 
 
+Given = tuple[Backend, int, int]
+PLAIN: Given = ("torch", 0, 0)
+
+
+@pytest.fixture(
+    params=[PLAIN, ("torch", 3, 4), ("triton", 0, 0), ("triton", 1, 1), ("triton", 5, 3)],
+    ids=lambda given: f"{given[0]}, {given[1] or 'no'} shares",
+)
+def by(request: pytest.FixtureRequest) -> Given:
+    """The backend, how many shares of the logits it is told (0 is the logits themselves), and their
+    width."""
+    backend, num_shares, width = request.param
+    return backend, num_shares, width
+
+
 def grow(
     levels: list[Tensor],
     topk: int,
-    backend: Backend,
+    by: Given,
     ids: Tensor | None = None,
     ranks: Tensor | None = None,
 ) -> tuple[Found, list[Beams]]:
     """levels: logits [B, K, V] of each; of the first only [:, 0] is read."""
+    backend, num_shares, width = by
     device, batch_size = levels[0].device, len(levels[0])
     found = Found.of(batch_size, topk, len(levels), device)
     counters = torch.zeros(batch_size, dtype=torch.int32, device=device)
@@ -30,7 +47,8 @@ def grow(
     for level, logits_BKV in enumerate(levels):
         logits = logits_BKV[:, :1] if level == 0 else logits_BKV
         rows = logits.reshape(-1, logits.shape[2])
-        beams = tree_step(rows, beams, found, topk, counters, ids, ranks, backend=backend)
+        told = shares_of(rows, topk, num_shares, width) if num_shares else rows
+        beams = tree_step(told, beams, found, topk, counters, ids, ranks, backend=backend)
         every.append(beams)
     assert not counters.any()
     return found, every
@@ -68,15 +86,14 @@ def logits_of(batch_size: int, topk: int, cols: int, device: torch.device) -> li
 
 @pytest.mark.parametrize("by_rank", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize(("batch_size", "topk", "cols"), [(1, 3, 1500), (3, 2, 70), (2, 3, 40)])
-@pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_the_loop(
-    backend: Backend, batch_size: int, topk: int, cols: int, by_rank: bool, device: torch.device
+    by: Given, batch_size: int, topk: int, cols: int, by_rank: bool, device: torch.device
 ) -> None:
     levels = logits_of(batch_size, topk, cols, device)
     ids = torch.randperm(5 * cols, device=device)[:cols]
     ranks = RANKS[:topk] if by_rank else None
     given = None if ranks is None else torch.tensor(ranks, device=device)
-    found, every = grow(levels, topk, backend, ids, given)
+    found, every = grow(levels, topk, by, ids, given)
     expected, picks = read_growth(levels, topk, ids.tolist(), ranks)
     for b, rows in enumerate(expected):
         tokens, scores, parents = zip(*rows, strict=True)
@@ -86,10 +103,9 @@ def test_the_loop(
         assert [beams.candidates_BK[b].tolist() for beams in every] == picks[b]
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_beams_know_where_they_come_from(backend: Backend, device: torch.device) -> None:
+def test_beams_know_where_they_come_from(by: Given, device: torch.device) -> None:
     levels = logits_of(2, 3, 64, device)
-    found, every = grow(levels, 3, backend)
+    found, every = grow(levels, 3, by)
     for level, beams in enumerate(every):
         for b in range(2):
             chosen = beams.candidates_BK[b]
@@ -124,26 +140,35 @@ def paths_of(found: Found, every: list[Beams]) -> list[list[list[bool]]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_the_first_among_equals(backend: Backend, dtype: torch.dtype, device: torch.device) -> None:
+def test_the_first_among_equals(by: Given, dtype: torch.dtype, device: torch.device) -> None:
     level = torch.zeros(1, 2, 1100, dtype=dtype, device=device)
     level[0, :, 1030:] = 1.0
     level[0, :, 7] = -0.0
-    found, every = grow([level, level], 2, backend)
+    found, every = grow([level, level], 2, by)
     assert found.tokens_BC.tolist() == [[1030, 1031] * 3]
     assert found.parents_BC.tolist() == [[-1, -1, 0, 0, 1, 1]]
     assert every[1].candidates_BK.tolist() == [[2, 3]]
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_tokens_that_cannot_be(backend: Backend, device: torch.device) -> None:
+def test_tokens_that_cannot_be(by: Given, device: torch.device) -> None:
     level = torch.full((1, 2, 50), float("-inf"), device=device)
     level[0, :, 30] = 3.0
     level[0, :, 40] = -1e30
-    found, _ = grow([level], 2, backend)
+    found, _ = grow([level], 2, by)
     assert found.tokens_BC.tolist() == [[30, 40]]
     assert found.scores_BC[0, 0] == 0.0
     assert found.scores_BC[0, 1] < -1e29
+
+
+def test_shares_that_have_seen_nothing(by: Given, device: torch.device) -> None:
+    """Their sums of nothing must not count, however low the others are."""
+    level = torch.full((1, 2, 2100), float("-inf"), device=device)
+    level[0, :, 1500] = -300.0
+    level[0, :, 1502] = -301.0
+    found, _ = grow([level], 2, by)
+    assert found.tokens_BC.tolist() == [[1500, 1502]]
+    expected = torch.tensor([[0.0, -1.0]]).log_softmax(1)
+    torch.testing.assert_close(found.scores_BC.cpu(), expected)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -177,7 +202,7 @@ def test_a_tree_of_the_best(backend: Backend, device: torch.device) -> None:
 def test_smaller_trees_are_the_first_nodes_of_larger_ones(
     backend: Backend, device: torch.device
 ) -> None:
-    found, _ = grow(logits_of(3, 3, 40, device), 3, "torch")
+    found, _ = grow(logits_of(3, 3, 40, device), 3, PLAIN)
     found.scores_BC.copy_((found.scores_BC * 2).round() / 2)  # ties; no child outdoes its parent
     roots = torch.tensor([1, 2, 3], device=device)
     whole = tree_build(roots, found, 16, STEPS, backend=backend)
@@ -191,7 +216,7 @@ def test_smaller_trees_are_the_first_nodes_of_larger_ones(
 @pytest.mark.parametrize(("topk", "num_nodes"), [(2, 7), (4, 16), (3, 2), (4, 37)])
 def test_trees_of_both_backends(topk: int, num_nodes: int, device: torch.device) -> None:
     num_nodes = min(num_nodes, 1 + topk + (STEPS - 1) * topk**2)
-    found, _ = grow(logits_of(3, topk, 90, device), topk, "torch")
+    found, _ = grow(logits_of(3, topk, 90, device), topk, PLAIN)
     roots = torch.tensor([1, 2, 3], device=device)
     expected = tree_build(roots, found, num_nodes, STEPS, backend="torch")
     tree = tree_build(roots, found, num_nodes, STEPS, backend="triton")

@@ -20,6 +20,7 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     if isinstance(flying, GraphTreeRound):
         parts = [
             Watched(flying.drafter, "draft_tree_rows", "draft"),
+            *_heads(flying.drafter, "compute_shares", "draft head"),
             *_heads(flying.drafter, "compute_logits", "draft head"),
             Watched(flying, "keep", "keep"),
         ]

@@ -154,3 +154,11 @@ inline T __shfl_xor_sync(unsigned, T value, int distance) {
   __syncwarp();
   return theirs;
 }
+
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  static Board<unsigned> board;
+  const unsigned* of = board.show(value);
+  const unsigned most = *std::max_element(of, of + WARP);
+  __syncwarp();
+  return most;
+}

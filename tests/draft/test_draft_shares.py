@@ -1,0 +1,163 @@
+"""What trees are told in place of logits: of the same logits, and when it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from specengine.draft.eagle.checkpoint import EagleCheckpoint
+from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
+from specengine.draft.tree_rows import TreeRows
+from specengine.kernels.head_topk import Shares
+from specengine.kernels.head_topk_ref import shares_of
+from specengine.layers.decoder import DecoderShape
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.linear import LMHead
+from tests.draft import eagle_checkpoints as checkpoints
+from tests.draft.mtp_reading import add_mtp
+from tests.draft.test_mtp_model import load_models
+from tests.kernels.emulated_cuda import COMPILER, compiler_into
+from tests.kernels.emulated_head import emulate_head, let_heads_take_it
+
+VOCAB, SIZE, TOPK = 320, 64, 4
+IDS = torch.tensor([3, 4, 100, 101, 200, 319])
+
+
+@pytest.fixture
+def _on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU has the kernel itself")
+    if COMPILER is None:
+        pytest.skip("no C++ compiler, or not Linux")
+    emulate_head(compiler_into(tmp_path), 3, monkeypatch)
+    let_heads_take_it(monkeypatch)
+    torch.manual_seed(0)
+
+
+def head_of(rows: int, bias: bool = False) -> LMHead:
+    head = LMHead(SIZE, rows, bias).to(torch.bfloat16)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return head
+
+
+def eagle(
+    kind: type[EagleModel],
+    folder: Path,
+    target: Path,
+    head: LMHead,
+    ids: Tensor | None,
+    **has: bool,
+) -> EagleModel:
+    """That reads its rows of a target's head."""
+    config: Any = EagleCheckpoint.read(str(checkpoints.eagle3(folder, target))).layer_config(64)
+    draft_vocab = VOCAB if ids is None else len(ids)
+    shape = DecoderShape.from_config(config)
+    size = 3 * SIZE if kind is Eagle3Model else SIZE
+    model = kind(EagleForm(config, shape, VOCAB, draft_vocab, feature_size=size, **has))
+    if ids is not None:
+        model.set_target_ids(ids - torch.arange(draft_vocab))
+    model.to(torch.bfloat16)
+    if kind is Eagle3Model:
+        nn.init.normal_(model.get_parameter("norm.weight"), mean=2.0)
+    model.share(VocabEmbedding(VOCAB, SIZE), head)
+    return model
+
+
+def assert_same_logits(told: Shares | None, logits: Tensor) -> None:
+    assert told is not None
+    near = {"rtol": 0.02, "atol": 0.05}
+    torch.testing.assert_close(told.best()[1], logits.topk(TOPK).values, **near)  # type: ignore[arg-type]
+    torch.testing.assert_close(told.log_sums(), logits.logsumexp(-1), **near)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+@pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some tokens"])
+@pytest.mark.parametrize(
+    ("kind", "has"),
+    [(EagleModel, {}), (Eagle3Model, {}), (Eagle3Model, {"norm_output": True})],
+    ids=["EAGLE", "EAGLE3", "EAGLE3, normed"],
+)
+def test_eagles(
+    kind: type[EagleModel],
+    has: dict[str, bool],
+    ids: Tensor | None,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    model = eagle(kind, tmp_path, small_models["llama"], head_of(VOCAB), ids, **has)
+    states = torch.randn(5, SIZE).bfloat16()
+    assert_same_logits(model.compute_shares(states, TOPK), model.compute_logits(states))
+    best = model.compute_logits(states).argmax(-1)
+    assert torch.equal(model.best_tokens(states), best if ids is None else ids[best])
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+def test_a_head_that_cannot_be_cut(small_models: dict[str, Path], tmp_path: Path) -> None:
+    head = head_of(VOCAB, bias=True)
+    model = eagle(Eagle3Model, tmp_path, small_models["llama"], head, IDS)
+    states = torch.randn(5, SIZE).bfloat16()
+    assert model.compute_shares(states, TOPK) is None
+    assert torch.equal(model.best_tokens(states), IDS[model.compute_logits(states).argmax(-1)])
+
+
+@pytest.mark.usefixtures("_on_a_gpu")
+def test_mtp(small_models: dict[str, Path], tmp_path: Path) -> None:
+    [model] = load_models(add_mtp(small_models["llama"], tmp_path, "deepseek"))
+    model.lm_head = head_of(VOCAB)
+    states = torch.randn(5, SIZE).bfloat16()
+    assert_same_logits(model.compute_shares(states, TOPK), model.compute_logits(states))
+
+
+class Telling:
+    """A model whose trees may be told shares, or nothing but logits."""
+
+    def __init__(self, tells: bool) -> None:
+        self.tells, self.asked = tells, list[str]()
+        self.logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+
+    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
+        self.asked.append("shares")
+        return shares_of(self.logits, topk, 2) if self.tells else None
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        self.asked.append("logits")
+        return self.logits.clone()
+
+
+class Bias:
+    def apply(self, logits_TV: Tensor, target_ids: Tensor | None) -> Tensor:
+        logits_TV[:, 0] += 10
+        return logits_TV
+
+
+@pytest.mark.parametrize(
+    ("tells", "edits", "asked", "tokens"),
+    [
+        (True, None, ["shares"], [1, 3]),
+        (False, None, ["shares", "logits"], [1, 3]),
+        (True, Bias(), ["logits"], [0, 1]),
+    ],
+    ids=["shares", "logits", "edited"],
+)
+def test_what_trees_ask_for(
+    tells: bool, edits: Bias | None, asked: list[str], tokens: list[int]
+) -> None:
+    model = Telling(tells)
+    worker: Any = SimpleNamespace(
+        runner=SimpleNamespace(model=model),
+        states=torch.zeros(1, 8),
+        topk=2,
+        max_nodes=3,
+        is_static=False,
+        target_ids=None,
+    )
+    rows: Any = SimpleNamespace(rows_B=torch.tensor([0]), roots_B=torch.tensor([7]))
+    tree = TreeRows(worker).draft(rows, 1, edits)
+    assert tree.tokens_BN.tolist() == [[7, *tokens]]
+    assert model.asked == asked
