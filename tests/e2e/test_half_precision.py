@@ -77,7 +77,6 @@ def test_drafts_change_nothing(make: Any, num_prompts: int, num_stacks: list[int
         assert sum(one.spec.num_accepted for one in found) > 0, name
         assert max(num_stacks, default=0) >= 4 * num_prompts, name
         apart[name] = assert_same_but_for_ties(found, expected)
-    print(apart)
     assert sum(apart.values()) <= len(SPECS) * num_prompts // 2, apart
 
 
@@ -95,5 +94,4 @@ def test_tokens_without_logits(
         assert num_heads, name
         assert bool(num_shares) == name.endswith("tree"), name
         apart[name] = assert_same_but_for_ties(found, expected)
-    print(apart)
     assert sum(apart.values()) <= len(apart) * num_prompts // 2, apart
