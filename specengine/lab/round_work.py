@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from specengine.draft.eagle.model import Eagle3Model
+from specengine.draft.tree import tree_sizes
 from specengine.engine.loop import Engine
 from specengine.lab.card import Card
 from specengine.layers.linear import Linear, LMHead
@@ -18,9 +20,9 @@ FORMULA = (
     "The card's limit is the time to read once what a round reads at least, at the speed of a "
     "plain copy, or to multiply it at the speed of a large matrix product, whichever is longer, "
     "part by part: verification reads the target's weights (not its embedding table) and the KV of "
-    "every request; of K draft steps each reads the draft's head, all but the first its layers and "
-    "their KV, which observing the accepted tokens reads once more. Activations, launches and the "
-    "prefill are left out; what stays in a cache may pass the limit."
+    "every request; of K draft steps, levels of a tree, each reads the draft's head, all but the "
+    "first its layers and their KV, which observing the accepted tokens reads once more. "
+    "Activations, launches and the prefill are left out; what stays in a cache may pass the limit."
 )
 
 
@@ -46,28 +48,49 @@ class Weights:
     head: tuple[float, float]
 
 
-def round_work(engine: Engine, batch_size: int, steps: float, context: float) -> dict[str, Work]:
-    """Of the parts of a round. steps: drafts of each request, possibly a mean; context: tokens of
-    each whose KV stands."""
+@dataclass(frozen=True)
+class Drafts:
+    """Of each request in a round, possibly means."""
+
+    nodes: float  # but the root
+    levels: float  # of steps that found them
+    width: int  # rows of each step but the first
+
+    @classmethod
+    def of(cls, engine: Engine, nodes: float) -> Drafts:
+        """Of a tree that is cut to fewer nodes, the deepest that has so many; between two sizes,
+        for rounds of both, in proportion."""
+        drafter: Any = engine.drafter
+        if not getattr(drafter, "proposes_tree", False):
+            return cls(nodes, nodes, 1)
+        levels = range(drafter.num_steps + 1)
+        sizes = [min(size, drafter.max_nodes) - 1 for size in tree_sizes([*levels], drafter.topk)]
+        deepest = dict(zip(sizes, levels, strict=True))  # the last of equals stays
+        found = float(np.interp(nodes, [*deepest], [*deepest.values()]))
+        return cls(nodes, found, drafter.topk)
+
+
+def round_work(engine: Engine, batch_size: int, nodes: float, context: float) -> dict[str, Work]:
+    """Of the parts of a round. nodes: drafted tokens of each request, possibly a mean; context:
+    tokens of each whose KV stands."""
     target = engine.parts.worker.runner
-    weights, rows = weights_of(target.model), batch_size * (steps + 1)
+    weights, rows = weights_of(target.model), batch_size * (nodes + 1)
     parts = {
         "verify": _multiply(weights.body, rows) + _kv(target, batch_size * context),
         "verify head": _multiply(weights.head, rows),
     }
     draft = getattr(engine.drafter, "runner", None)
-    if draft is None or steps <= 0:
+    if draft is None or nodes <= 0:
         return parts
-    own = weights_of(draft.model)
-    later = max(steps - 1, 0.0)
-    forward = _multiply(own.body, batch_size) + _kv(draft, batch_size * context)
+    own, drafts = weights_of(draft.model), Drafts.of(engine, nodes)
+    later, beams = max(drafts.levels - 1, 0.0), batch_size * drafts.width
+    kv, observed = _kv(draft, batch_size * context), batch_size * (drafts.levels + 1)
+    roots = _multiply(own.head, batch_size).times(min(drafts.levels, 1.0))
     return {
-        "draft": forward.times(later),
-        "draft head": _multiply(own.head, batch_size).times(steps),
+        "draft": (_multiply(own.body, beams) + kv).times(later),
+        "draft head": roots + _multiply(own.head, beams).times(later),
         **parts,
-        "observe": _multiply(own.body, rows)
-        + _multiply(own.fuse, rows)
-        + _kv(draft, batch_size * context),
+        "observe": _multiply(own.body, observed) + _multiply(own.fuse, observed) + kv,
     }
 
 

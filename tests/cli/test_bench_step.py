@@ -32,10 +32,12 @@ def test_from_command_to_table(
     command = [
         *["bench", "step", str(small_models["llama"]), "--device", "cpu", "--new-tokens", "8"],
         *["--speculative-algorithm", "NGRAM", "--json", str(result), "--log-level", "error"],
-        *["--bandwidth", "20", "--nodes"],
+        *["--bandwidth", "20", "--nodes", "--temperature", "0.8"],
     ]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "Where a round's time goes: llama" in shown
     assert "copy 0.02 TB/s (given)" in shown
-    assert json.loads(result.read_text())["points"][0]["batch_size"] == 1
+    written = json.loads(result.read_text())
+    assert written["points"][0]["batch_size"] == 1
+    assert written["workload"]["temperature"] == 0.8

@@ -30,6 +30,9 @@ def test_a_plan() -> None:
     assert sweep.workload.batch_sizes == SWEEP
     assert sweep.random_draft == 16384
     assert sweep.compare_plain
+    assert sweep.workload.params.temperature == 0.0
+    sampled = plan_of(parse("--temperature", "0.7"))
+    assert sampled.workload.params.temperature == 0.7
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,7 @@ def test_a_plan() -> None:
         (["--new-tokens", "1"], "no round is left"),
         (["--bandwidth", "0"], "--bandwidth 0: must be above 0"),
         (["--compare-plain"], "nothing to compare"),
+        (["--temperature", "-1"], "--temperature -1.0: must be 0 or more"),
     ],
 )
 def test_bad_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from specengine import LLM, SpecConfig
+from specengine.engine.loop import Engine
 from specengine.lab.card import Card, measure_card
-from specengine.lab.round_work import Work, least_seconds, round_work
+from specengine.lab.round_work import Drafts, Work, least_seconds, round_work
 from tests.draft.eagle_checkpoints import eagle3
 
 LAYER = 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 112  # of the small Llama: q, k, v, o and the MLP
@@ -24,7 +25,7 @@ def folder(small_models: dict[str, Path]) -> str:
 
 def test_plain_decoding(folder: str) -> None:
     engine = LLM(folder, device="cpu", dtype="float32", max_total_tokens=256).engine
-    parts = round_work(engine, batch_size=2, steps=0, context=50)
+    parts = round_work(engine, batch_size=2, nodes=0, context=50)
     assert parts == {
         "verify": Work(4 * 3 * LAYER + 2 * 50 * KV, 2 * 3 * LAYER * 2),
         "verify head": Work(4 * HEAD, 2 * HEAD * 2),
@@ -35,7 +36,7 @@ def test_a_drafter_reads_its_head_each_step(folder: str, tmp_path: Path) -> None
     draft = eagle3(tmp_path / "draft", Path(folder), draft_vocab=100)
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(draft), num_steps=3)
     engine = LLM(folder, spec, device="cpu", dtype="float32", max_total_tokens=256).engine
-    parts = round_work(engine, batch_size=2, steps=3, context=50)
+    parts = round_work(engine, batch_size=2, nodes=3, context=50)
     assert list(parts) == ["draft", "draft head", "verify", "verify head", "observe"]
     assert parts["draft head"].bytes == 3 * 4 * 64 * 100
     assert parts["verify head"].operations == 2 * HEAD * 2 * 4
@@ -44,6 +45,40 @@ def test_a_drafter_reads_its_head_each_step(folder: str, tmp_path: Path) -> None
     layer = parts["draft"].bytes / 2 - own_kv
     assert parts["observe"].bytes == layer + fuse + own_kv
     assert set(round_work(engine, 2, 0, 50)) == {"verify", "verify head"}, "nothing was drafted"
+
+
+def engine_of(folder: str, draft: Path, topk: int, nodes: int | None) -> Engine:
+    """Of three steps."""
+    eagle3(draft, Path(folder), draft_vocab=100)
+    spec = SpecConfig(
+        algorithm="EAGLE3",
+        draft_model_path=str(draft),
+        num_steps=3,
+        eagle_topk=topk,
+        num_draft_tokens=nodes,
+    )
+    return LLM(folder, spec, device="cpu", dtype="float32", max_total_tokens=256).engine
+
+
+def test_a_tree_reads_its_head_each_level(folder: str, tmp_path: Path) -> None:
+    """However many nodes it finds, 4 + 16 + 16 here, cut to 15."""
+    chain = round_work(engine_of(folder, tmp_path / "chain", 1, None), 2, nodes=3, context=50)
+    tree = round_work(engine_of(folder, tmp_path / "tree", 4, 16), 2, nodes=15, context=50)
+    for part in ("draft", "draft head", "observe", "verify", "verify head"):
+        assert tree[part].bytes == chain[part].bytes, part
+    assert tree["draft head"].operations == 2 * 64 * 100 * (2 + 2 * 4 + 2 * 4)
+    assert tree["draft"].operations == 4 * chain["draft"].operations
+    assert tree["observe"].operations == chain["observe"].operations, "a path, not the tree"
+    assert tree["verify head"].operations == 2 * HEAD * 2 * 16
+
+
+def test_levels_of_a_tree(folder: str, tmp_path: Path) -> None:
+    engine = engine_of(folder, tmp_path / "draft", 2, 11)
+    assert Drafts.of(engine, 2) == Drafts(2, 1.0, 2)
+    assert Drafts.of(engine, 6) == Drafts(6, 2.0, 2)
+    assert Drafts.of(engine, 10) == Drafts(10, 3.0, 2)
+    assert Drafts.of(engine, 8).levels == 2.5, "of rounds with 6 and 10"
+    assert Drafts.of(engine, 1).levels == 0.5, "half of the rounds drafted nothing"
 
 
 def test_the_slower_of_reading_and_multiplying_counts() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from specengine import LLM, SpecConfig
 from specengine.core.config import EngineConfig, ModelConfig
+from specengine.engine.row_choices import Choosing
 from specengine.lab.card import Card
 from specengine.lab.output import Output
 from specengine.lab.round_work import Work
@@ -107,7 +108,10 @@ class TestStopwatch:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
-def test_parts_of_a_captured_round(small_models: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("samples", [False, True], ids=["greedy", "sampled"])
+def test_parts_of_a_captured_round(
+    samples: bool, small_models: dict[str, Path], tmp_path: Path
+) -> None:
     draft = eagle3(tmp_path / "draft", small_models["llama"])
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(draft), num_steps=2)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
@@ -122,7 +126,7 @@ def test_parts_of_a_captured_round(small_models: dict[str, Path], tmp_path: Path
         open_now.pop()
 
     with watching(captured_parts(llm.engine, flying), note):
-        flying.run(torch.zeros(2, dtype=torch.int64), flying.steps[-1])
+        flying.run(torch.zeros(2, dtype=torch.int64), flying.steps[-1], Choosing(samples=samples))
     assert entered == [
         ("draft",),
         ("draft", "draft head"),
@@ -130,6 +134,7 @@ def test_parts_of_a_captured_round(small_models: dict[str, Path], tmp_path: Path
         ("verify",),
         ("verify",),  # choosing tokens
         ("verify", "verify head"),
+        *([("verify", "sample")] if samples else []),
         ("observe",),
     ]
     assert {part for path in entered for part in path} <= PARTS.keys()
@@ -227,15 +232,18 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the rounds are captured")
-@pytest.mark.parametrize("vocab", [64, None])
-def test_rounds_on_the_cpu(vocab: int | None, small_models: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("vocab", "temperature"), [(64, 0.0), (None, 0.0), (64, 0.8)])
+def test_rounds_on_the_cpu(
+    vocab: int | None, temperature: float, small_models: dict[str, Path]
+) -> None:
     forced = None if vocab is None else 2.0
     config = EngineConfig(
         model=ModelConfig(model=str(small_models["llama"]), device="cpu"),
         spec=SpecConfig(simulate_accept_length=forced),
     )
     seen: list[int] = []
-    plan = Plan(config, Workload((1, 2), prompt_len=6, new_tokens=13), random_draft=vocab)
+    work = Workload((1, 2), prompt_len=6, new_tokens=13, temperature=temperature)
+    plan = Plan(config, work, random_draft=vocab)
     done = StepBench(plan, lambda report: seen.append(len(report.points))).run()
     assert seen == [1, 2]
     for step in done.points:
@@ -244,7 +252,7 @@ def test_rounds_on_the_cpu(vocab: int | None, small_models: dict[str, Path]) -> 
         names = [part.name for part in step.parts]
         drafts = ["draft", "draft head"] if vocab else ["draft"]
         assert sorted(names) == sorted(
-            [*drafts, "host", "prepare", "verify", "verify head", "accept", "observe"]
+            [*drafts, "host", "prepare", "verify", "verify head", "sample", "accept", "observe"]
         )
         assert step.steps == pytest.approx(3.0, abs=0.5) if vocab else step.steps == 0
         # Every round gives 2 of the 12 tokens that are left after the prefill, or 1.

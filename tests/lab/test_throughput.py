@@ -94,6 +94,7 @@ class TestPeers:
             {"gpu": "NVIDIA A100"},
             {"gpu": None},
             {"workload": Workload(new_tokens=64)},
+            {"workload": Workload(temperature=1.0)},
         ],
         ids=str,
     )

@@ -12,8 +12,10 @@ from specengine.cli.bench.throughput import (
     add_bandwidth_argument,
     add_draft_argument,
     add_output_arguments,
+    add_temperature_argument,
     check_counts,
     copy_of,
+    temperature_of,
 )
 from specengine.cli.logs import set_up_logging
 from specengine.core.errors import ConfigError
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of each request: rounds enough for a mean (default: %(default)s)",
     )
+    add_temperature_argument(group)
     add_draft_argument(group)
     group.add_argument("--nodes", action="store_true", help="list every kernel of a round")
     add_bandwidth_argument(parser.add_argument_group("what it is measured against"))
@@ -75,5 +78,5 @@ def plan_of(args: argparse.Namespace) -> Plan:
     from specengine.lab.throughput.workload import Workload
 
     sizes = tuple(dict.fromkeys(args.batch_sizes))
-    work = Workload(sizes, args.prompt_len, args.new_tokens)
+    work = Workload(sizes, args.prompt_len, args.new_tokens, temperature=temperature_of(args))
     return Plan(config, work, random_draft=args.random_draft, copy=copy_of(args))

@@ -35,6 +35,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, without=WITHOUT)
 
 
+def add_temperature_argument(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="of every request; 0 is greedy (default: %(default)s)",
+    )
+
+
+def temperature_of(args: argparse.Namespace) -> float:
+    """Raises ConfigError."""
+    temperature = float(args.temperature)
+    if not 0.0 <= temperature < float("inf"):
+        raise ConfigError(f"--temperature {temperature}: must be 0 or more")
+    return temperature
+
+
 def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--batch-sizes",
@@ -67,6 +85,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="runs after one that warms up; the best counts (default: %(default)s)",
     )
+    add_temperature_argument(group)
     add_draft_argument(group)
     group.add_argument(
         "--compare-plain",
@@ -138,7 +157,14 @@ def plan_of(args: argparse.Namespace) -> Plan:
     from specengine.lab.throughput.workload import SWEEP, Workload
 
     sizes = SWEEP if args.sweep else tuple(dict.fromkeys(args.batch_sizes or (1, 8, 64)))
-    work = Workload(sizes, args.prompt_len, args.new_tokens, args.repeats, args.prompt_period)
+    work = Workload(
+        sizes,
+        args.prompt_len,
+        args.new_tokens,
+        args.repeats,
+        args.prompt_period,
+        temperature_of(args),
+    )
     return Plan(
         config=config,
         workload=work,

@@ -12,9 +12,9 @@ from time import perf_counter
 
 import torch
 
-from specengine.core.sampling import SamplingParams
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.loop import Engine
+from specengine.engine.row_choices import BEST, Choosing
 from specengine.lab.step.attribution import DeviceRound, attribute, calls_of
 from specengine.lab.step.parts import captured_parts, eager_parts, host_parts
 from specengine.lab.step.stopwatch import Stopwatch, watching
@@ -57,10 +57,7 @@ class Batch:
 
     def run(self, after_prefill: Callable[[], None] = lambda: None) -> None:
         """after_prefill: called when every request has its first token."""
-        engine, params = (
-            self.engine,
-            SamplingParams(max_tokens=self.workload.new_tokens, temperature=0.0, ignore_eos=True),
-        )
+        engine, params = self.engine, self.workload.params
         waiting = set()
         for number, prompt in enumerate(next(self._runs)):
             engine.add_request(f"step-{number}", prompt, params)
@@ -99,22 +96,29 @@ def measure_flown(batch: Batch, flying: GraphRound, batch_size: int) -> Flown:
         batch.run(after_prefill=begin)
     seconds, rounds = perf_counter() - begun, max(watch.counts["land"], 1)
     host = {part: spent / rounds for part, spent in watch.seconds.items()}
-    kinds = [captured_nodes(batch.engine, flying, batch_size, n) for n in flying.steps]
+    choosing = Choosing(samples=True) if batch.workload.temperature else BEST
+    kinds = [captured_nodes(batch.engine, flying, batch_size, n, choosing) for n in flying.steps]
     trace = _replays(batch)
     found = rounds_of(trace, kinds)
     return Flown(attribute(found), host, calls_of(trace, found), seconds / rounds)
 
 
 def captured_nodes(
-    engine: Engine, flying: GraphRound, batch_size: int, num_steps: int
+    engine: Engine,
+    flying: GraphRound,
+    batch_size: int,
+    num_steps: int,
+    choosing: Choosing = BEST,
 ) -> list[Node]:
     """The nodes of a captured round with their parts, from one that runs eagerly on no request."""
     engine.step()  # lands what may still be in the air
     sizes = flying.batch_sizes
     rows = flying.rows.new_zeros(sizes[bisect.bisect_left(sizes, batch_size)])
-    flying.run(rows, num_steps)  # rounds take turns with the halves of a buffer: two leave it
+    flying.run(
+        rows, num_steps, choosing
+    )  # rounds take turns with the halves of a buffer: two leave it
     with _profiler(on_host=True) as trace, watching(captured_parts(engine, flying), _mark):
-        flying.run(rows, num_steps)
+        flying.run(rows, num_steps, choosing)
         torch.cuda.synchronize()
     return nodes_of(trace())
 

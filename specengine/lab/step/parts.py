@@ -31,6 +31,8 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         Watched(runner, "forward_extend", "verify"),
         Watched(flying, "choose", "verify"),
         Watched(runner.model, "best_tokens", "verify head"),
+        Watched(runner.model, "compute_logits", "verify head"),
+        Watched(flying.choices, "tokens", "sample"),
         Watched(flying.drafter, "observe_rows", "observe"),
     ]
 
@@ -38,6 +40,7 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
 def eager_parts(engine: Engine) -> list[Watched]:
     """Of a round that the host runs piece by piece, and of the step around it."""
     parts = engine.parts
+    samplers = [parts.verifier] if hasattr(parts.verifier, "sampler") else []
     return [
         Watched(engine, "step", HOST),
         Watched(parts.drafter, "draft", "draft"),
@@ -46,6 +49,7 @@ def eager_parts(engine: Engine) -> list[Watched]:
         Watched(parts.worker, "forward_batch_generation", "verify"),
         Watched(parts.worker.runner.model, "compute_logits", "verify head"),
         Watched(parts.verifier, "accept", "accept"),
+        *(Watched(one, "sampler", "sample") for one in samplers),
         Watched(parts.drafter, "observe", "observe"),
     ]
 

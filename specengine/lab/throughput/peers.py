@@ -35,7 +35,9 @@ def find_peers(asked: Asked, file: Path | None) -> Peers | None:
         return None
     known = _read(file or FIGURES)
     work = {"prompt_len": asked.workload.prompt_len, "new_tokens": asked.workload.new_tokens}
-    if known["workload"] != work or asked.gpu is None or str(known["gpu"]) not in asked.gpu:
+    if known["workload"] != work or asked.workload.temperature:
+        return None
+    if asked.gpu is None or str(known["gpu"]) not in asked.gpu:
         return None
     rates = {one["engine"]: one["rates"] for one in known["figures"] if _fits(one, asked)}
     if not rates:

@@ -12,7 +12,6 @@ from time import perf_counter
 from specengine import __version__
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
-from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine, load
 from specengine.engine.garbage import settled
 from specengine.engine.loop import Engine
@@ -120,11 +119,10 @@ def _measure(
     engines: list[Engine], work: Workload, batch_size: int, vocab_size: int
 ) -> list[list[Timing]]:
     """Timings of each engine, in turns, without the first run, which warms up."""
-    params = SamplingParams(max_tokens=work.new_tokens, temperature=0.0, ignore_eos=True)
     found: list[list[Timing]] = [[] for _ in engines]
     for number, prompts in enumerate(work.batches(batch_size, vocab_size)):
         for place in _order(len(engines), number):
-            timing = run_batches(engines[place], prompts, params, batch_size, _ignore)
+            timing = run_batches(engines[place], prompts, work.params, batch_size, _ignore)
             if timing.tokens != batch_size * work.new_tokens:
                 raise SpecEngineError(
                     f"a batch of {batch_size} gave {timing.tokens} tokens of "

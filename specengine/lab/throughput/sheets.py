@@ -37,9 +37,10 @@ def _rates(report: Report) -> Sheet:
         columns.append("× plain")
     for name in names:
         columns += [name, f"× {name}"]
+    chosen = f"at temperature {work.temperature:g}" if work.temperature else "greedy"
     note = (
         f"Best of {work.repeats}: {work.prompt_len}-token prompts, {work.new_tokens} new tokens, "
-        f"greedy. {DEFINITIONS['tau']} Rounds: a request, after the prefill. {report.limit}"
+        f"{chosen}. {DEFINITIONS['tau']} Rounds: a request, after the prefill. {report.limit}"
     )
     if report.card is not None:
         note += " " + card_line(report.card)
