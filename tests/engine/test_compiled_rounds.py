@@ -1,0 +1,74 @@
+"""Rounds whose layers go through torch.compile, up to a batch size: answers stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.layers import decoder
+from specengine.layers.decoder import DecoderLayer
+from specengine.runner.loader import load
+from tests.device import DEVICE
+from tests.engine.flying_world import let_fly
+
+PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
+GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
+ON_GPU = DEVICE.type == "cuda"
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of every call of a compiled layer. On a CPU, without a graph's compiler."""
+    if not ON_GPU:
+        monkeypatch.setattr(load, "pack_linears", lambda *_: None)
+
+        def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+            return torch.compile(function, backend="aot_eager", dynamic=True)
+
+        monkeypatch.setattr(decoder, "compiled", traced)
+    run, seen = DecoderLayer.forward_compiled, list[int]()
+
+    def counted(self: DecoderLayer, positions: Tensor, hidden: Tensor, *given: Any) -> Any:
+        seen.append(len(hidden))
+        return run(self, positions, hidden, *given)
+
+    monkeypatch.setattr(DecoderLayer, "forward_compiled", counted)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["plain", "EAGLE3"])
+def test_answers_of_both(
+    name: str,
+    target: Path,
+    drafters: dict[str, str],
+    rows: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four requests are above the limit of two, and are captured as ever."""
+    spec = None
+    if name != "plain":
+        path = drafters[name]
+        spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
+    found = []
+    for limit in (0, 2):
+        given: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
+        if ON_GPU:
+            compile_it = {"enable_torch_compile": limit > 0, "torch_compile_max_bs": max(limit, 1)}
+            llm = LLM(str(target), spec, **given, **compile_it)
+        else:
+            llm = LLM(str(target), spec, device="cpu", **given)
+            llm.engine.parts.worker.runner.compile_max_bs = limit
+            let_fly(llm, monkeypatch)
+        few = llm.generate(PROMPTS[:1], GREEDY, progress=False)
+        assert bool(rows) == (limit > 0)
+        assert set(rows) <= ({1, 2} if spec is None else {1, 2, 4, 8})
+        rows.clear()
+        found.append([*few, *llm.generate(PROMPTS, GREEDY, progress=False)])
+        rows.clear()
+    assert [one.token_ids for one in found[1]] == [one.token_ids for one in found[0]]
