@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from specengine.core.interfaces import LogitsOutput
@@ -20,7 +19,7 @@ from specengine.layers.sampler import Sampler
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.probs import RoundProbs
-from specengine.target.verify.walk import Walk, path_to
+from specengine.target.verify.walk import Walk, to_host
 
 
 class SampledVerifier(MatchVerifier):
@@ -49,7 +48,7 @@ class SampledVerifier(MatchVerifier):
         if proposal.is_empty or sampling.all_greedy or without_probs:
             return super().walks(output, sampling, proposal)
         probs = RoundProbs.of(output.logits, sampling, proposal)
-        return _to_host(probs, self.decide(probs, sampling))
+        return to_host(self.decide(probs, sampling), probs.tokens_BN, probs.parents_BN)
 
     def decide(self, probs: RoundProbs, sampling: SamplingBatch) -> Accepted:
         """The path that stands and the token after it."""
@@ -83,13 +82,3 @@ def draws_of(sampling: SamplingBatch) -> Draws:
         residual=int(Stream.RESIDUAL),
         sample=int(Stream.SAMPLE),
     )
-
-
-def _to_host(probs: RoundProbs, found: Accepted) -> list[Walk]:
-    """In one copy."""
-    columns = [found.ends_B[:, None], found.tokens_B[:, None], probs.tokens_BN, probs.parents_BN]
-    walks, width = [], probs.tokens_BN.shape[1]
-    for end, last, *nodes in torch.cat(columns, dim=1).tolist():
-        path = path_to(end, parents=nodes[width:])
-        walks.append(Walk(path, [*(nodes[node] for node in path[1:]), last]))
-    return walks

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from specengine.core.spec import DraftProposal
+from specengine.kernels.accept_sampled import Accepted
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,13 @@ def path_to(node: int, parents: list[int]) -> list[int]:
     while path[-1] > 0:
         path.append(parents[path[-1]])
     return path[::-1]
+
+
+def to_host(found: Accepted, tokens_BN: Tensor, parents_BN: Tensor) -> list[Walk]:
+    """What a kernel decided about these drafts, in one copy."""
+    columns = [found.ends_B[:, None], found.tokens_B[:, None], tokens_BN, parents_BN]
+    walks, width = [], tokens_BN.shape[1]
+    for end, last, *nodes in torch.cat(columns, dim=1).tolist():
+        path = path_to(end, parents=nodes[width:])
+        walks.append(Walk(path, [*(nodes[node] for node in path[1:]), last]))
+    return walks

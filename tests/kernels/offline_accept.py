@@ -1,4 +1,4 @@
-"""The kernels that decide about sampled drafts, compiled for Hopper; for a process of its own.
+"""The kernels that decide about drafts, compiled for Hopper; for a process of its own.
 Prints how many forms of each there are."""
 
 from __future__ import annotations
@@ -6,15 +6,17 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from triton.runtime.jit import JITFunction
 
 from specengine.kernels.accept_block import accept_block
 from specengine.kernels.accept_rejection import accept_rejection
+from specengine.kernels.accept_relaxed import accept_relaxed
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_target_only import accept_target_only
-from tests.kernels import offline_triton
+from tests.kernels import offline_triton, relaxed_world
 from tests.kernels.sampled_world import CPU, draws_of, random_round
 
 
@@ -31,6 +33,9 @@ def main() -> None:
     drafts = random_round(random.Random(0), 3, 5, 9000, tree=False)
     for rule in (accept_rejection, accept_block, accept_sibling, accept_target_only):
         rule(drafts, draws_of(3, CPU), backend="triton")
+    relaxed = relaxed_world.random_round(random.Random(0), 3, 5, 9000, tree=False)
+    for logits_TV in (relaxed.logits_TV, relaxed.logits_TV.bfloat16()):
+        accept_relaxed(replace(relaxed, logits_TV=logits_TV), 3, 0.3, backend="triton")
     print(json.dumps(compiled))
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
 from specengine.kernels.accept_sampled import Accepted
@@ -21,11 +20,9 @@ from specengine.target.verify.coins import KeyedCoins
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.rejection import RejectionVerifier
-from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
-from tests.device import DEVICE
 from tests.target.verify_world import Draft, TableTarget, chain, decode_batch, propose
 from tests.target.verify_world import request as make_req
 
@@ -213,40 +210,3 @@ def test_rows_are_what_plain_decoding_samples_from() -> None:
         said, empty = decode_batch([req], VOCAB), propose([req.last_token], [([], [])])
         plain = RoundProbs.of(target(said, empty).logits, said.sampling, empty)
         torch.testing.assert_close(probs.target_TV[node], plain.target_TV[0])
-
-
-def test_relaxed_takes_what_is_nearly_as_good() -> None:
-    logits = torch.tensor([[0.4, 0.35, 0.2, 0.05]] * 4, device=DEVICE).log()
-    req = make_req(temperature=0.0)
-    batch = decode_batch([req], 4)
-    expected = {
-        (3, 0.5): [[1, 0], [2, 0], [0]],  # (top_k, delta): what stands of drafts 1, 2 and 3
-        (3, 0.1): [[1, 0], [0], [0]],
-        (2, 0.5): [[1, 0], [0], [0]],
-        (1, 0.5): [[0], [0], [0]],
-        (4, 1.0): [[1, 0], [2, 0], [3, 0]],
-    }
-    for (top_k, delta), outputs in expected.items():
-        verifier = RelaxedVerifier(top_k, delta)
-        for draft, tokens in zip((1, 2, 3), outputs, strict=True):
-            proposal = propose([1], [chain(draft)])
-            result = verifier.accept(LogitsOutput(logits[:2]), batch, proposal)
-            assert result.tokens == [tokens]
-            assert result.is_lossy
-
-
-def test_relaxed_prefers_the_targets_own_token() -> None:
-    r"""
-          0
-        /   \
-     1:"1"  2:"0"
-              |
-            3:"2"
-    """
-    logits = torch.tensor([[0.4, 0.35, 0.25]] * 4, device=DEVICE).log()
-    batch = decode_batch([make_req(temperature=0.0)], 3)
-    proposal = propose([1], [([1, 0, 2], [0, 0, 2])])
-    result = RelaxedVerifier(3, 0.5).accept(LogitsOutput(logits), batch, proposal)
-    assert result.tokens == [[0, 2, 0]]
-    assert result.kv_keep == [[0, 2, 3]]
-    assert not MatchVerifier().accept(LogitsOutput(logits), batch, proposal).is_lossy
