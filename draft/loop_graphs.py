@@ -24,6 +24,7 @@ from specengine.core.spec import (
 from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits
 from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.model_runner import ModelRunner
 
@@ -52,6 +53,7 @@ class CapturedLoop:
     inputs_3B: Tensor  # rows of the page table, lengths, roots; row 0 pads
     drafted: DraftRows
     edits: RowEdits | None
+    guard: GraphGuard | None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def draws_chains(drafter: object) -> bool:
 
 class DraftLoops:
     """Draft loops of a drafter that needs nothing from the host, captured when first needed."""
+
+    unguarded = ("captured",)
 
     def __init__(
         self,
@@ -107,6 +111,8 @@ class DraftLoops:
         loop.inputs_3B.copy_(inputs_3B, non_blocking=True)
         if loop.edits is not None:
             loop.edits.fill(batch.sampling, self.drafter.target_ids)
+        if loop.guard is not None:
+            loop.guard.check()
         loop.graph.replay()
         self.counters["replays"] += 1
         return self._proposal(loop.drafted, levels)
@@ -167,7 +173,8 @@ class DraftLoops:
             graph, drafted = capture(run, memory.pool)
         self.counters["captures"] += 1
         logger.info("captured a draft loop in %.2f s: %s", perf_counter() - start, form)
-        self.captured[form] = CapturedLoop(graph, inputs_3B, drafted, edits)
+        guard = self.runner.guard_of(loops=self, inputs=inputs_3B, edits=edits)
+        self.captured[form] = CapturedLoop(graph, inputs_3B, drafted, edits, guard)
         return self.captured[form]
 
     def _run(self, rows: RowBatch, steps: int, edits: RowEdits | None) -> DraftRows:

@@ -51,6 +51,8 @@ class MtpLayersWorker(MtpWorker):
     another request drafted, which costs a little acceptance at most.
     """
 
+    unguarded = ("_path_BD", "_rows_B")
+
     def __init__(
         self,
         runners: Sequence[ModelRunner],

@@ -33,6 +33,7 @@ class StandaloneWorker(DraftWorker):
     """
 
     first_place = 1
+    unguarded = ("_proposal",)
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from specengine.engine.row_state import RowState
 from specengine.engine.shared_ints import SharedInts
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
 from specengine.runner.graph_counters import count_fallback
-from specengine.runner.graph_guard import GraphGuard, Named, round_inputs
+from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
@@ -49,6 +49,7 @@ class GraphRound:
 
     samples = True  # whether requests that sample fly
     masks_fly = True  # likewise, whom a grammar rules (graph_ruled.py)
+    unguarded = ("captured", "guard")
 
     def __init__(
         self,
@@ -111,17 +112,9 @@ class GraphRound:
                     self._capture(form)
             if self.samples:
                 self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
-        if self.runner.guards_graphs:
-            self.guard = GraphGuard(self.inputs)
         took, used = perf_counter() - start, free_before - torch.cuda.mem_get_info()[0]
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
         logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))
-
-    def inputs(self) -> Named:
-        """What graphs read and write and nobody may move, as it is now."""
-        runners = {"the target's": self.runner}
-        runners["the draft's"] = getattr(self.drafter, "runner", self.runner)
-        return round_inputs(self.rows, self.state, runners)
 
     def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         forms = [Form(batch_size, steps, choosing) for steps in self.steps]
@@ -138,6 +131,8 @@ class GraphRound:
         finally:
             self.state.turn.fill_(self._turn)  # the run before the capture has taken one
         self.counters["captures"] += 1
+        if self.guard is None:
+            self.guard = self.runner.guard_of(rounds=self)
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return RoundParts(self, rows_B, form)

@@ -130,6 +130,8 @@ class CapturedExtend:
 class ExtendGraphRunner:
     """Replays EXTEND forwards of short prompts; the rest runs eagerly."""
 
+    unguarded = ("captured",)
+
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         context = self.table.shape[1]
@@ -178,7 +180,8 @@ class ExtendGraphRunner:
         self.runner.attn_backend.init_forward_metadata_capture(batch)
         pool = self.runner.graph_memory.pool
         graph, output = capture(lambda: self._run(batch, inputs), pool)
-        return CapturedExtend(batch, graph, output, self.runner.guard_of(batch))
+        guard = self.runner.guard_of(graphs=self, batch=batch)
+        return CapturedExtend(batch, graph, output, guard)
 
     def _run(self, batch: ForwardBatch, inputs: Inputs) -> LogitsOutput:
         rows = inputs.rows[inputs.requests_T]

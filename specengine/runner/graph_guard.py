@@ -5,19 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
-from specengine.core.batch import ForwardBatch
 from specengine.core.errors import GraphInputError
-from specengine.core.interfaces import DecoderModel, KVPool, ReqToTokenTable
-from specengine.layers.attention import Attention
+from specengine.core.request import Req
 
-if TYPE_CHECKING:
-    from specengine.runner.model_runner import ModelRunner
-
-Named = Iterator[tuple[str, Tensor]]
+_DECLARED = ("_parameters", "_buffers", "_modules")  # what an nn.Module shows as attributes
 
 
 @dataclass(frozen=True)
@@ -31,56 +26,78 @@ class Place:
         return cls(tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
 
 
-class GraphGuard:
-    """Remembers where the inputs of one graph lie. find: gives them, by name, as they are now."""
+@dataclass(frozen=True)
+class Input:
+    """is_weight: a parameter or buffer of a model. They are all there from the start; others may
+    be made when they are first needed."""
 
-    def __init__(self, find: Callable[[], Named]) -> None:
+    name: str
+    tensor: Tensor
+    is_weight: bool = False
+
+
+class GraphGuard:
+    """Remembers where the inputs of a graph lie, or of several; those that come later from the
+    first check on that finds them. find: gives them as they are now."""
+
+    def __init__(self, find: Callable[[], Iterator[Input]]) -> None:
         self.find = find
-        self.known = {name: Place.of(tensor) for name, tensor in find()}
+        self.known = {one.name: Place.of(one.tensor) for one in find()}
 
     def check(self) -> None:
         """Raise GraphInputError, naming the first input that is not where it was."""
-        found = {name: Place.of(tensor) for name, tensor in self.find()}
-        for name in sorted(self.known.keys() | found.keys()):
-            before, now = self.known.get(name), found.get(name)
+        found = {one.name: one for one in self.find()}
+        places = {name: Place.of(one.tensor) for name, one in found.items()}
+        late = {name for name, one in found.items() if one.is_weight} - self.known.keys()
+        for name in sorted(self.known.keys() | late):
+            before, now = self.known.get(name), places.get(name)
             if before != now:
                 raise GraphInputError(
                     f"a CUDA graph was captured with {name} at {before}, and now it is at {now}: "
                     "write into the captured tensor instead of replacing it, or capture again"
                 )
+        self.known = places
 
 
-def inputs_of(batch: ForwardBatch, model: DecoderModel) -> Named:
-    """The fixed buffers of a captured batch, and what every forward of the model reads."""
-    for name, value in vars(batch).items():
-        if isinstance(value, Tensor):
-            yield f"batch.{name}", value
-    if batch.tree is not None:
-        yield "batch.tree.mask_BNN", batch.tree.mask_BNN
-    yield from standing_inputs(batch.req_to_token_pool, batch.token_to_kv_pool, model)
+def inputs_of(owners: Mapping[str, object]) -> Iterator[Input]:
+    """Every tensor that the owners hold, and the objects of this package that they hold, by its
+    path of attributes. So a buffer that is added is watched; what no graph reads, and what graphs
+    make themselves, a class names in `unguarded`."""
+    seen: set[int] = set()
+    for name, owner in owners.items():
+        yield from _walk(name, owner, seen)
 
 
-def standing_inputs(table: ReqToTokenTable, kv: KVPool, model: DecoderModel) -> Named:
-    """The page table, the KV that it points into, and the weights."""
-    yield "req_to_token", table.req_to_token
-    if not isinstance(model, nn.Module):
-        return
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            keys, values = kv.get_kv_buffer(module.layer_id)
-            yield f"keys of {name}", keys
-            yield f"values of {name}", values
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+def _walk(path: str, value: object, seen: set[int], is_weight: bool = False) -> Iterator[Input]:
+    if isinstance(value, Tensor):
+        if value.layout is torch.strided:  # others have no address, and come with no GPU
+            yield Input(path, value, is_weight)
+    elif isinstance(value, dict | list | tuple):
+        if _is_new(value, seen):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, one in pairs:
+                yield from _walk(f"{path}[{key}]", one, seen)
+    elif _is_walked(value) and _is_new(value, seen):
+        skipped = {name for cls in type(value).__mro__ for name in vars(cls).get("unguarded", ())}
+        for name, one in vars(value).items():
+            if name in _DECLARED and isinstance(value, nn.Module):
+                for declared, inner in one.items():
+                    yield from _walk(f"{path}.{declared}", inner, seen, name != "_modules")
+            elif name not in skipped:
+                yield from _walk(f"{path}.{name}", one, seen)
 
 
-def round_inputs(rows: Tensor, state: object, runners: Mapping[str, ModelRunner]) -> Named:
-    """What graphs of whole rounds read and write: rows of the page table, the requests' state by
-    row (a dataclass of tensors), and what stands of each runner."""
-    yield "rows", rows
-    for name, tensor in vars(state).items():
-        yield f"state.{name}", tensor
-    for whose, runner in runners.items():
-        table, kv = runner.pools.req_to_token_pool, runner.pools.token_to_kv_pool
-        for name, tensor in standing_inputs(table, kv, runner.model):
-            yield f"{whose} {name}", tensor
+def _is_new(value: object, seen: set[int]) -> bool:
+    """By identity: the owners keep it alive while they are walked."""
+    is_new = id(value) not in seen
+    seen.add(id(value))
+    return is_new
+
+
+def _is_walked(value: object) -> bool:
+    """Requests come and go; what other packages keep is theirs."""
+    if isinstance(value, type | Req) or not hasattr(value, "__dict__"):
+        return False
+    bases = type(value).__mro__
+    ours = any(cls.__module__.partition(".")[0] == "specengine" for cls in bases)
+    return ours or isinstance(value, nn.Module)

@@ -103,6 +103,8 @@ class DecodeGraphRunner:
     and so write to slot 0, which no request owns.
     """
 
+    unguarded = ("captured",)
+
     def __init__(self, runner: ModelRunner, batch_sizes: list[int], padding: bool) -> None:
         self.runner = runner
         self.padding = padding
@@ -142,7 +144,7 @@ class DecodeGraphRunner:
         batch = self._fixed_batch(bs)
         self.runner.attn_backend.init_forward_metadata_capture(batch)
         graph, output = capture(lambda: self._run(batch), self.runner.graph_memory.pool)
-        return CapturedDecode(graph, batch, output, self.runner.guard_of(batch))
+        return CapturedDecode(graph, batch, output, self.runner.guard_of(graphs=self, batch=batch))
 
     def _run(self, batch: ForwardBatch) -> LogitsOutput:
         table = batch.req_to_token_pool.req_to_token

@@ -104,10 +104,9 @@ class ModelRunner:
         on_device.capture_layers = self.capture_layers
         return on_device
 
-    def guard_of(self, batch: ForwardBatch) -> GraphGuard | None:
-        """Of a graph's fixed batch, where graphs are guarded."""
-        find = partial(inputs_of, batch, self.model)
-        return GraphGuard(find) if self.guards_graphs else None
+    def guard_of(self, **owners: object) -> GraphGuard | None:
+        """Over all that they hold, this runner among it, where graphs are guarded."""
+        return GraphGuard(partial(inputs_of, owners)) if self.guards_graphs else None
 
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
         """A forward whose tokens and tree may still be filled in when it runs."""

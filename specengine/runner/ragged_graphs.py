@@ -80,6 +80,8 @@ class CapturedForward:
 class RaggedGraphRunner:
     """Replays forwards of the modes it was made for."""
 
+    unguarded = ("captured",)
+
     def __init__(
         self,
         runner: ModelRunner,
@@ -185,7 +187,7 @@ class RaggedGraphRunner:
         self.counters["captures"] += 1
         seconds = perf_counter() - start
         logger.info("captured a %s graph in %.2f s: %s", self.kind, seconds, form)
-        guard = self.runner.guard_of(batch)
+        guard = self.runner.guard_of(graphs=self, batch=batch)
         return CapturedForward(graph, buffer, inputs, batch, output, guard)
 
     def _run(self, form: Form, inputs: Inputs, batch: ForwardBatch) -> Callable[[], LogitsOutput]:

@@ -26,7 +26,6 @@ from specengine.engine.row_choices import Choosing
 from specengine.kernels.keep_rows import keep_rows
 from specengine.kernels.paged_attention import PagedBatch, paged_attention
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from specengine.runner.graph_guard import GraphGuard
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 NEW_TOKENS = 24
@@ -191,11 +190,15 @@ def test_of_many_rows_those_that_stand_go_on(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 def test_a_buffer_that_moved_is_noticed(target: Path, drafts: dict[str, SpecConfig | None]) -> None:
     flying = on_the_cpu(make(target, drafts["EAGLE3"], device="cpu"))
-    guard = GraphGuard(flying.inputs)
+    flying.runner.guards_graphs = True
+    guard = flying.runner.guard_of(rounds=flying)
+    assert guard is not None
     guard.check()
     weights = flying.drafter.runner.model.fc  # type: ignore[attr-defined]
     weights.bias = torch.nn.Parameter(torch.zeros(64), requires_grad=False)
-    with pytest.raises(GraphInputError, match=r"captured with the draft's fc\.bias at None"):
+    with pytest.raises(
+        GraphInputError, match=r"captured with rounds\.drafter\..*model\.fc\.bias at None"
+    ):
         guard.check()
 
 

@@ -89,6 +89,8 @@ class WrapperPool:
 class Wrappers:
     """Makes wrappers that share the room for split keys: their forwards run on one stream."""
 
+    unguarded = ("_slots",)
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
