@@ -23,7 +23,7 @@ from specengine.core.spec import (
 )
 from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits
-from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_counters import NoGraphs, count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.model_runner import ModelRunner
@@ -73,6 +73,13 @@ def draws_trees(drafter: object) -> bool:
 def draws_chains(drafter: object) -> bool:
     """Whether a drafter drafts chains on the device alone."""
     return isinstance(drafter, RowDrafter) and drafter.row_steps is not None
+
+
+class NoDraftLoops(NoGraphs):
+    """Where they would be."""
+
+    def draft(self, batch: ScheduleBatch, levels: list[int]) -> None:
+        self.count()
 
 
 class DraftLoops:

@@ -17,7 +17,7 @@ from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, Verif
 from specengine.core.transfer import int64
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
-from specengine.draft.loop_graphs import DraftLoops
+from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops
 from specengine.draft.tree import draft_tree, tree_sizes
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
@@ -53,7 +53,7 @@ class DraftWorker(TpModelWorker, ABC):
         self.proposes_tree = spec.eagle_topk > 1
         self.emits_probs = spec.draft_sampling
         self.is_static = spec.static_tree
-        self.loops: DraftLoops | None = None  # set by whoever wants graphs
+        self.loops: DraftLoops | NoDraftLoops | None = None  # set by whoever wants graphs
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = node_limit
 

@@ -40,6 +40,7 @@ from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.device_memory import DeviceMemory
+from specengine.runner.graph_counters import NoGraphs
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -119,7 +120,9 @@ def _capture(config: EngineConfig, engine: Engine, runner: ModelRunner, phases: 
     if config.graph.disable_cuda_graph or sizes is None:
         return
     gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
-    graph_round = make_graph_round(config, engine.parts)
+    found = make_graph_round(config, engine.parts)
+    graph_round = None if isinstance(found, str) else found
+    engine.no_rounds = NoGraphs("round", found) if isinstance(found, str) else None
     with phases.phase("compile kernels"):
         compile_ahead(config, runner, graph_round)
     with tally() as compiled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
@@ -15,13 +14,10 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.loop import EngineParts
-
-logger = logging.getLogger(__name__)
-
-_NO_GRAPHS = "no graphs of whole rounds: %s"
-
+from specengine.runner.graph_counters import PLANS_ON_HOST
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 
@@ -59,26 +55,20 @@ def _smaller_trees(graph_round: GraphRound) -> dict[int, dict[int, Curve]]:
     return seconds
 
 
-def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | None:
-    """Not captured yet; None without graphs, where somebody looks at rounds, where the drafter
-    needs the host, and where the verifier does more than compare tokens."""
+def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | str:
+    """Not captured yet; or why there is none. For an engine with graphs."""
     sizes, forced = config.graph.cuda_graph_bs, config.spec.simulate_accept_length
-    if config.graph.disable_cuda_graph or sizes is None:
-        return None
+    assert sizes is not None
     if parts.worker.runner.attn_backend.limits.plans_on_host:
-        logger.info(_NO_GRAPHS, "the attention backend plans on the host")
-        return None
+        return PLANS_ON_HOST
     if config.trace.trace is not None:
-        logger.info(_NO_GRAPHS, "rounds are traced")
-        return None
+        return TRACED
     chooses = parts.adaptive is not None
     found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device, chooses)
     if found is None:
-        logger.info(_NO_GRAPHS, "the drafter needs the host in the middle of a round")
-        return None
+        return "the drafter needs the host in the middle of a round"
     if getattr(parts.verifier, "is_lossy", True) and forced is None:
-        logger.info(_NO_GRAPHS, "the verifier does more than compare tokens")
-        return None
+        return "the verifier does more than compare tokens"
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found
     unseen = parts.worker.runner.attn_backend.limits.first_keys  # what it slept through

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from specengine.engine.graph_round import GraphRound
 
 
+TRACED = "rounds are traced"
+
+
 def if_hesitant(drafter: RowDrafter) -> HesitantRowDrafter | None:
     """To be asked once: it takes 20 us, which each launch would wait for."""
     return drafter if isinstance(drafter, HesitantRowDrafter) else None

@@ -37,7 +37,7 @@ from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.round import SpeculativeRound
-from specengine.runner.graph_counters import GraphStats, count_fallback
+from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler
 
@@ -111,6 +111,7 @@ class Engine:
         self._early = cast(EarlyDrafter, drafter) if early else None
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
         self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
+        self.no_rounds: NoGraphs | None = None  # likewise, where it could but for one reason
         self.ragged_counters: dict[str, Counter[str]] = {}  # likewise
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
@@ -195,6 +196,8 @@ class Engine:
         """Rounds that somebody looks at keep their depth."""
         if self.flights is not None:
             self.flights.interrupt()
+        elif self.no_rounds is not None:
+            self.no_rounds.count()
         adaptive = self.parts.adaptive
         if adaptive is None or self.round.recorders:
             return self.round.run(batch)
@@ -263,8 +266,9 @@ class Engine:
         return choice
 
     def _graph_stats(self) -> dict[str, GraphStats]:
-        runner = self.parts.worker.runner
-        kinds = {"decode": runner.graph, "prefill": runner.extend_graph, "round": self.graph_round}
+        runner, rounds = self.parts.worker.runner, self.graph_round or self.no_rounds
+        prefills = runner.extend_graph or runner.no_extend_graphs
+        kinds = {"decode": runner.graph, "prefill": prefills, "round": rounds}
         counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
         counters |= self.ragged_counters
         return {kind: GraphStats.of(one) for kind, one in counters.items()}

@@ -9,12 +9,20 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import DecoderModel
 from specengine.core.spec import Drafter
-from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, draws_chains, draws_trees
+from specengine.draft.loop_graphs import (
+    DraftLoops,
+    LoopDrafter,
+    NoDraftLoops,
+    draws_chains,
+    draws_trees,
+)
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.worker import DraftWorker
+from specengine.engine.grounds import TRACED
 from specengine.engine.registry import max_nodes
 from specengine.runner.extend_graphs import SHAPES
+from specengine.runner.graph_counters import PLANS_ON_HOST
 from specengine.runner.graph_memory import GraphDemand
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.ragged_forms import CROWD_WIDTH, MAX_TOKENS, Sizes
@@ -71,23 +79,31 @@ def add_ragged_graphs(
 
 
 def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter[str]]:
-    """Let a drafter that needs nothing from the host, nor does its attention, draft in one graph.
-    Gives the counters. Traced drafts must say how sure they are, which those of graphs do not."""
+    """Let a drafter that has a model draft in one graph, where neither it nor its attention needs
+    the host. Gives the counters; without graphs or without a model there are none."""
     sizes = config.graph.cuda_graph_bs
     inner = getattr(drafter, "inner", drafter)
-    if config.graph.disable_cuda_graph or sizes is None or config.trace.trace is not None:
+    if config.graph.disable_cuda_graph or sizes is None or not isinstance(inner, DraftWorker):
         return {}
-    if isinstance(inner, StandaloneWorker | MtpLayersWorker):
+    if isinstance(inner, StandaloneWorker | MtpLayersWorker) and config.trace.trace is None:
         inner.flies = True
-    if not isinstance(inner, DraftWorker) or not (draws_chains(inner) or draws_trees(inner)):
-        return {}
-    if inner.runner.attn_backend.limits.plans_on_host:
-        return {}
-    assert isinstance(inner, LoopDrafter)
-    padding = not config.graph.disable_cuda_graph_padding
-    counters: Counter[str] = Counter()
-    inner.loops = DraftLoops(inner, sizes, padding, counters)
-    return {"draft loop": counters}
+    reason = _why_no_loops(config, inner)
+    if reason is not None:
+        inner.loops = NoDraftLoops("draft loop", reason)
+    else:
+        assert isinstance(inner, LoopDrafter)
+        padding = not config.graph.disable_cuda_graph_padding
+        inner.loops = DraftLoops(inner, sizes, padding, Counter())
+    return {"draft loop": inner.loops.counters}
+
+
+def _why_no_loops(config: EngineConfig, drafter: DraftWorker) -> str | None:
+    """Traced drafts must say how sure they are, which those of graphs do not."""
+    if config.trace.trace is not None:
+        return TRACED
+    if not (draws_chains(drafter) or draws_trees(drafter)):
+        return "the drafter needs the host in the middle of a draft"
+    return PLANS_ON_HOST if drafter.runner.attn_backend.limits.plans_on_host else None
 
 
 def _draft_widths(spec: SpecConfig) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 logger = logging.getLogger(__name__)
 
 _FALLBACK = "fallback: "
+PLANS_ON_HOST = "the attention backend plans on the host"  # a reason
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,23 @@ class GraphStats:
                 if name.startswith(_FALLBACK)
             },
         )
+
+
+@dataclass(frozen=True)
+class NoGraphs:
+    """Stands where graphs of a kind would. Whatever they would have served is a fallback, for one
+    reason, which is logged at once."""
+
+    kind: str
+    reason: str
+    counters: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        logger.info("no %s graphs: %s", self.kind, self.reason)
+
+    def count(self) -> None:
+        """One that they would have served."""
+        count_fallback(self.counters, self.kind, self.reason)
 
 
 def count_fallback(counters: Counter[str], kind: str, reason: str) -> None:

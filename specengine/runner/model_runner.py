@@ -22,6 +22,7 @@ from specengine.kernels.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.extend_graphs import ExtendGraphRunner
+from specengine.runner.graph_counters import PLANS_ON_HOST, NoGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.graphs import DecodeGraphRunner
@@ -70,6 +71,7 @@ class ModelRunner:
         self.capture_layers = capture_layers
         self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
         self.extend_graph: ExtendGraphRunner | None = None  # likewise
+        self.no_extend_graphs: NoGraphs | None = None  # likewise, where there are no others
         self.ragged_graph: RaggedGraphRunner | None = None  # set by whoever wants it
         self.graph_memory = graph_memory or GraphMemory()
         self.guards_graphs = False  # checks their inputs before each replay
@@ -88,9 +90,12 @@ class ModelRunner:
             return
         self.graph = DecodeGraphRunner(self, batch_sizes, padding)
         self.graph.capture()
-        if padding and not self.attn_backend.limits.plans_on_host:
-            self.extend_graph = ExtendGraphRunner(self)
-            self.extend_graph.capture()
+        if not padding or self.attn_backend.limits.plans_on_host:
+            reason = PLANS_ON_HOST if padding else "padding off"
+            self.no_extend_graphs = NoGraphs("prefill", reason)
+            return
+        self.extend_graph = ExtendGraphRunner(self)
+        self.extend_graph.capture()
 
     def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
         on_device = ForwardBatch.init_new(
@@ -182,6 +187,8 @@ class ModelRunner:
                 output = self.extend_graph.run(batch)
                 if output is not None:
                     return output
+            elif self.no_extend_graphs is not None and batch.forward_mode is ForwardMode.EXTEND:
+                self.no_extend_graphs.count()
             if self.ragged_graph is not None:
                 form = self.ragged_graph.form_of(batch)
                 if form is not None:

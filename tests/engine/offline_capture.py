@@ -80,7 +80,8 @@ def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound | None]:
     runner, drafter = engine.parts.worker.runner, engine.parts.drafter
     for one in (runner, *getattr(drafter, "runners", ())):
         one.attn_backend = backend
-    return runner, make_graph_round(replace(config, graph=graph), engine.parts)
+    found = make_graph_round(replace(config, graph=graph), engine.parts)
+    return runner, None if isinstance(found, str) else found
 
 
 def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from specengine.runner.graph_counters import GraphStats, count_fallback
+from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
 
 
 def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -25,3 +25,17 @@ def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_nothing_has_happened_yet() -> None:
     assert GraphStats.of(Counter()) == GraphStats(0, 0, {})
+
+
+def test_where_there_are_none_all_is_a_fallback(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        none = NoGraphs("round", "rounds are traced")
+        assert [one.getMessage() for one in caplog.records] == [
+            "no round graphs: rounds are traced"
+        ]
+        assert GraphStats.of(none.counters) == GraphStats()
+        for _ in range(3):
+            none.count()
+    assert len(caplog.records) == 2, "the first is told, as of any graph"
+    assert GraphStats.of(none.counters) == GraphStats(0, 0, {"rounds are traced": 3})
+    assert NoGraphs("round", "another engine's").counters is not none.counters

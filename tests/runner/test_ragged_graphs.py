@@ -162,11 +162,14 @@ def test_rounds_of_functions(
     for params in BATCHES:
         assert tokens(replayed, params) == tokens(eager, params)
     assert counters["verify"]["replays"] > 2
-    drafts = counters["draft"]["replays"] + counters.get("draft loop", Counter())["replays"]
+    loops = counters.get("draft loop", Counter())
+    drafts = counters["draft"]["replays"] + loops["replays"]
     assert (drafts > 8) == (specs[name].algorithm in LEARNED)
     assert counters["verify"]["captures"] <= 12
     assert replayed.engine.scheduler.spec_totals.num_accepted_tokens > 0
-    assert "draft loop" not in counters or counters["draft loop"]["replays"] > 2
+    refused = loops["fallback: the drafter needs the host in the middle of a draft"]
+    assert (refused > 2) == ("sample" in name)
+    assert "draft loop" not in counters or refused > 2 or loops["replays"] > 2
 
 
 LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
