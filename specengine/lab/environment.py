@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from specengine.core.machine import cpu_name
 from specengine.draft.train.data.manifest import file_sha256
 
 COMMIT_VARIABLE = "SPECENGINE_COMMIT"
@@ -28,7 +29,7 @@ def environment(program: str = "python") -> dict[str, Any]:
     return {
         "command": " ".join([program, *map(shlex.quote, arguments)]),
         "commit": _commit(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
@@ -88,12 +89,3 @@ def _commit() -> str:
     except OSError:  # no git
         return "unknown"
     return done.stdout.strip() or "unknown"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
