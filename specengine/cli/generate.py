@@ -74,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         for output in finished:
             print(f"--- choice {output.index} ---\n{output.text}")
     log_speed(engine, finished, seconds)
+    engine.close()
     return 0
 
 

@@ -163,7 +163,9 @@ class SpecConfig(Section):
         True, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
     )
     cost_table: str | None = option(
-        None, "JSON file of round costs for adaptive; default: learned from the rounds"
+        None,
+        "JSON file of round costs for adaptive, made where there is none yet; default: measured at "
+        "start for drafters on a GPU, learned from the rounds for others",
     )
     eagle_topk: int = option(1, "branches a draft model tries a token; 1 drafts a chain")
     num_draft_tokens: int | None = option(

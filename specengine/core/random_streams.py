@@ -30,3 +30,9 @@ def draw(seeds: Tensor, output_pos: Tensor, stream: Stream, lane: Tensor | int =
     """seeds, output_pos (index of the output token decided), lane (0 .. 2^31 - 1, tells draws about
     the same position apart): int64 [R] -> float64 [R] in [0, 1)."""
     return keyed_uniform(seeds, output_pos + lane * LANE, int(stream))
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """A seed for each of the n choices of a request; the first is the request's own."""
+    golden = 0x9E3779B97F4A7C15
+    return (seed + index * golden) % (1 << 63) if index else seed

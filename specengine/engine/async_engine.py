@@ -95,6 +95,7 @@ class AsyncEngine:
         self._stopped = True
         self._wake.set()
         self._thread.join()
+        self._engine.close()
 
     def _post(self, command: Callable[[], None]) -> None:
         if not self.is_ready:

@@ -16,6 +16,8 @@ from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.adaptive.build import make_adaptive
+from specengine.engine.adaptive.cost_file import CostFile
+from specengine.engine.cost_facts import engine_facts, keep_at_the_end, settle_costs
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
@@ -89,6 +91,7 @@ def build_engine(
     section must be the same; `phases` goes on counting. Raises ConfigError, ModelLoadError or
     OutOfMemoryError."""
     phases = phases or Phases()
+    costs = CostFile.of(config.spec)
     loaded = loaded or load(config, phases)
     config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
     draft = load_draft(config, loaded, phases)
@@ -103,10 +106,13 @@ def build_engine(
         one.guards_graphs = config.graph.debug_cuda_graph
         if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
             one.compile_max_bs = config.graph.torch_compile_max_bs
-    engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory)
+    if costs is not None:
+        costs.facts = engine_facts(config, loaded, draft, backend.name)
+    engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     engine.ragged_counters |= add_draft_loops(config, engine.drafter)
-    _capture(config, engine, runner, phases)
+    _capture(config, engine, runner, phases, costs)
+    keep_at_the_end(costs, engine)
     engine.round.plan_ahead = make_plan_ahead(config, engine.parts)
     record_trace(engine, loaded)
     graphs.log()
@@ -114,15 +120,23 @@ def build_engine(
     return engine
 
 
-def _capture(config: EngineConfig, engine: Engine, runner: ModelRunner, phases: Phases) -> None:
+def _capture(
+    config: EngineConfig,
+    engine: Engine,
+    runner: ModelRunner,
+    phases: Phases,
+    costs: CostFile | None,
+) -> None:
     """All graphs that are made at start."""
-    sizes = config.graph.cuda_graph_bs
-    if config.graph.disable_cuda_graph or sizes is None:
+    sizes = None if config.graph.disable_cuda_graph else config.graph.cuda_graph_bs
+    if sizes is None:
+        settle_costs(costs, engine, None)
         return
     gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
     found = make_graph_round(config, engine.parts)
     graph_round = None if isinstance(found, str) else found
     engine.no_rounds = NoGraphs("round", found) if isinstance(found, str) else None
+    settle_costs(costs, engine, graph_round)
     with phases.phase("compile kernels"):
         compile_ahead(config, runner, graph_round)
     with tally() as compiled:
@@ -130,7 +144,7 @@ def _capture(config: EngineConfig, engine: Engine, runner: ModelRunner, phases: 
             runner.capture_graphs(list(sizes), not config.graph.disable_cuda_graph_padding)
         if graph_round is not None:
             with phases.phase("capture rounds"):
-                engine.flights = make_flights(config, engine.parts, graph_round)
+                engine.flights = make_flights(config, engine.parts, graph_round, costs)
     if compiled.kernels:
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
 
@@ -195,12 +209,14 @@ def _assemble(
     worker: TpModelWorker,
     draft_runners: Sequence[ModelRunner],
     memory: Memory,
+    costs: CostFile | None,
 ) -> Engine:
     scheduler = _make_scheduler(config, loaded, memory)
     num_rows = memory.rows.req_to_token.shape[0]
     limit = NodeLimit(scheduler.round_limit)
     drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
     verifier = make_verifier(config.spec, drafter)
+    by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:
         check_trees(worker.runner.attn_backend, worker.runner.attn_layers)
     return Engine(
@@ -218,7 +234,7 @@ def _assemble(
             sample_prefill=sample_prefill,
             grammars=_make_grammars(loaded),
             fixed_depth=fixed_depth(config, drafter, verifier),
-            adaptive=make_adaptive(config, drafter, verifier, limit),
+            adaptive=make_adaptive(config, drafter, verifier, limit, by_hand),
         )
     )
 

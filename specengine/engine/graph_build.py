@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.spec import Drafter, RowDrafter, SleepyRowDrafter, TextDrafter, TreeRowDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
@@ -22,26 +21,33 @@ from specengine.runner.graph_counters import PLANS_ON_HOST
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 
 
-def make_flights(config: EngineConfig, parts: EngineParts, graph_round: GraphRound) -> Flights:
-    """Captures what lets rounds run on the device alone."""
+def make_flights(
+    config: EngineConfig, parts: EngineParts, graph_round: GraphRound, costs: CostFile | None = None
+) -> Flights:
+    """Captures what lets rounds run on the device alone. costs: settled."""
     graph_round.capture()
     overlaps = not config.schedule.disable_overlap_schedule
-    depths = None if parts.adaptive is None else _depths(config, graph_round)
+    depths = None if parts.adaptive is None else _depths(graph_round, costs)
     return Flights(graph_round, parts.drafter, parts.scheduler, depths, overlaps)
 
 
-def _depths(config: EngineConfig, graph_round: GraphRound) -> AdaptiveSteps:
-    """What rounds of a drafter on the device cost is measured now; the time of drafts that the host
-    makes is learned from the rounds."""
-    table, steps = config.spec.cost_table, graph_round.steps
-    sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
-    if table is not None:
-        return AdaptiveSteps(steps, StepCosts.read(Path(table).expanduser()), sizes=sizes)
+def _depths(graph_round: GraphRound, costs: CostFile | None) -> AdaptiveSteps:
+    """What rounds of a drafter on the device cost is measured now, if no file tells; the time of
+    drafts that the host makes is learned from the rounds."""
+    steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
     if isinstance(graph_round.drafter, HostDrafts):
-        return AdaptiveSteps(steps)
-    whole = measure(graph_round.seconds_of, graph_round.batch_sizes, steps)
-    costs = StepCosts(whole.seconds, _smaller_trees(graph_round))
-    return AdaptiveSteps(steps, costs, sizes=sizes)
+        depths = AdaptiveSteps(steps, by_hand)
+        if costs is not None:
+            costs.start(depths.costs)
+        return depths
+    sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
+    table = _measure(graph_round) if costs is None else costs.read_or(lambda: _measure(graph_round))
+    return AdaptiveSteps(steps, table, sizes=sizes)
+
+
+def _measure(graph_round: GraphRound) -> StepCosts:
+    whole = measure(graph_round.seconds_of, graph_round.batch_sizes, graph_round.steps)
+    return StepCosts(whole.seconds, _smaller_trees(graph_round))
 
 
 def _smaller_trees(graph_round: GraphRound) -> dict[int, dict[int, Curve]]:

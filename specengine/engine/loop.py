@@ -16,6 +16,7 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import QueueFullError, RequestError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.random_streams import choice_seed
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import (
@@ -112,6 +113,7 @@ class Engine:
         self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
         self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
         self.no_rounds: NoGraphs | None = None  # likewise, where it could but for one reason
+        self.at_end: Callable[[], object] = lambda: None  # likewise
         self.ragged_counters: dict[str, Counter[str]] = {}  # likewise
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
@@ -120,6 +122,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def close(self) -> None:
+        """Nothing runs after it: what the rounds have taught is kept, where a file was named."""
+        self.at_end()
 
     def add_request(
         self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool = True
@@ -240,10 +246,10 @@ class Engine:
 
     def _depth_in_use(self) -> Decision | None:
         """Of rounds on the device once there were any, else of the others."""
-        found = (chooser.current for chooser in self._choosers())
+        found = (chooser.current for chooser in self.choosers())
         return next((one for one in found if one is not None), None)
 
-    def _choosers(self) -> Iterator[AdaptiveSteps]:
+    def choosers(self) -> Iterator[AdaptiveSteps]:
         if self.flights is not None and self.flights.depths is not None:
             yield self.flights.depths
         if self.parts.adaptive is not None:
@@ -261,7 +267,7 @@ class Engine:
                 req.spec.depth = told[id(choice)]
 
     def _told(self, choice: DepthChoice) -> DepthChoice:
-        for chooser in self._choosers():
+        for chooser in self.choosers():
             choice = chooser.told(choice)
         return choice
 
@@ -310,9 +316,3 @@ class Engine:
             outputs.append(choice.take_output())
         self._tell_depths(ended)
         return outputs
-
-
-def choice_seed(seed: int, index: int) -> int:
-    """A seed for each of the n choices of a request; the first is the request's own."""
-    golden = 0x9E3779B97F4A7C15
-    return (seed + index * golden) % (1 << 63) if index else seed

@@ -156,3 +156,27 @@ def test_contenders_of_the_demo() -> None:
     assert algorithms("another") == ["NGRAM"]
     assert algorithms("smollm2", algorithm="SUFFIX") == ["SUFFIX"]
     assert algorithms("smollm2", ngram_branches=2) == ["NGRAM"]
+
+
+def test_what_rounds_cost_is_kept(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And refused, by name, by another engine."""
+    path = tmp_path / "costs.json"
+    draft = ["--speculative-algorithm", "NGRAM", "--speculative-ngram-min-match", "1"]
+    draft += ["--speculative-cost-table", str(path), "--prompt", "abcabcabcabc", "--device", "cpu"]
+    long = ["generate", model, *draft, *GREEDY, "--max-tokens", "60"]
+    assert main(long) == 0
+    first = capsys.readouterr().out
+    kept = json.loads(path.read_text())
+    assert kept["measured_for"]["dtype"] == "float32"
+    assert kept["seconds"].keys() == {"1"}
+    assert main(long) == 0
+    assert capsys.readouterr().out == first
+    assert main([*long, "--dtype", "bfloat16"]) == 2
+    error = capsys.readouterr().err
+    assert "dtype was 'float32' and is 'bfloat16'" in error
+    assert "delete the file" in error
+    elsewhere = str(tmp_path / "none" / "costs.json")
+    assert main([*long, "--speculative-cost-table", elsewhere]) == 2
+    assert "name one in a folder that can be written" in capsys.readouterr().err

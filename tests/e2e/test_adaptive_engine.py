@@ -149,8 +149,11 @@ def test_a_table_decides_from_the_first_round(folders: dict[str, Path], tmp_path
     stats = llm.engine.stats()
     assert stats.depth is not None
     assert (stats.depth.num_steps, stats.spec.num_drafts) == (0, 0)
+    before = dear.read_text()
+    llm.engine.close()
+    assert dear.read_text() == before, "who wrote it by hand finds it as it was"
     with pytest.raises(ConfigError, match="--speculative-cost-table"):
-        make(folders, ("NGRAM", {**NGRAM, "cost_table": str(tmp_path / "none")}))
+        make(folders, ("NGRAM", {**NGRAM, "cost_table": str(tmp_path / "none" / "table")}))
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,44 @@ def test_measured_from_large_to_small() -> None:
 
 def test_a_file_keeps_a_table(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    StepCosts(TABLE).write(path, device="a card", model="a model")
+    StepCosts(TABLE, notes={"device": "a card", "model": "a model"}).write(path)
+    found = StepCosts.read(path)
+    assert (found.seconds, found.notes) == (TABLE, {"device": "a card", "model": "a model"})
+
+
+def test_a_link_to_a_file_stays_one(tmp_path: Path) -> None:
+    path, link = tmp_path / "costs.json", tmp_path / "link.json"
+    link.symlink_to(path)
+    StepCosts(TABLE).write(link)
+    assert link.is_symlink()
     assert StepCosts.read(path).seconds == TABLE
-    assert '"device": "a card"' in path.read_text()
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("step", ["write_text", "replace"])
+def test_a_write_that_is_broken_off_leaves_what_was_there(
+    step: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "costs.json"
+    StepCosts(TABLE).write(path)
+    before = path.read_bytes()
+
+    def half_a_text(half: Path, text: str, encoding: str) -> None:
+        half.write_bytes(text.encode(encoding)[: len(text) // 2])
+        raise error
+
+    def no_replace(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        if step == "write_text":
+            patch.setattr(Path, "write_text", half_a_text)
+        else:
+            patch.setattr("os.replace", no_replace)
+        with pytest.raises(type(error)):
+            StepCosts({1: {0: 9.0, 4: 9.0}}).write(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +162,50 @@ def test_old_measurements_are_forgotten_when_there_are_new_ones() -> None:
     costs.record(1, 0, 0, 2.0)
     assert costs.of(1, 0) == 2.0
     assert not costs.is_settled(1, 0)
+
+
+def taught(rounds: int = 12) -> RunningCosts:
+    costs = RunningCosts()
+    for _ in range(rounds):
+        costs.record(1, 0, 0, 1.0)
+        costs.record(1, 4, 4, 3.0)
+        costs.record(6, 4, 15, 7.0)  # of trees, cut and whole
+        costs.record(6, 4, 15, 6.0, 5)
+        costs.record(5, 0, 0, 2.0)
+        costs.record(64, 4, 8, 9.0)
+    return costs
+
+
+def test_what_was_learned_makes_a_table() -> None:
+    """At whole depths, as far as was drafted; nothing of sizes that say too little."""
+    costs = taught()
+    table = costs.table()
+    assert table is not None
+    assert table.seconds == {
+        1: {0: 1.0, 1: 1.5, 2: 2.0, 3: 2.5, 4: 3.0},
+        8: {0: 2.0, 1: pytest.approx(4.0), 2: pytest.approx(6.0), 3: pytest.approx(8.0)},
+    }
+    assert table.smaller_trees.keys() == {5}
+    assert table.smaller_trees[5][8][3] == pytest.approx(costs.of(8, 3, 5))
+    assert taught(2).table() is None
+    assert RunningCosts().table() is None
+
+
+def test_a_table_is_where_learning_starts() -> None:
+    table = taught().table()
+    assert table is not None
+    costs = RunningCosts()
+    costs.start_from(table)
+    for size, depth, nodes in [(1, 0, None), (1, 3, None), (7, 2, None), (7, 2, 5)]:
+        assert costs.of(size, depth, nodes) == pytest.approx(taught().of(size, depth, nodes))
+    assert (costs.is_given(1), costs.is_given(5), costs.is_given(2)) == (True, True, False)
+    assert not costs.is_settled(1, 4)
+    again = costs.table()
+    assert again is not None
+    assert (again.seconds, again.smaller_trees) == (table.seconds, table.smaller_trees)
+    for _ in range(9):
+        costs.record(1, 4, 4, 5.0)
+    assert costs.of(1, 4) == 5.0, "rounds go on teaching"
 
 
 def test_buckets_are_powers_of_two() -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from specengine.core.config import EngineConfig
 from specengine.core.spec import Drafter, TreeRowDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
-from specengine.engine.adaptive.cost_table import StepCosts
+from specengine.engine.adaptive.cost_table import Costs
 from specengine.engine.adaptive.round import AdaptiveRound
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import NodeLimit
@@ -21,16 +20,18 @@ _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def make_adaptive(
-    config: EngineConfig, drafter: Drafter, verifier: TreeVerifier, limit: NodeLimit
+    config: EngineConfig,
+    drafter: Drafter,
+    verifier: TreeVerifier,
+    limit: NodeLimit,
+    costs: Costs | None = None,
 ) -> AdaptiveRound | None:
-    """None where depth is fixed. Raises ConfigError for a cost table that cannot be read."""
+    """None where depth is fixed. costs: None to learn them from the rounds."""
     why = why_fixed(config, verifier)
     if why is not None:
         if config.spec.algorithm is not None:
             logger.info("depth of drafts: %s", why)
         return None
-    table = config.spec.cost_table
-    costs = None if table is None else StepCosts.read(Path(table).expanduser())
     choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
     sizes = {} if is_chain else smaller_sizes(choices, lambda depth: most_nodes(drafter, depth))
     return AdaptiveRound(AdaptiveSteps(choices, costs, sizes=sizes), limit, is_chain)

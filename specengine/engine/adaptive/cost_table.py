@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ Curve = dict[int, float]
 
 _NONE: Mapping[int, Mapping[int, Curve]] = {}
 
+_TABLES = ("seconds", "smaller_trees")
 _FORM = '{"seconds": {"1": {"0": 0.0031, "3": 0.0042}, "8": {"0": 0.0033, "3": 0.0047}}}'
 
 
@@ -41,15 +43,19 @@ class StepCosts:
 
     A file of it is a JSON object: `seconds` maps batch sizes to objects that map num_steps to
     seconds, 0 (plain decoding) and at least one more in each. `smaller_trees` may map numbers of
-    nodes to more such objects, in which 0 need not be. Other keys are left alone.
+    nodes to more such objects, in which 0 need not be. Other keys are kept as notes.
     """
 
     is_fixed = True
 
     def __init__(
-        self, seconds: Mapping[int, Curve], smaller_trees: Mapping[int, Mapping[int, Curve]] = _NONE
+        self,
+        seconds: Mapping[int, Curve],
+        smaller_trees: Mapping[int, Mapping[int, Curve]] = _NONE,
+        notes: Mapping[str, object] | None = None,
     ) -> None:
-        """Raises ValueError for a table that gives no answer."""
+        """notes: what else its file says. Raises ValueError for a table that gives no answer."""
+        self.notes = dict(notes or {})
         self.seconds = _ascending(seconds)
         self.smaller_trees = {size: _ascending(one) for size, one in smaller_trees.items() if one}
         if not self.seconds or min(self.seconds) < 1:
@@ -69,17 +75,26 @@ class StepCosts:
             raw = json.loads(path.read_text(encoding="utf-8"))
             smaller = raw.get("smaller_trees", {}) if "seconds" in raw else {}
             sizes = {int(nodes): _numbers(curves) for nodes, curves in smaller.items()}
-            return cls(_numbers(raw["seconds"]), sizes)
+            table = cls(_numbers(raw["seconds"]), sizes)
+            table.notes = {key: value for key, value in raw.items() if key not in _TABLES}
+            return table
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"--speculative-cost-table {path}: no table of round costs ({error}); it looks "
-                f"like {_FORM}, in seconds by batch size and num_steps"
+                f"like {_FORM}, in seconds by batch size and num_steps; mend it, or delete it "
+                "to have one made"
             ) from error
 
-    def write(self, path: Path, **notes: object) -> None:
-        """notes: what the table was measured on."""
-        given = {**notes, "seconds": self.seconds, "smaller_trees": self.smaller_trees}
-        path.write_text(json.dumps(given, indent=1), encoding="utf-8")
+    def write(self, path: Path) -> None:
+        """All of it or nothing: what was there before stays where this fails. Raises OSError."""
+        path = path.resolve()  # a link stays one
+        given = {**self.notes, "seconds": self.seconds, "smaller_trees": self.smaller_trees}
+        half = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            half.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
+            os.replace(half, path)
+        finally:
+            half.unlink(missing_ok=True)
 
     def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
         """On straight lines between what was measured, and beyond it; never below the nearest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from specengine.engine.adaptive.cost_table import along
+from specengine.engine.adaptive.cost_table import Curve, StepCosts, along
 
 _WINDOW = 31
 _SETTLED = 8  # runs
@@ -42,6 +43,7 @@ class _Row:
     """Of one bucket of batch sizes."""
 
     round: int = 0
+    is_given: bool = False  # rounds of an earlier engine have taught it
     curves: dict[int | None, _Curve] = field(default_factory=dict)  # by num_nodes
     # by num_steps and num_nodes, the last few rounds
     runs: dict[tuple[int, int | None], list[int]] = field(default_factory=dict)
@@ -86,6 +88,39 @@ class RunningCosts:
         if num_nodes is not None:
             seconds = {0: seconds[0], **row.curves[num_nodes].seconds}
         return along(seconds, _CELLS * depth) if len(seconds) > 1 else None
+
+    def is_given(self, batch_size: int) -> bool:
+        """Whether costs of this size were there from the start."""
+        row = self._rows.get(bucket(batch_size))
+        return row is not None and row.is_given
+
+    def start_from(self, table: StepCosts) -> None:
+        """One measurement each, that others come beside; nothing is settled."""
+        for num_nodes, curves in ((None, table.seconds), *table.smaller_trees.items()):
+            for size, curve in curves.items():
+                row = self._rows.setdefault(bucket(size), _Row())
+                row.is_given = True
+                for depth, seconds in curve.items():
+                    place = row.curves.setdefault(num_nodes if depth else None, _Curve())
+                    place.record(_CELLS * depth, seconds, row.round)
+
+    def table(self) -> StepCosts | None:
+        """What is known of batch sizes that have run for a while, at whole depths up to what was
+        drafted; None where that is nothing."""
+        whole: dict[int, Curve] = {}
+        smaller: dict[int, dict[int, Curve]] = {}
+        for size, row in self._rows.items():
+            if not row.is_given and row.round < _SETTLED:
+                continue
+            for num_nodes, curve in row.curves.items():
+                deepest = math.ceil(max(curve.seconds) / _CELLS)
+                depths = range(0 if num_nodes is None else 1, deepest + 1)
+                costs = {depth: self.of(size, depth, num_nodes) for depth in depths}
+                known = {depth: cost for depth, cost in costs.items() if cost is not None}
+                if known:
+                    home = whole if num_nodes is None else smaller.setdefault(num_nodes, {})
+                    home[size] = known
+        return StepCosts(whole, smaller) if whole else None
 
     def is_settled(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> bool:
         row = self._rows.get(bucket(batch_size))

@@ -174,7 +174,7 @@ class AdaptiveSteps:
 
     def _decide(self, place: _Place, batch_size: int) -> Decision:
         deepest = Shape(self.steps[-1])
-        if not self.costs.is_fixed:
+        if isinstance(self.costs, RunningCosts) and not self.costs.is_given(batch_size):
             tries = (deepest, self.policy.deep_tries), (PLAIN, self.policy.plain_tries)
             for shape, count in tries:
                 if place.tries[shape] < count:

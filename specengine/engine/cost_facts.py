@@ -1,0 +1,126 @@
+"""What makes rounds cost what they cost: a table holds for one engine's, on one kind of machine."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from specengine import __version__
+from specengine.core.config import EngineConfig
+from specengine.core.interfaces import DecoderModel
+from specengine.core.machine import cpu_name
+from specengine.draft.loaded import LoadedDraft
+from specengine.draft.zoo.shipped import draft_path_of
+from specengine.engine.adaptive.cost_file import CostFile, Facts
+from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.loop import Engine
+from specengine.kernels import dispatch
+from specengine.runner.loader.loaded_model import LoadedModel
+
+# Options that no round takes longer for, or that are told in other words.
+_IDLE = {
+    "served_model_name",
+    "chat_template",
+    "cache_dir",
+    "load_format",
+    "random_seed",
+    "mem_fraction_static",
+    "max_total_tokens",
+    "disable_radix_cache",
+    "chunked_prefill_size",
+    "max_queued_requests",
+    "cuda_graph_max_bs",
+    "adaptive",
+    "cost_table",
+}
+_TOLD = {"model", "draft_model_path", "device", "attention_backend"}
+_SOURCES = {".py", ".cu", ".cuh", ".cpp", ".c", ".h"}
+_PACKAGES = ("triton", "flashinfer-python", "sglang-kernel")
+
+
+def engine_facts(
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: str
+) -> Facts:
+    """config: resolved. backend: of attention."""
+    facts: Facts = {
+        "specengine": __version__,
+        "kernels": _digest(Path(dispatch.__file__).parent),
+        "torch": torch.__version__,
+        **{name: _version(name) for name in _PACKAGES},
+        "device": _device_name(loaded.device),
+        "model": loaded.source.name,
+        "model_bytes": _bytes(loaded.model),
+        "draft_model": draft_path_of(config.spec, config.model),
+        "draft_bytes": [_bytes(one) for one in draft.models],
+        "attention_backend": backend,
+    }
+    for section in (config.model, config.memory, config.schedule, config.graph, config.spec):
+        for field in section.options().keys() - _IDLE - _TOLD:
+            facts[section.flag_prefix + field] = getattr(section, field)
+    return dict(sorted(facts.items()))
+
+
+def settle_costs(costs: CostFile | None, engine: Engine, flying: GraphRound | None) -> None:
+    """Before minutes are spent on graphs. flying: rounds that will run on the device, if any.
+    Raises ConfigError for a table that was measured for something else."""
+    adaptive = engine.parts.adaptive
+    if costs is None or adaptive is None:
+        return
+    costs.settle(_round_facts(flying))
+    if flying is None:
+        costs.start(adaptive.steps.costs)
+
+
+def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
+    """What its rounds teach is kept when the engine is closed, is gone, or the process ends."""
+    chooser = next(engine.choosers(), None)
+    if costs is not None and chooser is not None and isinstance(chooser.costs, RunningCosts):
+        engine.at_end = weakref.finalize(engine, costs.keep_learned, chooser.costs)
+
+
+def _round_facts(flying: GraphRound | None) -> Facts:
+    if flying is None:
+        return {"rounds": "run by the host"}
+    drafts = "on the device" if not isinstance(flying.drafter, HostDrafts) else "drafts of the host"
+    sizes = {bs: flying.smaller_trees(bs) for bs in flying.batch_sizes}
+    return {
+        "rounds": f"in graphs, {drafts}",
+        "round_batch_sizes": flying.batch_sizes,
+        "round_depths": flying.steps,
+        "round_smaller_trees": {bs: found for bs, found in sizes.items() if found},
+        "round_sleeps": flying.may_sleep,
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def _digest(folder: Path) -> str:
+    """Of its sources: kernels change while the version stays."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _SOURCES:
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _bytes(model: DecoderModel) -> int:
+    return sum(one.nbytes for one in cast(nn.Module, model).parameters())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
