@@ -98,7 +98,7 @@ def test_every_round_is_counted(
     with caplog.at_level(logging.INFO):
         if of_drafts is not None:
             engine.ragged_counters = dict(add_draft_loops(config, engine.drafter))
-        build._capture(config, engine, engine.parts.worker.runner, Phases())
+        build._capture(config, engine, engine.parts.worker.runner, Phases(), None)
     told = [one.getMessage() for one in caplog.records]
     assert f"no round graphs: {of_rounds}" in told
     assert (f"no draft loop graphs: {of_drafts}" in told) == (of_drafts is not None)
