@@ -11,8 +11,8 @@ from torch import Tensor
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.kernels.accept_sampled import SampledRound, row_sums
-from specengine.layers.logits import RowMap, edit_logits, row_chunks, target_weights
-from specengine.target.verify.rows import row_map
+from specengine.layers.logits import RowMap, target_weights
+from specengine.target.verify.rows import edited_by_chunks, row_map
 from specengine.target.verify.tree import ancestor_mask, depths, node_mask
 
 
@@ -48,11 +48,11 @@ class RoundProbs(SampledRound):
 
 def _target_weights(logits_TV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:
     """The weights that plain decoding samples from; all on the best token for greedy requests."""
-    parts = []
-    for chunk in row_chunks(*logits_TV.shape):
-        part = rows.part(chunk, len(logits_TV), logits_TV.device)
-        parts.append(_chunk_weights(edit_logits(logits_TV[chunk], sampling, part), sampling, part))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def weights(edited_RV: Tensor, part: RowMap) -> Tensor:
+        return _chunk_weights(edited_RV, sampling, part)
+
+    return edited_by_chunks(logits_TV, sampling, rows, weights)
 
 
 def _chunk_weights(logits_RV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:

@@ -13,9 +13,9 @@ from specengine.core.spec import DraftProposal
 from specengine.core.transfer import sent
 from specengine.kernels.accept_relaxed import RelaxedRound, accept_relaxed
 from specengine.kernels.dispatch import Backend
-from specengine.layers.logits import RowMap, edit_logits, row_chunks
+from specengine.layers.logits import RowMap
 from specengine.target.verify.match import MatchVerifier
-from specengine.target.verify.rows import row_map
+from specengine.target.verify.rows import edited_by_chunks, row_map
 from specengine.target.verify.walk import Walk, to_host
 
 
@@ -58,8 +58,4 @@ def _edited(logits_TV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:
     """What drafts are weighed by; logits_TV itself where nobody edits."""
     if sampling.edits is None and sampling.mask is None:
         return logits_TV
-    parts = []
-    for chunk in row_chunks(*logits_TV.shape):
-        part = rows.part(chunk, len(logits_TV), logits_TV.device)
-        parts.append(edit_logits(logits_TV[chunk], sampling, part))
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return edited_by_chunks(logits_TV, sampling, rows)

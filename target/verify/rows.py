@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import sent
-from specengine.layers.logits import PathTokens, RowMap
+from specengine.layers.logits import PathTokens, RowMap, edit_logits, row_chunks
 from specengine.target.verify.tree import ancestor_mask, depths, flat_nodes, node_mask
 
 
@@ -36,6 +38,20 @@ def row_map(proposal: DraftProposal, sampling: SamplingBatch) -> RowMap:
             path = _path_tokens(proposal, request, mask_BNN.view(-1, width)[nodes])
     request, depth = sent(torch.stack([request, depth]), sampling.device)
     return RowMap(request, depth, path and path.to(sampling.device))
+
+
+def edited_by_chunks(
+    logits_TV: Tensor,
+    sampling: SamplingBatch,
+    rows: RowMap,
+    then: Callable[[Tensor, RowMap], Tensor] = lambda edited_RV, _: edited_RV,
+) -> Tensor:
+    """`then` of the edited logits, some rows at a time, [T, ...]."""
+    parts = []
+    for chunk in row_chunks(*logits_TV.shape):
+        part = rows.part(chunk, len(logits_TV), logits_TV.device)
+        parts.append(then(edit_logits(logits_TV[chunk], sampling, part), part))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _path_tokens(proposal: DraftProposal, request_T: Tensor, mask_TN: Tensor) -> PathTokens:

@@ -43,7 +43,7 @@ def test_a_plan() -> None:
         (["--new-tokens", "1"], "no round is left"),
         (["--bandwidth", "0"], "--bandwidth 0: must be above 0"),
         (["--compare-plain"], "nothing to compare"),
-        (["--temperature", "-1"], "--temperature -1.0: must be 0 or more"),
+        (["--temperature", "-1"], "--temperature -1: must not be negative"),
     ],
 )
 def test_bad_usage(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

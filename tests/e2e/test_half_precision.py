@@ -32,8 +32,12 @@ SPECS = {
         for name in ("EAGLE3", "MTP", "STANDALONE")
         for shape, options in (("chain", CHAIN), ("tree", TREE))
     },
-    "EAGLE3 wide tree": SpecConfig(algorithm="EAGLE3", **WIDE),
     "EAGLE3, K chosen": SpecConfig(algorithm="EAGLE3", num_steps=3),
+}
+
+MORE_TREES = {
+    "EAGLE3 wide": SpecConfig(algorithm="EAGLE3", **WIDE),
+    "MTP": SpecConfig(algorithm="MTP", **TREE),
 }
 
 
@@ -67,8 +71,7 @@ def answers(llm: LLM, num_prompts: int, asked: SamplingParams = ASKED) -> list[G
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_drafts_change_nothing(make: Any, num_prompts: int, num_stacks: list[int]) -> None:
-    """A forward of one row and one of several round alike only up to the order of their sums: where
-    two tokens are level, half of the forms may say the other."""
+    """A forward of one row and one of several round alike only up to the order of their sums."""
     expected = answers(make(None), num_prompts)
     apart = {}
     for name, spec in SPECS.items():
@@ -77,7 +80,7 @@ def test_drafts_change_nothing(make: Any, num_prompts: int, num_stacks: list[int
         assert sum(one.spec.num_accepted for one in found) > 0, name
         assert max(num_stacks, default=0) >= 4 * num_prompts, name
         apart[name] = assert_same_but_for_ties(found, expected)
-    assert sum(apart.values()) <= len(SPECS) * num_prompts // 2, apart
+    assert sum(apart.values()) <= len(SPECS) * num_prompts // 4, apart
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
@@ -87,11 +90,26 @@ def test_tokens_without_logits(
     """Who asks for logprobs has logits; who does not, tokens that the head's own kernel chooses."""
     expected = answers(make(None), num_prompts)
     apart = {}
-    for name in ("plain", "EAGLE3 chain", "EAGLE3 tree", "EAGLE3 wide tree", "MTP tree"):
+    for name in ("plain", "EAGLE3 chain", "EAGLE3 tree"):
         num_heads.clear()
         num_shares.clear()
         found = answers(make(SPECS.get(name)), num_prompts, UNTOLD)
         assert num_heads, name
         assert bool(num_shares) == name.endswith("tree"), name
         apart[name] = assert_same_but_for_ties(found, expected)
+    assert sum(apart.values()) <= num_prompts, apart
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_more_trees(make: Any, num_prompts: int, num_shares: list[int]) -> None:
+    """Of 16 nodes, whose rows attention takes in tiles from two requests on; and of MTP."""
+    expected = answers(make(None), num_prompts)
+    apart = {}
+    for name, spec in MORE_TREES.items():
+        for asked in (ASKED, UNTOLD):
+            num_shares.clear()
+            found = answers(make(spec), num_prompts, asked)
+            assert sum(one.spec.num_accepted for one in found) > 0, name
+            assert num_shares, name
+            apart[name, asked.logprobs] = assert_same_but_for_ties(found, expected)
     assert sum(apart.values()) <= len(apart) * num_prompts // 2, apart

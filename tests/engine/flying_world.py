@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine import LLM
+from specengine import LLM, SpecConfig
 from specengine.core.spec import TreeRowDrafter
 from specengine.engine import graph_round, graph_ruled
 from specengine.engine.flights import Flights
@@ -49,6 +49,14 @@ def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[Eage
 def capture(run: Callable[[], object], pool: Any) -> tuple[EagerGraph, None]:
     (graph,) = capture_parts([run], pool)
     return graph, None
+
+
+def chain_of(name: str, drafters: dict[str, str]) -> SpecConfig | None:
+    """Three steps, always; None is plain decoding."""
+    if name == "plain":
+        return None
+    path = drafters[name]
+    return SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
 
 
 def let_fly(

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import LLM, SamplingParams
 from specengine.layers import decoder
 from specengine.layers.decoder import DecoderLayer
 from specengine.runner.loader import load
 from tests.device import DEVICE
-from tests.engine.flying_world import let_fly
+from tests.engine.flying_world import chain_of, let_fly
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
@@ -51,11 +51,7 @@ def test_answers_of_both(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four requests are above the limit of two, and are captured as ever."""
-    spec = None
-    if name != "plain":
-        path = drafters[name]
-        spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
-    found = []
+    spec, found = chain_of(name, drafters), []
     for limit in (0, 2):
         given: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
         if ON_GPU:

@@ -133,16 +133,21 @@ def elsewhere(root: object, path: str) -> Iterator[str]:
         set_on(owner, last, before)
 
 
+@pytest.fixture(params=SHAPES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(name: str, target: Path, with_mtp: Path) -> Path:
+    return with_mtp if name == "MTP" else target
+
+
 @ON_CPU
-@pytest.mark.parametrize("name", SHAPES)
 def test_no_input_moves_without_a_word(
-    name: str,
-    target: Path,
-    with_mtp: Path,
-    drafters: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, folder: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = make(with_mtp if name == "MTP" else target, spec_of(name, drafters), device="cpu")
+    llm = make(folder, spec_of(name, drafters), device="cpu")
     flying = let_fly(llm, monkeypatch)
     for params in BATCHES:
         tokens(llm, params)
@@ -160,16 +165,10 @@ def test_no_input_moves_without_a_word(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", SHAPES)
 def test_nothing_is_said_where_none_moved(
-    name: str,
-    target: Path,
-    with_mtp: Path,
-    drafters: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, folder: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounds of the host between those that fly leave what is theirs elsewhere each time."""
-    folder = with_mtp if name == "MTP" else target
     plain, llm = make(folder, None), make(folder, spec_of(name, drafters), device="cpu")
     flying = let_fly(llm, monkeypatch, overlaps=False)
     engine, can_fly, asked = llm.engine, llm.engine._can_fly, 0

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import LLM, SamplingParams
 from specengine.engine.llm import Generation
 from specengine.kernels import head_best_cuda, head_topk_cuda
 from specengine.layers.linear import LMHead
 from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties
-from tests.engine.flying_world import let_fly
+from tests.engine.flying_world import chain_of, let_fly
 from tests.kernels.counted_rows import count_rows
 from tests.kernels.emulated_cuda import COMPILER, compiler_into
 from tests.kernels.emulated_head import emulate_head, let_heads_take_it
@@ -55,10 +55,7 @@ def test_they_say_what_logits_say(
     rows: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given, spec = GIVEN, None
-    if name != "plain":
-        path = drafters[name]
-        spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
+    given, spec = GIVEN, chain_of(name, drafters)
     told = replace(GREEDY, logprobs=2)
     expected = LLM(str(target), None, **given).generate(PROMPTS, told, progress=False)
     assert not rows, "logits were asked for"
@@ -80,8 +77,9 @@ def test_trees_grow_from_the_heads_shares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As from logits: the same drafts stand, and the answers are the same."""
-    trees: dict[str, Any] = {"num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 4}
-    spec = SpecConfig(algorithm=name, adaptive=False, draft_model_path=drafters[name], **trees)
+    chain = chain_of(name, drafters)
+    assert chain is not None
+    spec = replace(chain, eagle_topk=4, num_draft_tokens=4)
 
     def answer() -> list[Generation]:
         tree_rows.clear()

@@ -15,7 +15,7 @@ from specengine.kernels.norm import rms_norm
 from specengine.kernels.tree_step import Beams, Found, tree_step
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
-from tests.kernels.captured import capture
+from tests.kernels.captured import assert_waits, capture
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.emulated_head import emulate_head, forms_asked_for, let_heads_take_it
 
@@ -169,30 +169,15 @@ def test_a_row_keeps_its_shares_whatever_stands_beside_it(like: Tensor) -> None:
 
 @pytest.mark.gpu
 def test_it_waits_for_what_comes_before_it(like: Tensor) -> None:
-    """In a graph: rows come from a kernel that lets the next one start at once."""
     if not like.is_cuda:
         pytest.skip("no graphs")
-    source, identity = draw(like, 4, 576), torch.eye(576, device="cuda").to(like.dtype)
-    scales = [factor * identity for factor in range(1, 5)]
     weight = draw(like, 16384, 576)
-    found: list[tuple[Tensor, Shares]] = []
 
-    def all_of_them() -> None:
-        found.clear()
-        for scale in scales:
-            rows = few_row.linear(source, scale, backend="cuda")
-            found.append((rows, run(rows, weight, 4)))
+    def told(rows: Tensor) -> tuple[Tensor, Tensor]:
+        shares = run(rows, weight, 4)
+        return shares.keys_RSK, shares.sums_RS2
 
-    graph = capture(all_of_them)
-    for _ in range(100):
-        source.copy_(draw(like, 4, 576))
-        graph.replay()
-        torch.cuda.synchronize()
-        for rows, told in found:
-            alone = run(rows, weight, 4)
-            torch.cuda.synchronize()
-            assert torch.equal(told.keys_RSK, alone.keys_RSK)
-            assert torch.equal(told.sums_RS2, alone.sums_RS2)
+    assert_waits(draw(like, 4, 576), told)
 
 
 @pytest.mark.gpu

@@ -117,6 +117,12 @@ def _add_effort(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def check_temperature(temperature: float) -> None:
+    """Raises ConfigError."""
+    if not temperature >= 0:
+        raise ConfigError(f"--temperature {temperature:g}: must not be negative")
+
+
 def run(args: argparse.Namespace) -> int:
     """0 where every setting was measured, else 1."""
     plan = plan_of(args)
@@ -181,5 +187,4 @@ def _check_effort(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     if args.max_new_tokens < 2:
         raise ConfigError("--max-new-tokens 1: the prefill gives the first token; no round is left")
-    if min(args.temperature) < 0:
-        raise ConfigError(f"--temperature {min(args.temperature):g}: must not be negative")
+    check_temperature(min(args.temperature))

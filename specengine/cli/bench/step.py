@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from specengine.cli.args import add_config_arguments, add_model_argument, config_of
+from specengine.cli.bench.accept import check_temperature
 from specengine.cli.bench.throughput import (
     WITHOUT,
     add_bandwidth_argument,
@@ -15,7 +16,6 @@ from specengine.cli.bench.throughput import (
     add_temperature_argument,
     check_counts,
     copy_of,
-    temperature_of,
 )
 from specengine.cli.logs import set_up_logging
 from specengine.core.errors import ConfigError
@@ -72,11 +72,12 @@ def plan_of(args: argparse.Namespace) -> Plan:
     """Raises ConfigError."""
     config = config_of(args)
     check_counts(args, "batch_sizes", "prompt_len", "new_tokens", "random_draft")
+    check_temperature(args.temperature)
     if args.new_tokens < 3:
         raise ConfigError(f"--new-tokens {args.new_tokens}: no round would follow another")
     from specengine.lab.throughput.plan import Plan
     from specengine.lab.throughput.workload import Workload
 
     sizes = tuple(dict.fromkeys(args.batch_sizes))
-    work = Workload(sizes, args.prompt_len, args.new_tokens, temperature=temperature_of(args))
+    work = Workload(sizes, args.prompt_len, args.new_tokens, temperature=args.temperature)
     return Plan(config, work, random_draft=args.random_draft, copy=copy_of(args))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specengine.cli.args import add_config_arguments, add_model_argument, config_of
 from specengine.cli.bench.accept import WITHOUT as WITHOUT_IN_ACCEPT
+from specengine.cli.bench.accept import check_temperature
 from specengine.cli.logs import set_up_logging
 from specengine.core.errors import ConfigError
 
@@ -43,14 +44,6 @@ def add_temperature_argument(group: argparse._ArgumentGroup) -> None:
         metavar="T",
         help="of every request; 0 is greedy (default: %(default)s)",
     )
-
-
-def temperature_of(args: argparse.Namespace) -> float:
-    """Raises ConfigError."""
-    temperature = float(args.temperature)
-    if not 0.0 <= temperature < float("inf"):
-        raise ConfigError(f"--temperature {temperature}: must be 0 or more")
-    return temperature
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
@@ -149,6 +142,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     check_counts(
         args, "batch_sizes", "prompt_len", "new_tokens", "prompt_period", "repeats", "random_draft"
     )
+    check_temperature(args.temperature)
     if args.new_tokens < 2:
         raise ConfigError("--new-tokens 1: the prefill gives the first token; no round is left")
     if args.sweep and args.batch_sizes:
@@ -163,7 +157,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         args.new_tokens,
         args.repeats,
         args.prompt_period,
-        temperature_of(args),
+        args.temperature,
     )
     return Plan(
         config=config,
