@@ -10,7 +10,7 @@ from time import perf_counter
 from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import AheadDrafter, Drafter, TextDrafter, VerifyResult
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choice import Decision, Shape
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
@@ -59,6 +59,7 @@ class Flights:
         self._chosen: Decision | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
         self._since = 0.0  # when the time of the flight began
+        self._before: tuple[int, Shape] | None = None  # what landed last, by batch size
         self._drafting = 0.0  # seconds of it, on the host
         self._study: TextStudy | None = None
         self._ahead: TextAhead | None = None
@@ -91,7 +92,8 @@ class Flights:
         with self._all_or_nothing():
             self.flight = self.graph_round.launch(batch.reqs, wish)
         if self.graph_round.counters["captures"] != captures:
-            self._since, self._drafting = perf_counter(), 0.0  # capturing is no round's time
+            # Capturing is no round's time.
+            self._since, self._drafting, self._before = perf_counter(), 0.0, None
 
     def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
         """Something else runs: the time until the next launch is no round's. prefill: the drafter
@@ -110,20 +112,24 @@ class Flights:
         assert flight is not None
         depth = choice.num_steps
         is_usual = self._followed or depth > 0 or not self._reads_text
+        # Where all have ended, it was in the air until somebody came, and drafted past the end.
+        tells = self.depths is not None and not all(req.is_finished for req in flight.reqs)
         with self._all_or_nothing():
             self.flight = self._follow(flight) if self.overlaps else None
             if self._study is not None and not depth:
                 self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
             useful = self._useful_levels(flight) if depth else flight.num_drafted
+            if tells:
+                self._tell_host()
             result = self.graph_round.land(flight)
         self._landed = self._since = landed = perf_counter()
         if self._ahead is not None and self.flight is None:
             with self._all_or_nothing():
                 self.flight = self._follow_landed(self._ahead, flight, result.tokens)
+        self._before = len(flight.reqs), choice.shape
         if self.depths is not None:
             result.depth = choice
-        # Where all have ended, it was in the air until somebody came, and drafted past the end.
-        if self.depths is not None and not all(req.is_finished for req in flight.reqs):
+        if self.depths is not None and tells:
             # Plain rounds overlap: the first of them tells nothing of what they cost.
             took = landed - since if is_usual or not self.overlaps else None
             self.depths.observe(
@@ -140,6 +146,11 @@ class Flights:
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
         return Landing(flight.reqs, result)
+
+    def _tell_host(self) -> None:
+        """How long it had to do for the round that landed last, now that it waits for the next."""
+        if self.depths is not None and self._landed is not None and self._before is not None:
+            self.depths.host_took(*self._before, perf_counter() - self._landed)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from specengine.core.spec import Drafter, RowDrafter, SleepyRowDrafter, TextDraf
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
+from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
@@ -27,13 +28,13 @@ def make_flights(
     """Captures what lets rounds run on the device alone. costs: settled."""
     graph_round.capture()
     overlaps = not config.schedule.disable_overlap_schedule
-    depths = None if parts.adaptive is None else _depths(graph_round, costs)
+    depths = None if parts.adaptive is None else _depths(graph_round, costs, HostSeconds(overlaps))
     return Flights(graph_round, parts.drafter, parts.scheduler, depths, overlaps)
 
 
-def _depths(graph_round: GraphRound, costs: CostFile | None) -> AdaptiveSteps:
-    """What rounds of a drafter on the device cost is measured now, if no file tells; the time of
-    drafts that the host makes is learned from the rounds."""
+def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) -> AdaptiveSteps:
+    """What rounds of a drafter on the device cost there is measured now, if no file tells; the time
+    of the host, and of drafts that it makes, is learned from the rounds."""
     steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
     if isinstance(graph_round.drafter, HostDrafts):
         depths = AdaptiveSteps(steps, by_hand)
@@ -42,7 +43,7 @@ def _depths(graph_round: GraphRound, costs: CostFile | None) -> AdaptiveSteps:
         return depths
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
     table = _measure(graph_round) if costs is None else costs.read_or(lambda: _measure(graph_round))
-    return AdaptiveSteps(steps, table, sizes=sizes)
+    return AdaptiveSteps(steps, table, sizes=sizes, host=host)
 
 
 def _measure(graph_round: GraphRound) -> StepCosts:

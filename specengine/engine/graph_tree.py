@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ class GraphTreeRound(GraphRound):
     drafter: TreeRowDrafter
     sizes: Mapping[int, Sequence[int]] = _NONE  # by num_steps, set by whoever chooses among them
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         return max(self.drafter.num_tree_nodes(self.steps[-1]), self.drafter.row_slots)
 
@@ -98,15 +99,17 @@ class GraphTreeRound(GraphRound):
         return smaller if is_there else form
 
     def follow(self, reqs: list[Req], wish: Wish) -> Flight | None:
-        count = self.num_nodes + self.num_slots
-        if not all(self.has_slots(req, count) for req in reqs):
+        count, drafts = self.num_nodes + self.num_slots, self.steps[0] or any(wish.num_drafted)
+        if drafts and not all(self.has_slots(req, count) for req in reqs):
             return None
         return super().follow(reqs, wish)
 
     def land(self, flight: Flight) -> VerifyResult:
         result = super().land(flight)
+        if not flight.form.num_steps:
+            return result
         result.num_drafted = self.num_drafts(flight, flight.num_drafted)
-        if self.sizes and flight.form.num_steps:
+        if self.sizes:
             # Nodes stand best first: a node's number is its rank.
             nodes = flight.outcome[:, flight.form.num_steps + 2 :].tolist()
             pairs = zip(nodes, result.num_accepted, strict=True)

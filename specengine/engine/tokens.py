@@ -37,27 +37,28 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
     return Vocabulary(tokenizer.backend_tokenizer)
 
 
+class _Kept(dict[int, bytes]):
+    """What was found, by token id: the rest is looked for when asked, and kept below `count`."""
+
+    def __init__(self, count: int, find: Callable[[int], bytes]) -> None:
+        self._count, self._find = count, find
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self._find(token)
+        if token < self._count:
+            self[token] = piece
+        return piece
+
+
 class Pieces:
     """Bytes by token id, kept for the first `count` ids once they were found."""
 
     def __init__(self, count: int, find: Callable[[int], bytes]) -> None:
-        self._find = find
-        self._known: list[Any] = [None] * count
-
-    def of(self, token: int) -> bytes:
-        if not 0 <= token < len(self._known):
-            return self._find(token)
-        if self._known[token] is None:
-            self._known[token] = self._find(token)
-        piece: bytes = self._known[token]
-        return piece
+        self.of = _Kept(count, find).__getitem__
 
     def joined(self, tokens: Sequence[int]) -> bytes:
-        """Of whole answers, with no call a token but the list's own. tokens: none below 0."""
-        try:
-            return b"".join(map(self._known.__getitem__, tokens))
-        except (TypeError, IndexError):  # one was never asked for, or is not kept
-            return b"".join(map(self.of, tokens))
+        """Of whole answers, with no call of ours for a token that was asked for before."""
+        return b"".join(map(self.of, tokens))
 
 
 class Vocabulary:

@@ -13,7 +13,7 @@ import torch
 
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choice import Decision, Shape
 from specengine.engine.flights import Flights
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Wish
@@ -32,13 +32,18 @@ class ScriptedRound:
     count: int = 0
     counters: Counter[str] = field(default_factory=Counter)
     landed: list[Any] = field(default_factory=list)
+    captures: bool = False  # whatever is launched
 
     known: Any = field(default_factory=lambda: SimpleNamespace(forget=lambda: None))
 
     def wake(self) -> None:
         """Nothing was missed."""
 
+    def read_anew(self, reqs: list[Any]) -> None:
+        """No drafter reads."""
+
     def launch(self, reqs: list[Any], wish: Wish) -> Any:
+        self.counters["captures"] += self.captures
         return self._fly("launch", reqs, wish)
 
     def follow(self, reqs: list[Any], wish: Wish) -> Any:
@@ -77,6 +82,11 @@ class ScriptedDepths:
     drafting: list[float] = field(default_factory=list)
     drafted: list[list[int]] = field(default_factory=list)
     told: list[tuple[int | None, Any]] = field(default_factory=list)
+    hosts: list[tuple[int, int]] = field(default_factory=list)  # requests and steps
+
+    def host_took(self, size: int, shape: Shape, seconds: float) -> None:
+        assert seconds >= 0
+        self.hosts.append((size, shape.num_steps))
 
     def standing(self, batch_size: int) -> Decision | None:
         return Decision(self.seen[-1][1], "it stands", None) if self.seen else None
@@ -161,6 +171,30 @@ def test_depths_are_observed_with_the_round_that_had_them() -> None:
     assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
     assert depths.seen == [(2, 3), (2, 0), (2, 3)]
     assert all(depths.timed)
+
+
+def test_the_host_is_told_of_with_the_round_that_it_worked_for() -> None:
+    """What it does between two landings is for the first of them."""
+    depths = fly(ScriptedRound(), [3, 0, 3, 0], [True, True, True, False], 4)
+    assert depths.seen == [(2, 3), (2, 0), (2, 3), (2, 0)]
+    assert depths.hosts == depths.seen[:3]
+
+
+def test_the_host_is_not_told_of_behind_anything_else() -> None:
+    device, depths = ScriptedRound(), ScriptedDepths([3, 3, 3, 3])
+    scheduler = scheduler_of(lambda reqs, nodes: [])
+    given = cast(Any, device), cast(Any, ScriptedDrafter()), scheduler, cast(Any, depths)
+    flights = Flights(*given, overlaps=True)
+    batch = cast(Any, SimpleNamespace(reqs=[request(), request()], batch_size=2))
+    for step in range(4):
+        if step == 1:
+            flights.interrupt(cast(Any, SimpleNamespace(prompt_reqs=[], forward_mode=None)))
+        if step == 2:
+            device.captures = True
+        flights.launch(batch)
+        device.captures = False
+        flights.land()
+    assert depths.hosts == [(2, 3)], "neither behind a prefill nor beside a capture"
 
 
 def test_sizes_are_told_with_the_round_that_had_them() -> None:

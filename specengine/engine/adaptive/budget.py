@@ -19,8 +19,8 @@ class ProbeBudget:
         """loss: expected; round_seconds: of a round as it would be without the probe."""
         return self.saved >= min(loss, _LARGEST * round_seconds)
 
-    def earn(self, round_seconds: float) -> None:
-        self._add(SHARE * round_seconds, round_seconds)
+    def earn(self, round_seconds: float, rounds: int = 1) -> None:
+        self._add(rounds * SHARE * round_seconds, round_seconds)
 
     def pay(self, loss: float, round_seconds: float, own: float = 0.0) -> None:
         """What a probe really cost, or less than 0 where it gained. own: of that, what it took for

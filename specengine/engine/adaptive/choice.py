@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from specengine.engine.adaptive.cost_table import Costs
 
@@ -34,7 +35,7 @@ class Decision:
     expected_gain: float | None
     num_nodes: int | None = None
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         return Shape(self.num_steps, self.num_nodes)
 

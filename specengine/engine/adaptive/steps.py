@@ -18,6 +18,7 @@ from specengine.engine.adaptive.choice import (
     seconds_of,
 )
 from specengine.engine.adaptive.cost_table import Costs
+from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.running_costs import RunningCosts, bucket
 from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
 
@@ -47,6 +48,7 @@ class _Place:
     plain_left: int = 0  # of the plain rounds that are being tried
     last_run: dict[Shape, int] = field(default_factory=dict)
     budget: ProbeBudget = field(default_factory=ProbeBudget)
+    unearned: int = 0  # rounds of the shape that stands, for which it has not earned yet
 
 
 class AdaptiveSteps:
@@ -75,13 +77,16 @@ class AdaptiveSteps:
         costs: Costs | None = None,
         policy: Policy | None = None,
         sizes: Mapping[int, Sequence[int]] | None = None,
+        host: HostSeconds | None = None,
     ) -> None:
         """steps: depths to choose from, 0 among them. costs: None to learn them from the rounds.
-        sizes: by depth, of smaller trees to choose from, in nodes, root included."""
+        sizes: by depth, of smaller trees to choose from, in nodes, root included. host: beside
+        costs that are the device's alone."""
         self.steps = sorted({0, *steps})
         self.sizes = sizes or {}
         self.shapes = all_shapes(self.steps, self.sizes)
         self.costs = RunningCosts() if costs is None else costs
+        self.host = host
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
         self.acceptance = TreeAcceptance(self.steps[-1], sorted(known))
@@ -120,13 +125,22 @@ class AdaptiveSteps:
         if num_steps:
             outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits)
             self.acceptance.observe(num_steps, outcomes)
+        elif self._only_earns(batch_size):
+            return
         if num_steps or not self.costs.is_fixed:
-            self._view = None  # a plain round of known cost tells nothing
+            self._view = None
         if seconds is not None and isinstance(self.costs, RunningCosts):
             levels = sum(min(one, num_steps) for one in drafted)
             self.costs.record(batch_size, num_steps, levels, seconds, num_nodes)
         shape = Shape(num_steps, num_nodes)
         self._settle(batch_size, shape, 1 + sum(accepted) / batch_size, seconds, drafting)
+
+    def host_took(self, batch_size: int, shape: Shape, seconds: float) -> None:
+        """Between the landing of such a round and the moment when nothing was left to do but to
+        wait for the next one."""
+        if self.host is not None and self.host.record(batch_size, shape, seconds):
+            self._fixed.clear()
+            self._view = None
 
     def standing(self, batch_size: int) -> Decision | None:
         """What stands for such batches; None where nothing is settled yet."""
@@ -163,11 +177,13 @@ class AdaptiveSteps:
         return self._view
 
     def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
-        if not self.costs.is_fixed or coverage < 1:
-            return seconds_of(self.costs, batch_size, coverage, self.shapes)
-        found = self._fixed.get(batch_size)
-        if found is None:
-            found = seconds_of(self.costs, batch_size, coverage, self.shapes)
+        is_known = self.costs.is_fixed and coverage == 1
+        if is_known and batch_size in self._fixed:
+            return self._fixed[batch_size]
+        found = seconds_of(self.costs, batch_size, coverage, self.shapes)
+        if found is not None and self.host is not None:
+            found = self.host.of(batch_size, found)
+        if is_known:
             assert found is not None, "a measured table knows every cost"
             self._fixed[batch_size] = found
         return found
@@ -211,6 +227,7 @@ class AdaptiveSteps:
         seconds = view.seconds[kept]
         loss = view.seconds[target] - view.tokens[target] * seconds / view.tokens[kept]
         # What drafts that lose, or plain decoding itself, are owed whatever other probes have cost.
+        self._earn(place, seconds)
         is_owed = loss < 0 and (target == PLAIN or view.gain(kept) < 1)
         if not (is_owed or place.budget.allows(loss, seconds)):
             return standing
@@ -263,10 +280,25 @@ class AdaptiveSteps:
             return
         kept = place.standing.shape
         usual = view.seconds[kept]
+        self._earn(place, usual)
         if shape != kept:
             took = view.seconds[shape] if seconds is None else seconds
             place.budget.pay(took - tokens * usual / view.tokens[kept], usual, drafting)
         place.budget.earn(usual)
+
+    def _only_earns(self, batch_size: int) -> bool:
+        """A plain round of known cost tells nothing. Where it stands, that is all there is to it:
+        it may take the host as long to say so as to commit the round."""
+        place = self._places.get(bucket(batch_size)) if self.costs.is_fixed else None
+        if place is None or place.standing is None or place.standing.num_steps:
+            return False
+        place.unearned += 1
+        return True
+
+    def _earn(self, place: _Place, usual: float) -> None:
+        if place.unearned:
+            place.budget.earn(usual, place.unearned)
+            place.unearned = 0
 
 
 def _like(kept: Shape, num_steps: int, view: Outlook) -> Shape:
