@@ -23,7 +23,7 @@ from specengine.core.spec import (
 )
 from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits
-from specengine.runner.graph_counters import NoGraphs, count_fallback
+from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.model_runner import ModelRunner
@@ -140,7 +140,7 @@ class DraftLoops:
         size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
         form = LoopForm(size, steps, edited)
         if self.runner.graph_memory.is_spent and form not in self.captured:
-            return "memory for graphs is spent"
+            return MEMORY_SPENT
         return form
 
     def _slots(self, steps: int) -> int:

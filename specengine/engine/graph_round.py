@@ -105,14 +105,17 @@ class GraphRound:
     def capture(self) -> None:
         """Every form of greedy rounds, from large to small; and one that samples, so that its
         kernels are compiled."""
-        start, (free_before, _) = perf_counter(), torch.cuda.mem_get_info()
-        with without_garbage_collection(), self.runner.graph_memory.measured():
-            for bs in reversed(self.batch_sizes):
+        start, memory = perf_counter(), self.runner.graph_memory
+        used_before = memory.used
+        with without_garbage_collection():
+            for bs in memory.affordable(self.batch_sizes[::-1], "round graphs"):
                 for form in self._forms(bs, BEST):
                     self._capture(form)
-            if self.samples:
-                self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
-        took, used = perf_counter() - start, free_before - torch.cuda.mem_get_info()[0]
+            self.batch_sizes = sorted({form.batch_size for form in self.captured})
+            if self.samples and not memory.is_spent:
+                with memory.measured():
+                    self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
+        took, used = perf_counter() - start, memory.used - used_before
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
         logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import HesitantRowDrafter, RowDrafter
+from specengine.runner.graph_counters import MEMORY_SPENT
 
 if TYPE_CHECKING:
     from specengine.engine.graph_round import GraphRound
@@ -37,4 +38,4 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "a request that the drafter has seen too little of"
     if not all(flying.has_slots(req, flying.num_slots) for req in batch.reqs):
         return "memory nearly full"
-    return None if flying.has_graphs(batch.reqs) else "memory for graphs is spent"
+    return None if flying.has_graphs(batch.reqs) else MEMORY_SPENT

@@ -16,7 +16,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned
-from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.prefill_parts import is_launch_bound, joined, kept, parts_of
@@ -38,7 +38,7 @@ class Shape:
 
     def holds(self, batch: ModelWorkerBatch) -> bool:
         return (
-            batch.num_tokens <= self.tokens
+            0 <= self.tokens - batch.num_tokens <= self.width
             and batch.batch_size <= self.requests
             and max(batch.extend_lens) <= self.width
             and len(batch.logits_rows or ()) <= self.requests
@@ -141,6 +141,7 @@ class ExtendGraphRunner:
         length = max((shape.num_inputs for shape in self.shapes), default=0)
         self.buffer = torch.zeros(length, dtype=torch.int64, device=runner.device)
         self.takes_parts = is_launch_bound(runner.model)
+        self.is_cut = False  # whether there was no memory for some
 
     @property
     def table(self) -> Tensor:
@@ -149,10 +150,13 @@ class ExtendGraphRunner:
     def capture(self) -> None:
         start, memory = perf_counter(), self.runner.graph_memory
         used_before = memory.used
-        with without_garbage_collection(), memory.measured():
-            for shape in sorted(self.shapes, key=lambda shape: shape.tokens, reverse=True):
+        wanted = sorted(self.shapes, key=lambda shape: shape.tokens, reverse=True)
+        with without_garbage_collection():
+            for shape in memory.affordable(wanted, "prefill graphs"):
                 self.captured[shape] = self._capture_one(shape)
                 self.counters["captures"] += 1
+        self.is_cut = len(self.captured) < len(wanted)
+        self.shapes = [shape for shape in self.shapes if shape in self.captured]
         logger.info(
             "captured %d prefill graphs of up to %d tokens in %.1f s, %.2f GiB",
             len(self.shapes),
@@ -259,7 +263,7 @@ class ExtendGraphRunner:
             return "more tokens than any captured"
         if batch.batch_size > requests:
             return "more requests than captured"
-        return "a longer prompt than any captured"
+        return MEMORY_SPENT if self.is_cut else "a longer prompt than any captured"
 
     def replay(self, shape: Shape, batch: ModelWorkerBatch) -> LogitsOutput:
         """Run one prefill that the shape holds. The output views the graph's buffers: read it

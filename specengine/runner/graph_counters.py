@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 logger = logging.getLogger(__name__)
 
 _FALLBACK = "fallback: "
-PLANS_ON_HOST = "the attention backend plans on the host"  # a reason
+# Reasons.
+PLANS_ON_HOST = "the attention backend plans on the host"
+MEMORY_SPENT = "memory for graphs is spent"
 
 
 @dataclass(frozen=True)

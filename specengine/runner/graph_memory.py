@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from specengine.runner.graph_counters import MEMORY_SPENT
 from specengine.runner.ragged_forms import MAX_TOKENS
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _LAUNCHES = 64 << 10  # bytes of one graph's launches, a layer: a guess on the safe side
 
@@ -68,16 +70,27 @@ class GraphMemory:
         return self.budget is not None and self.used >= self.budget
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
-        """What is captured inside counts as used."""
+    def measured(self) -> Iterator[Callable[[], int]]:
+        """What is captured inside counts as used. Gives a function that tells the bytes so far."""
         if not torch.cuda.is_available():
-            yield
+            yield lambda: 0
             return
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
-        yield
+        yield lambda: free - torch.cuda.mem_get_info()[0]
         torch.cuda.empty_cache()
         self.used += free - torch.cuda.mem_get_info()[0]
+
+    def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
+        """One by one, to be captured meanwhile, and from large to small: when the budget is spent,
+        those that are left out are served by larger ones. The first is never left out."""
+        with self.measured() as taken:
+            for index, one in enumerate(wanted):
+                if index and self.budget is not None and self.used + taken() >= self.budget:
+                    left = ", ".join(map(str, wanted[index:]))
+                    logger.warning("%s: no %s of %s", MEMORY_SPENT, what, left)
+                    return
+                yield one
 
     def log(self) -> None:
         if self.used and self.budget is not None:

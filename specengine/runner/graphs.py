@@ -122,10 +122,11 @@ class DecodeGraphRunner:
         used_before = memory.used
         backend = self.runner.attn_backend
         backend.init_cuda_graph_state(self.batch_sizes[-1], self.batch_sizes[-1])
-        with without_garbage_collection(), memory.measured():
-            for bs in reversed(self.batch_sizes):
+        with without_garbage_collection():
+            for bs in memory.affordable(self.batch_sizes[::-1], "decode graphs"):
                 self.captured[bs] = self._capture_one(bs)
                 self.counters["captures"] += 1
+        self.batch_sizes = sorted(self.captured)
         logger.info(
             "captured %d decode graphs (batch sizes %s) in %.1f s, %.2f GiB",
             len(self.batch_sizes),

@@ -16,7 +16,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned, sent
-from specengine.runner.graph_counters import count_fallback
+from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.prefill_parts import is_launch_bound, parts_of
@@ -108,7 +108,7 @@ class RaggedGraphRunner:
         if isinstance(form, Form):
             if form in self.captured or not self.runner.graph_memory.is_spent:
                 return form
-            form = "memory for graphs is spent"
+            form = MEMORY_SPENT
         count_fallback(self.counters, self.kind, form)
         return None
 

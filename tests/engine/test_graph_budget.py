@@ -15,7 +15,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.draft import loop_graphs
 from specengine.engine import graph_round
 from specengine.runner import graph_memory, ragged_graphs
-from specengine.runner.graph_counters import GraphStats
+from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
 from tests.engine import flying_world
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
@@ -25,7 +25,6 @@ from tests.runner.test_ragged_graphs import graphs_on_the_cpu
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="functions that stand for graphs take no memory of a GPU"
 )
-SPENT = "memory for graphs is spent"
 GRAPH = 10  # bytes
 
 
@@ -102,7 +101,46 @@ def test_rounds_of_other_forms_stay_on_the_ground(
     assert [form.batch_size for form in flying.captured] == [1, 2]
     stats = GraphStats.of(flying.counters)
     assert stats.captures == 2
-    assert stats.fallbacks == {SPENT: grounded}
+    assert stats.fallbacks == {MEMORY_SPENT: grounded}
+
+
+@ON_CPU
+def test_at_start_the_largest_come_first(
+    card: Card,
+    spec: SpecConfig,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And serve smaller batches."""
+    plain, llm = make(target, None), make(target, spec, device="cpu")
+    flying = let_fly(llm, monkeypatch)
+    monkeypatch.setattr(graph_round, "capture", card.taken_by(flying_world.capture))
+    assert flying.batch_sizes == [1, 2, 4]
+    flying.runner.graph_memory.budget = 2 * GRAPH
+    flying.capture()
+    assert flying.batch_sizes == [2, 4]
+    assert f"{MEMORY_SPENT}: no round graphs of 1" in caplog.text
+    assert tokens(llm, [GREEDY]) == tokens(plain, [GREEDY])
+    assert {form.batch_size for form in flying.captured} == {2, 4}
+    assert flying.counters["replays"] > 3
+    assert flying.runner.graph_memory.used == 2 * GRAPH
+
+
+@ON_CPU
+def test_all_come_where_there_is_room(card: Card, caplog: pytest.LogCaptureFixture) -> None:
+    memory = graph_memory.GraphMemory(100)
+    for _ in memory.affordable([3, 2, 1], "graphs"):
+        card.free -= GRAPH
+    assert (memory.used, caplog.text) == (3 * GRAPH, "")
+
+
+@ON_CPU
+def test_the_first_is_never_left_out(card: Card, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks for graphs has one."""
+    memory = graph_memory.GraphMemory(0)
+    assert list(memory.affordable([3, 2, 1], "graphs")) == [3]
+    assert f"{MEMORY_SPENT}: no graphs of 2, 1" in caplog.text
 
 
 @ON_CPU
@@ -121,6 +159,6 @@ def test_so_do_other_forwards_and_drafts(
     assert sum(captures.values()) == 3
     assert tokens(llm, [GREEDY] * 3) == tokens(plain, [GREEDY] * 3)
     for kind, one in counters.items():
-        assert one[f"fallback: {SPENT}"] > 3, kind
+        assert one[f"fallback: {MEMORY_SPENT}"] > 3, kind
         assert one["captures"] == captures[kind]
     assert memory.used == memory.budget

@@ -23,7 +23,7 @@ from specengine.runner.extend_graphs import (
     Inputs,
     Shape,
 )
-from specengine.runner.graph_counters import GraphStats
+from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
 from specengine.runner.prefill_parts import weights_a_layer
 
 
@@ -44,7 +44,7 @@ def without_a_gpu(takes_parts: bool) -> ExtendGraphRunner:
     """To capture on."""
     graphs = ExtendGraphRunner.__new__(ExtendGraphRunner)
     graphs.shapes, graphs.counters = list(SHAPES), Counter()
-    graphs.takes_parts = takes_parts
+    graphs.takes_parts, graphs.is_cut = takes_parts, False
     return graphs
 
 
@@ -100,6 +100,13 @@ def test_why_a_prefill_runs_eagerly(extend_lens: list[int], reason: str | None) 
     assert graphs.parts_of(replace(batch, forward_mode=ForwardMode.TARGET_VERIFY)) == []
     counted = GraphStats.of(graphs.counters).fallbacks
     assert set(counted) == {one for one in (reason, "logits of every token") if one is not None}
+
+
+def test_what_there_was_no_memory_for_is_said() -> None:
+    graphs = without_a_gpu(takes_parts=False)
+    graphs.shapes, graphs.is_cut = [MANY[-1]], True
+    assert not graphs.parts_of(prefill([10]))
+    assert GraphStats.of(graphs.counters).fallbacks == {MEMORY_SPENT: 1}
 
 
 @pytest.mark.parametrize(
