@@ -21,6 +21,8 @@ from specengine.engine.text_ahead import TextAhead
 from specengine.engine.text_study import TextStudy
 from specengine.scheduler.scheduler import Scheduler
 
+_LEARNT_OF = 8  # rounds that the drafter sleeps through, from one of them
+
 
 @dataclass(frozen=True)
 class Landing:
@@ -55,6 +57,7 @@ class Flights:
         self._deepest = Decision(graph_round.steps[-1], "as deep as there are graphs", None)
         self._choice = self._deepest  # of the flight
         self._asleep = False  # nor does its drafter look at it
+        self._slept = 0  # rounds
         self._followed = False  # whether the flight was launched before the last one had landed
         self._chosen: Decision | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
@@ -110,10 +113,8 @@ class Flights:
         committed, and then `send_masks` called, before anything else runs."""
         flight, choice, since, drafting = self.flight, self._choice, self._since, self._drafting
         assert flight is not None
-        depth = choice.num_steps
+        depth, tells = choice.num_steps, self._tells(flight)
         is_usual = self._followed or depth > 0 or not self._reads_text
-        # Where all have ended, it was in the air until somebody came, and drafted past the end.
-        tells = self.depths is not None and not all(req.is_finished for req in flight.reqs)
         with self._all_or_nothing():
             self.flight = self._follow(flight) if self.overlaps else None
             if self._study is not None and not depth:
@@ -146,6 +147,19 @@ class Flights:
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
         return Landing(flight.reqs, result)
+
+    def _tells(self, flight: Flight) -> bool:
+        """Whether something is to be learned from a round. Asked before the next is launched."""
+        if self.depths is None:
+            return False
+        if self._asleep:
+            # All alike, and so many of them that learning would be what they cost more than others.
+            self._slept += 1
+            if self._slept % _LEARNT_OF:
+                return False
+            self.depths.slept(len(flight.reqs), _LEARNT_OF - 1)
+        # Where all have ended, it was in the air until somebody came, and drafted past the end.
+        return not all(req.is_finished for req in flight.reqs)
 
     def _tell_host(self) -> None:
         """How long it had to do for the round that landed last, now that it waits for the next."""

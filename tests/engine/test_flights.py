@@ -82,7 +82,11 @@ class ScriptedDepths:
     drafting: list[float] = field(default_factory=list)
     drafted: list[list[int]] = field(default_factory=list)
     told: list[tuple[int | None, Any]] = field(default_factory=list)
+    dozed: list[tuple[int, int]] = field(default_factory=list)
     hosts: list[tuple[int, int]] = field(default_factory=list)  # requests and steps
+
+    def slept(self, size: int, rounds: int) -> None:
+        self.dozed.append((size, rounds))
 
     def host_took(self, size: int, shape: Shape, seconds: float) -> None:
         assert seconds >= 0
@@ -255,9 +259,21 @@ def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
         "follow 3: 0",
         "follow 4: asleep",
     ]
-    assert depths.seen == [(2, 3), (2, 0), (2, 0), (2, 0)]
+    assert depths.seen == [(2, 3), (2, 0), (2, 0)]
     reasons = [result.depth.reason for result in device.landed]
     assert reasons == ["of 2"] * 3 + ["it stands"]
+
+
+def test_of_rounds_that_it_sleeps_through_one_in_eight_is_learned_from() -> None:
+    """For all of them."""
+    device = ScriptedRound(may_sleep=True)
+    depths = fly(device, [0, 0], [True] * 20, 20)
+    asleep = sum("asleep" in line for line in device.diary[:-2])
+    told = len(depths.seen) - (20 - asleep)
+    assert asleep > 16
+    assert told == len(depths.dozed) == 2
+    assert set(depths.dozed) == {(2, 7)}
+    assert len(depths.hosts) == len(depths.seen) - 1, "nor of the host but as often"
 
 
 def test_rounds_without_drafts_of_the_host_follow_each_other() -> None:

@@ -142,6 +142,11 @@ class AdaptiveSteps:
             self._fixed.clear()
             self._view = None
 
+    def slept(self, batch_size: int, rounds: int) -> None:
+        """So many plain rounds that stand have run and are not observed."""
+        if (place := self._places.get(bucket(batch_size))) is not None:
+            place.unearned += rounds
+
     def standing(self, batch_size: int) -> Decision | None:
         """What stands for such batches; None where nothing is settled yet."""
         place = self._places.get(bucket(batch_size))
