@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
+from typing import NamedTuple
 
 from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.request import Req
@@ -24,8 +25,7 @@ from specengine.scheduler.scheduler import Scheduler
 _LEARNT_OF = 8  # rounds that the drafter sleeps through, from one of them
 
 
-@dataclass(frozen=True)
-class Landing:
+class Landing(NamedTuple):
     reqs: list[Req]
     result: VerifyResult
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -94,7 +93,7 @@ class GraphTreeRound(GraphRound):
             return form
         if wish.num_nodes not in self.smaller_trees(form.batch_size).get(form.num_steps, ()):
             return form
-        smaller = replace(form, num_nodes=wish.num_nodes)
+        smaller = form._replace(num_nodes=wish.num_nodes)
         is_there = smaller in self.captured or not self.runner.graph_memory.is_spent
         return smaller if is_there else form
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +11,8 @@ from specengine.core.request import Req
 from specengine.engine.row_choices import BEST, Choosing
 
 
-@dataclass(frozen=True)
-class Form:
-    """What a graph was captured for."""
+class Form(NamedTuple):
+    """What a graph was captured for. A tuple, for it is looked up several times a round."""
 
     batch_size: int
     num_steps: int
@@ -23,8 +21,7 @@ class Form:
     num_nodes: int | None = None  # of smaller trees, root included
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(NamedTuple):
     """What a round may be. num_drafted: of each request, at most the deepest's num_steps. asleep:
     the drafter does not look; then nothing is drafted. num_nodes: of a tree, root included, where
     it is to be smaller than it could be."""
@@ -40,8 +37,7 @@ class RoundGraph(Protocol):
     def replay(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Flight:
+class Flight(NamedTuple):
     """A round on its way. What it decides is in `outcome` once `landed` has passed."""
 
     reqs: list[Req]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from specengine.engine.row_edits import MOST_EDITING, RowEdits, edits_logits
 from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_rows
 
 
-@dataclass(frozen=True)
-class Choosing:
+class Choosing(NamedTuple):
     """What a round must be able to do for its requests, beside taking the best token. One that
     edits, masks or tells logprobs can sample as well, so that there are fewer kinds."""
 

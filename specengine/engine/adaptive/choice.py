@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from specengine.engine.adaptive.cost_table import Costs
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What the drafts of a round may be. num_nodes: of trees, root included, where it is fewer than
     such a depth has; their best ones."""
 
