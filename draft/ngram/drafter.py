@@ -61,6 +61,10 @@ class NgramDrafter:
         drafts = map(self._draft, batch.reqs, cast(list[RequestText], texts), limits)
         return assemble(list(drafts))
 
+    def most_nodes(self, num_steps: int) -> int:
+        """As core.spec.TextTreeDrafter: each branch has a node a level."""
+        return min(self.max_nodes, 1 + self.branches * num_steps)
+
     @property
     def drafts_ahead(self) -> bool:
         return self._in_c

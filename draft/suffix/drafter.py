@@ -36,6 +36,7 @@ class SuffixDrafter:
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         self.max_nodes = spec.max_nodes
+        self.branches = spec.suffix_branches
         self.proposes_tree = spec.suffix_branches > 1
         self._node_limit = node_limit
         self._max_depth = spec.suffix_max_depth
@@ -63,6 +64,14 @@ class SuffixDrafter:
         limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
         texts = [self._text_of(req) for req in batch.reqs]
         return draft_chains(cast(list[ChainText], texts), limits, self._rules)
+
+    def most_nodes(self, num_steps: int) -> int:
+        """As core.spec.TextTreeDrafter: every node may branch."""
+        nodes = level = 1
+        for _ in range(num_steps):
+            level = min(level * self.branches, self.max_nodes)
+            nodes += level
+        return min(self.max_nodes, nodes)
 
     @property
     def drafts_ahead(self) -> bool:

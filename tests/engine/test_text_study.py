@@ -16,7 +16,7 @@ from specengine.core.spec import DraftProposal
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.host_drafts import HostDrafts
-from specengine.engine.round_form import Form
+from specengine.engine.round_form import Form, Wish
 from specengine.engine.text_study import TextStudy
 from tests.draft.drafting import request
 from tests.engine.flying_world import Passed, let_fly
@@ -105,10 +105,10 @@ class Watched:
                 self.behind += [unread(one, req) for req in batch.reqs]
             return given(batch)
 
-        def keep(proposal: DraftProposal) -> None:
+        def keep(proposal: DraftProposal) -> Wish:
             rows = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
             self.drafts.append([row[:count] for row, count in rows])
-            put(proposal)
+            return put(proposal)
 
         def draft_ahead(reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
             (one,) = self.drafters
