@@ -75,15 +75,21 @@ class SuffixDrafter:
 
     @property
     def drafts_ahead(self) -> bool:
-        return self._rules is not None
+        """What others have said comes to the corpus when it is committed."""
+        return self._corpus is None
 
     def draft_ahead(
         self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
         """As core.spec.AheadDrafter."""
-        assert self._rules is not None
         texts = [self._text_of(req) for req in reqs]
-        return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
+        if self._rules is not None:
+            return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
+        drafts = []
+        for text, new, most in zip(cast(list[RequestText], texts), said, max_nodes, strict=True):
+            text.update(said=new)
+            drafts.append(text.draft(most - 1))
+        return assemble(drafts, is_ranked=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""

@@ -254,7 +254,7 @@ def test_a_grammar_among_free_requests(
 def test_depths_that_change_change_no_token(
     target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds without drafts follow each other unseen, and those with drafts follow nothing."""
+    """Rounds without drafts follow each other unseen; those with drafts, what has landed."""
     llm = make(target, replace(SPECS["NGRAM"], adaptive=True))
     flying, landed = fly(llm, monkeypatch)
     flights = llm.engine.flights
