@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
@@ -56,7 +55,8 @@ class HostTrees(HostDrafter):
         self.nodes[:size].copy_(moved, non_blocking=True)
         levels = proposal.num_drafted
         if not proposal.is_chain:
-            levels = _depths(nodes[:, 1, :width], exists_BN)
+            pairs = zip(nodes[:, 1].tolist(), proposal.num_nodes, strict=True)
+            levels = [_depth(parents[:count]) for parents, count in pairs]
         return Wish(levels, drafted_nodes=proposal.num_drafted)
 
     def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
@@ -78,11 +78,9 @@ class HostTrees(HostDrafter):
         return tree_shape(rows.roots_B, self.nodes[: len(rows.rows_B)], count, num_steps)
 
 
-def _depths(parents_BN: NDArray[np.int64], exists_BN: NDArray[np.bool_]) -> list[int]:
-    """[B], of the deepest node that exists; parents stand before their children."""
-    depths_BN = np.zeros_like(parents_BN)
-    rows = np.arange(len(parents_BN))
-    for node in range(1, parents_BN.shape[1]):
-        depths_BN[:, node] = 1 + depths_BN[rows, parents_BN[:, node]]
-    found: list[int] = np.where(exists_BN, depths_BN, 0).max(axis=1).tolist()
-    return found
+def _depth(parents: list[int]) -> int:
+    """Of the deepest node; parents stand before their children."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(1 + depths[parent])
+    return max(depths)
