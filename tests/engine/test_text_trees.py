@@ -13,6 +13,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
@@ -51,14 +52,14 @@ WISHES = {
     ],
     "logprobs": [replace(one, logprobs=count) for count, one in enumerate((LONG, *DRAWN[:2]))],
 }
-Prompt = str | Sequence[int]
+Prompt = list[int]
 
 
 @pytest.fixture(scope="module")
 def prompts(target: Path) -> list[Prompt]:
     """What the target has said; and one of which nothing is drafted at first."""
-    params = [replace(TORN, seed=seed) for seed in (1, 2)]
-    return [*(one.token_ids for one in make(target, None).generate(["a", "b"], params)), "x"]
+    llm, params = make(target, None), [replace(TORN, seed=seed) for seed in (1, 2)]
+    return [*tokens(llm.generate(["a", "b"], params)), llm.tokenizer.encode("x")]
 
 
 def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
@@ -239,12 +240,12 @@ def test_a_grammar_among_free_requests(
 ) -> None:
     """Also of tokens that text drafts; small trees are padded with tokens that it may allow."""
     params = [replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}")), DRAWN[0], LONG]
-    given: list[Prompt] = ["abab0101ab0101ab10ab0011" * 3, *prompts[:2]]
     llm = make(target, SPECS["NGRAM"])
+    given = [llm.tokenizer.encode("abab0101ab0101ab10ab0011" * 3), *prompts[:2]]
     flying, landed = fly(llm, monkeypatch)
     for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0], [0]):
         check(llm, target, [given[i] for i in order], [params[i] for i in order])
-    check(llm, target, ["x"], params[:1])
+    check(llm, target, prompts[2:], params[:1])
     assert flying.counters.keys() == {"captures", "replays"}
     assert {form.num_steps for form in flying.captured if form.choosing.masks} >= {0, 11}
     assert landed.moved
@@ -279,6 +280,26 @@ def test_depths_that_change_change_no_token(
         assert not drew or set(limits) in ({steps}, {min(2, steps)})
         assert not drew or max(drafted) < flying.num_slots
     assert any(max(drafted) > steps > 0 for steps, drafted, _ in seen), "nodes, and not levels"
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+def test_depths_are_chosen_by_cost(
+    name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs are learned from rounds with drafts and without."""
+    llm = make(target, replace(SPECS[name], adaptive=True))
+    flying, landed = fly(llm, monkeypatch)
+    flights = llm.engine.flights
+    assert flights is not None
+    flights.depths = steps = AdaptiveSteps(flying.steps)
+    for params in ([LONG] * 3, DRAWN, [LONG] * 3):
+        check(llm, target, prompts, params)
+    assert steps.standing(3) is not None
+    assert {one for one in flying.steps if steps.costs.of(4, one) is None} == set()
+    assert steps.acceptance.least.shares.tried[0] > 0
+    assert landed.steps[0]
+    assert flying.counters.keys() == {"captures", "replays"}
 
 
 @pytest.mark.gpu
