@@ -39,16 +39,21 @@ def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
 
 
 def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
+    chosen = choose(roots_B, found, num_nodes)
+    return climb(chosen.tokens_BN, chosen.parents_BN, num_steps)
+
+
+def climb(tokens_BN: Tensor, parents_BN: Tensor, num_steps: int) -> DraftTree:
+    """With what follows from the parents."""
     from specengine.kernels.tree_build import DraftTree
 
-    chosen = choose(roots_B, found, num_nodes)
-    nodes_N = torch.arange(num_nodes, device=roots_B.device)
-    ancestor_BN = nodes_N.expand(len(roots_B), -1)
-    above_BN = chosen.parents_BN.clamp(min=0)
+    nodes_N = torch.arange(parents_BN.shape[1], device=parents_BN.device)
+    ancestor_BN = nodes_N.expand(len(parents_BN), -1)
+    above_BN = parents_BN.clamp(min=0)
     depths_BN = torch.zeros_like(ancestor_BN)
     mask_BNN = ancestor_BN[:, :, None] == nodes_N
     for _ in range(num_steps):
         depths_BN = depths_BN + (ancestor_BN > 0)
         ancestor_BN = above_BN.gather(1, ancestor_BN)
         mask_BNN = mask_BNN | (ancestor_BN[:, :, None] == nodes_N)
-    return DraftTree(chosen.tokens_BN, chosen.parents_BN, depths_BN, mask_BNN)
+    return DraftTree(tokens_BN, parents_BN, depths_BN, mask_BNN)

@@ -32,6 +32,20 @@ def _ranks(scores_ptr, candidates, BLOCK: tl.constexpr, BLOCK_OTHERS: tl.constex
 
 
 @triton.jit
+def climb(parents_ptr, rows, cols, exists, levels):
+    """Depths of nodes (rows), and which others (cols) they are or lie below."""
+    ancestor = rows.to(tl.int64)
+    depth = tl.zeros_like(ancestor)
+    mask = rows[:, None] == cols[None, :]
+    for _ in range(levels):
+        below = exists & (ancestor > 0)
+        depth += below.to(tl.int64)
+        ancestor = tl.load(parents_ptr + ancestor, mask=below, other=0)
+        mask = mask | (ancestor[:, None] == cols[None, :])
+    return depth, mask
+
+
+@triton.jit
 def _tree_build_kernel(
     roots_ptr,
     found_tokens_ptr,
@@ -71,14 +85,7 @@ def _tree_build_kernel(
 
     rows = tl.arange(0, BLOCK_N)
     exists = rows < nodes
-    ancestor = rows.to(tl.int64)
-    depth = tl.zeros([BLOCK_N], tl.int64)
-    mask = rows[:, None] == rows[None, :]
-    for _ in range(levels):
-        below = exists & (ancestor > 0)
-        depth += below.to(tl.int64)
-        ancestor = tl.load(parents_ptr + ancestor, mask=below, other=0)
-        mask = mask | (ancestor[:, None] == rows[None, :])
+    depth, mask = climb(parents_ptr, rows, rows, exists, levels)
     tl.store(depths_ptr + request * nodes + rows, depth, mask=exists)
     cells = (request * nodes + rows[:, None]) * nodes + rows[None, :]
     tl.store(mask_ptr + cells, mask.to(tl.uint8), mask=exists[:, None] & exists[None, :])

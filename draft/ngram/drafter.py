@@ -58,19 +58,25 @@ class NgramDrafter:
         texts = [self._text_of(req) for req in batch.reqs]
         if self._in_c:
             return draft_chains(cast(list[ChainText], texts), limits)
-        drafts = map(self._draft, batch.reqs, cast(list[RequestText], texts), limits)
-        return assemble(list(drafts))
+        return self._draft_all(cast(list[RequestText], texts), [()] * len(texts), limits)
+
+    def most_nodes(self, num_steps: int) -> int:
+        """As core.spec.TextTreeDrafter: each branch has a node a level."""
+        return min(self.max_nodes, 1 + self.branches * num_steps)
 
     @property
     def drafts_ahead(self) -> bool:
-        return self._in_c
+        """What others have said comes to the corpus when it is committed."""
+        return self._corpus is None
 
     def draft_ahead(
         self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
         """As core.spec.AheadDrafter."""
         texts = [self._text_of(req) for req in reqs]
-        return draft_chains(cast(list[ChainText], texts), max_nodes, said)
+        if self._in_c:
+            return draft_chains(cast(list[ChainText], texts), max_nodes, said)
+        return self._draft_all(cast(list[RequestText], texts), said, max_nodes)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""
@@ -86,18 +92,28 @@ class NgramDrafter:
         if self._corpus is not None and req.is_finished:
             self._corpus.add(req.output_ids)
 
-    def _draft(self, req: Req, text: RequestText, max_nodes: int) -> Draft:
-        text.update()
+    def _draft_all(
+        self,
+        texts: Sequence[RequestText],
+        said: Sequence[Sequence[int]],
+        max_nodes: Sequence[int],
+    ) -> DraftProposal:
+        for text, new in zip(texts, said, strict=True):
+            text.update(said=new)
+        return assemble(list(map(self._draft, texts, max_nodes)))
+
+    def _draft(self, text: RequestText, max_nodes: int) -> Draft:
+        root = text.last_token
         if max_nodes <= 1:
-            return Draft([req.last_token])
+            return Draft([root])
         length = max_nodes - 1
         continuations = text.continuations(length)
         if self.branches == 1 and self._corpus is None:
-            return Draft([req.last_token, *next(continuations, ())])
+            return Draft([root, *next(continuations, ())])
         if self._corpus is not None:
             shared = self._corpus.continuations(text.tail, length)
             continuations = chain(continuations, shared)
-        return merge(req.last_token, distinct(continuations, self.branches), max_nodes)
+        return merge(root, distinct(continuations, self.branches), max_nodes)
 
     def _text_of(self, req: Req) -> RequestText | ChainText:
         """What was read of it so far."""

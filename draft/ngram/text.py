@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from specengine.core.request import Req
 from specengine.draft.ngram.index import NgramIndex
@@ -20,10 +20,15 @@ class RequestText:
     def num_tokens(self) -> int:
         return len(self._index.tokens)
 
-    def update(self, most: int | None = None) -> None:
-        """Take in the tokens that came since, the prompt's at first; at most so many."""
-        if new := unread(self._req, self.num_tokens, most):
+    def update(self, most: int | None = None, said: Sequence[int] = ()) -> None:
+        """Take in the tokens that came since, the prompt's at first; at most so many. said: more of
+        them, which are not committed yet."""
+        if new := [*unread(self._req, self.num_tokens, most), *said]:
             self._index.extend(new)
+
+    @property
+    def last_token(self) -> int:
+        return self._index.tokens[-1]
 
     @property
     def tail(self) -> list[int]:

@@ -36,6 +36,7 @@ class SuffixDrafter:
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         self.max_nodes = spec.max_nodes
+        self.branches = spec.suffix_branches
         self.proposes_tree = spec.suffix_branches > 1
         self._node_limit = node_limit
         self._max_depth = spec.suffix_max_depth
@@ -64,17 +65,31 @@ class SuffixDrafter:
         texts = [self._text_of(req) for req in batch.reqs]
         return draft_chains(cast(list[ChainText], texts), limits, self._rules)
 
+    def most_nodes(self, num_steps: int) -> int:
+        """As core.spec.TextTreeDrafter: every node may branch."""
+        nodes = level = 1
+        for _ in range(num_steps):
+            level = min(level * self.branches, self.max_nodes)
+            nodes += level
+        return min(self.max_nodes, nodes)
+
     @property
     def drafts_ahead(self) -> bool:
-        return self._rules is not None
+        """What others have said comes to the corpus when it is committed."""
+        return self._corpus is None
 
     def draft_ahead(
         self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
         """As core.spec.AheadDrafter."""
-        assert self._rules is not None
         texts = [self._text_of(req) for req in reqs]
-        return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
+        if self._rules is not None:
+            return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
+        drafts = []
+        for text, new, most in zip(cast(list[RequestText], texts), said, max_nodes, strict=True):
+            text.update(said=new)
+            drafts.append(text.draft(most - 1))
+        return assemble(drafts, is_ranked=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Committed tokens are read from the requests: when these are studied, or next draft."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specengine.core.request import Req
 from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft
@@ -31,10 +33,10 @@ class RequestText:
     def num_tokens(self) -> int:
         return len(self._tree.tokens)
 
-    def update(self, most: int | None = None) -> None:
+    def update(self, most: int | None = None, said: Sequence[int] = ()) -> None:
         """Take in the tokens that came since, the prompt's at first, at most so many; and what the
-        corpus has gained."""
-        new = unread(self._req, self.num_tokens, most)
+        corpus has gained. said: more of them, which are not committed yet."""
+        new = [*unread(self._req, self.num_tokens, most), *said]
         self._tree.extend(new)
         if self._corpus is not None:
             self._follow(self._corpus, len(new))
@@ -47,7 +49,7 @@ class RequestText:
 
     def draft(self, max_tokens: int) -> Draft:
         """The best draft, the request's own among equals."""
-        root, expander = self._req.last_token, self._expander
+        root, expander = self._tree.tokens[-1], self._expander
         own = expander.best(root, Match.own(self._tree), max_tokens)
         if not self._followers:
             return own

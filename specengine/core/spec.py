@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -132,8 +132,8 @@ class EarlyDrafter(Protocol):
 
 @runtime_checkable
 class TextDrafter(Protocol):
-    """A drafter of chains that looks at the text of requests and at nothing else: `observe` may be
-    left out, and rounds run on the device but for the drafting."""
+    """A drafter that looks at the text of requests and at nothing else: `observe` may be left out,
+    and rounds run on the device but for the drafting."""
 
     reads_text_alone: bool
     max_nodes: int
@@ -142,6 +142,17 @@ class TextDrafter(Protocol):
         """Take in at most so many tokens of what was committed since, which `draft` takes in
         anyway: it drafts the same, and has less to do. Nothing comes of a request that was not
         seeded, or has been released."""
+        ...
+
+
+@runtime_checkable
+class TextTreeDrafter(TextDrafter, Protocol):
+    """A TextDrafter that may draft trees."""
+
+    proposes_tree: bool  # whether it does
+
+    def most_nodes(self, num_steps: int) -> int:
+        """Of a tree so deep, root included."""
         ...
 
 
@@ -283,28 +294,6 @@ class RoundRecorder(Protocol):
         output: LogitsOutput,
         result: VerifyResult,
     ) -> None: ...
-
-
-@dataclass
-class SpecTotals:
-    """Engine-wide counters behind /metrics: what ran, not what was configured."""
-
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_pos: list[int] = field(default_factory=list)
-
-    def record(self, drafted: int, accepted: int) -> None:
-        """Count one request's round. A round that drafted nothing is not a draft."""
-        if drafted == 0:
-            return
-        self.num_drafts += 1
-        self.num_draft_tokens += drafted
-        self.num_accepted_tokens += accepted
-        missing = accepted - len(self.accepted_per_pos)
-        self.accepted_per_pos.extend([0] * missing)
-        for position in range(accepted):
-            self.accepted_per_pos[position] += 1
 
 
 @dataclass

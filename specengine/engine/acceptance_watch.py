@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from specengine.core.spec import SpecTotals
+from specengine.core.spec_totals import SpecTotals
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from specengine.draft.zoo.shipped import draft_path_of
 from specengine.engine.adaptive.cost_file import CostFile, Facts
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.loop import Engine
 from specengine.kernels import dispatch
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -89,7 +89,8 @@ def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
 def _round_facts(flying: GraphRound | None) -> Facts:
     if flying is None:
         return {"rounds": "run by the host"}
-    drafts = "on the device" if not isinstance(flying.drafter, HostDrafts) else "drafts of the host"
+    is_hosts = isinstance(flying.drafter, HostDrafter)
+    drafts = "drafts of the host" if is_hosts else "on the device"
     sizes = {bs: flying.smaller_trees(bs) for bs in flying.batch_sizes}
     return {
         "rounds": f"in graphs, {drafts}",

@@ -16,7 +16,7 @@ from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.round_form import Flight, Wish
 from specengine.engine.text_ahead import TextAhead
 from specengine.engine.text_study import TextStudy
@@ -73,7 +73,7 @@ class Flights:
 
     @property
     def _reads_text(self) -> bool:
-        return isinstance(self.graph_round.drafter, HostDrafts)
+        return isinstance(self.graph_round.drafter, HostDrafter)
 
     @property
     def in_the_air(self) -> bool:
@@ -84,14 +84,13 @@ class Flights:
         self._since = perf_counter() if self._landed is None else self._landed
         self._choice = self._choose(batch.batch_size)
         depth, drafts = self._choice.num_steps, self.graph_round.drafter
-        drafted, self._drafting = depths_within(batch.reqs, depth), 0.0
-        if isinstance(drafts, HostDrafts) and depth:
+        wish = Wish(depths_within(batch.reqs, depth), self._asleep, self._choice.num_nodes)
+        self._drafting = 0.0
+        if isinstance(drafts, HostDrafter) and depth:
             start = perf_counter()
-            proposal = draft_within_limits(self.drafter, batch, depth)
-            drafts.set(proposal)
-            drafted, self._drafting = proposal.num_drafted, perf_counter() - start
+            wish = drafts.set(draft_within_limits(self.drafter, batch, depth))
+            self._drafting = perf_counter() - start
         captures, self._followed = self.graph_round.counters["captures"], False
-        wish = Wish(drafted, self._asleep, self._choice.num_nodes)
         with self._all_or_nothing():
             self.flight = self.graph_round.launch(batch.reqs, wish)
         if self.graph_round.counters["captures"] != captures:
@@ -141,7 +140,7 @@ class Flights:
                 took,
                 choice.num_nodes,
                 result.path_ranks,
-                limits=None if result.path_ranks is None else flight.num_drafted,
+                limits=_limits(flight, depth, result),
                 drafting=drafting,
             )
         if useful != flight.num_drafted:
@@ -216,14 +215,13 @@ class Flights:
         reqs = ahead.follow(flight.reqs, said, self._slots)
         if not reqs:
             return None
-        choice, drafted, self._drafting = self._choose(len(reqs)), [0] * len(reqs), 0.0
+        choice, wish, self._drafting = self._choose(len(reqs)), Wish([0] * len(reqs)), 0.0
         if choice.num_steps:
             start, drafts = perf_counter(), self.graph_round.drafter
-            assert isinstance(drafts, HostDrafts)
-            proposal = ahead.draft(reqs, choice.num_steps)
-            drafts.set(proposal)
-            drafted, self._drafting = proposal.num_drafted, perf_counter() - start
-        following = self.graph_round.follow(reqs, Wish(drafted))
+            assert isinstance(drafts, HostDrafter)
+            wish = drafts.set(ahead.draft(reqs, choice.num_steps))
+            self._drafting = perf_counter() - start
+        following = self.graph_round.follow(reqs, wish)
         if following is None:  # until there is a graph of it
             self._chosen = choice
             return None
@@ -249,3 +247,10 @@ class Flights:
             choice, self._chosen = self._chosen, None
             return choice
         return self.depths.choose(batch_size)
+
+
+def _limits(flight: Flight, depth: int, result: VerifyResult) -> list[int] | None:
+    """The most levels of each request, where what was drafted does not tell: of trees."""
+    if flight.drafted_nodes is not None:
+        return depths_within(flight.reqs, depth)
+    return None if result.path_ranks is None else flight.num_drafted

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from specengine.core.config import EngineConfig
-from specengine.core.spec import Drafter, RowDrafter, SleepyRowDrafter, TextDrafter, TreeRowDrafter
+from specengine.core.spec import (
+    Drafter,
+    RowDrafter,
+    SleepyRowDrafter,
+    TextDrafter,
+    TextTreeDrafter,
+    TreeRowDrafter,
+)
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
@@ -15,11 +22,13 @@ from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.grounds import TRACED
-from specengine.engine.host_drafts import HostDrafts
+from specengine.engine.host_drafts import HostDrafter, HostDrafts
+from specengine.engine.host_trees import HostTrees
 from specengine.engine.loop import EngineParts
 from specengine.runner.graph_counters import PLANS_ON_HOST
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
+_BETWEEN = 3  # of drafts from the host, beside the deepest and none
 
 
 def make_flights(
@@ -36,7 +45,7 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     """What rounds of a drafter on the device cost there is measured now, if no file tells; the time
     of the host, and of drafts that it makes, is learned from the rounds."""
     steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
-    if isinstance(graph_round.drafter, HostDrafts):
+    if isinstance(graph_round.drafter, HostDrafter):
         depths = AdaptiveSteps(steps, by_hand)
         if costs is not None:
             costs.start(depths.costs)
@@ -83,7 +92,8 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
     given = steps, list(sizes), padding, forced, may_sleep
     if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
         trees = GraphTreeRound(parts.worker, drafter, *given)
-        trees.sizes = smaller_sizes(steps, drafter.num_tree_nodes) if chooses else {}
+        may_cut = chooses and not isinstance(drafter, HostDrafter)
+        trees.sizes = smaller_sizes(steps, drafter.num_tree_nodes) if may_cut else {}
         graph_round: GraphRound = trees
     else:
         graph_round = GraphRound(parts.worker, drafter, *given)
@@ -98,8 +108,13 @@ def _row_drafter(
     is_of_text = isinstance(drafter, TextDrafter) and drafter.reads_text_alone
     if is_of_text and not drafter.proposes_tree:
         most = drafter.max_nodes - 1
-        steps = [0, *(n for n in (3,) if n < most), most]
+        steps = [0, *(n for n in (_BETWEEN,) if n < most), most]
         return HostDrafts(batch_size, most, device), steps
+    if isinstance(drafter, TextTreeDrafter) and drafter.reads_text_alone:
+        trees = HostTrees(batch_size, drafter.max_nodes, drafter.most_nodes, device)
+        # Of as many nodes as the deepest, rounds would cost as much.
+        between = drafter.most_nodes(_BETWEEN) < drafter.max_nodes
+        return trees, [0, *([_BETWEEN] if between else []), trees.tree_row_steps]
     deepest = _tree_steps(drafter)
     if not isinstance(drafter, RowDrafter):
         return None

@@ -220,7 +220,7 @@ class GraphRound:
         form = self._form(reqs, wish)
         if not self.known.is_known(reqs) or form.choosing.edits:
             self.choices.write(reqs, self.known.tell(reqs), form.choosing)
-        flight = self._fly(reqs, wish.num_drafted, form)
+        flight = self._fly(reqs, wish, form)
         self.send_masks(flight)
         return flight
 
@@ -229,7 +229,7 @@ class GraphRound:
         before anything else runs, `send_masks` must follow."""
         form = self._form(reqs, wish)
         fits = self.padding or form.batch_size == len(reqs)
-        return self._fly(reqs, wish.num_drafted, form) if fits and form in self.captured else None
+        return self._fly(reqs, wish, form) if fits and form in self.captured else None
 
     def read_anew(self, reqs: list[Req]) -> None:
         """The drafter reads their prompts; what it missed of others still counts."""
@@ -256,7 +256,7 @@ class GraphRound:
             asleep=wish.asleep and self.may_sleep,
         )
 
-    def _fly(self, reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
+    def _fly(self, reqs: list[Req], wish: Wish, form: Form) -> Flight:
         graph = self._graph(form)
         rows = rows_of(reqs) + [0] * (form.batch_size - len(reqs))
         if not form.asleep:
@@ -274,7 +274,8 @@ class GraphRound:
         self.known.fly(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 2]
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        flight = Flight(reqs, num_drafted, outcome, landed, form, self._turn)
+        given = reqs, wish.num_drafted, outcome, landed, form, self._turn
+        flight = Flight(*given, wish.drafted_nodes)
         if not form.choosing.masks:
             self._end(flight)
         return flight

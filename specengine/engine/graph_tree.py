@@ -107,11 +107,12 @@ class GraphTreeRound(GraphRound):
         result = super().land(flight)
         if not flight.form.num_steps:
             return result
-        result.num_drafted = self.num_drafts(flight, flight.num_drafted)
+        nodes = flight.drafted_nodes
+        result.num_drafted = self.num_drafts(flight, flight.num_drafted) if nodes is None else nodes
         if self.sizes:
             # Nodes stand best first: a node's number is its rank.
-            nodes = flight.outcome[:, flight.form.num_steps + 2 :].tolist()
-            pairs = zip(nodes, result.num_accepted, strict=True)
+            paths = flight.outcome[:, flight.form.num_steps + 2 :].tolist()
+            pairs = zip(paths, result.num_accepted, strict=True)
             result.path_ranks = [row[:count] for row, count in pairs]
         return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -9,29 +11,42 @@ from specengine.core.batch import RowBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.spec import DraftEdits, DraftProposal
 from specengine.core.transfer import pinned
+from specengine.engine.round_form import Wish
 
 
-class HostDrafts:
-    """A core.spec.RowDrafter whose drafts are `set` before each round. Shorter ones are padded with
-    token 0, which stands where the target chooses it."""
+class HostDrafter(ABC):
+    """A core.spec.RowDrafter whose drafts are `set` before each round that has any."""
+
+    row_steps: int | None
+
+    @abstractmethod
+    def set(self, proposal: DraftProposal) -> Wish:
+        """Drafts on the host, in the order of the round's requests -> what that round is to be."""
+
+    @abstractmethod
+    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+        """Text says nothing of what requests change of logits."""
+
+    def observe_rows(  # noqa: B027 (there is nothing to do)
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """The host learns from the text."""
+
+
+class HostDrafts(HostDrafter):
+    """Chains. Shorter ones are padded with token 0, which stands where the target chooses it."""
 
     def __init__(self, batch_size: int, num_steps: int, device: torch.device) -> None:
         self.row_steps = num_steps
         self.tokens = torch.zeros(batch_size, num_steps, dtype=torch.int64, device=device)
 
-    def set(self, proposal: DraftProposal) -> None:
-        """Chains, in the order of the round's requests."""
+    def set(self, proposal: DraftProposal) -> Wish:
         drafts_BK = proposal.tokens[:, 1:]
         size, steps = drafts_BK.shape
         if steps:
             moved = pinned(drafts_BK, self.tokens.device)
             self.tokens[:size, :steps].copy_(moved, non_blocking=True)
+        return Wish(proposal.num_drafted)
 
     def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
-        """Text says nothing of what requests change of logits."""
         return self.tokens[: len(rows.rows_B), :num_steps]
-
-    def observe_rows(
-        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
-    ) -> None:
-        """The host learns from the text."""

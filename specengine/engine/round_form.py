@@ -22,13 +22,15 @@ class Form(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a round may be. num_drafted: of each request, at most the deepest's num_steps. asleep:
-    the drafter does not look; then nothing is drafted. num_nodes: of a tree, root included, where
-    it is to be smaller than it could be."""
+    """What a round may be. num_drafted: levels of each request, at most the deepest's num_steps.
+    asleep: the drafter does not look; then nothing is drafted. num_nodes: of a tree, root included,
+    where it is to be smaller than it could be. drafted_nodes: of trees that the host has drafted,
+    of each request, root left out."""
 
     num_drafted: list[int]
     asleep: bool = False
     num_nodes: int | None = None
+    drafted_nodes: list[int] | None = None
 
 
 class RoundGraph(Protocol):
@@ -48,6 +50,7 @@ class Flight(NamedTuple):
     landed: torch.cuda.Event
     form: Form
     turn: int  # half of the buffers that the host reads
+    drafted_nodes: list[int] | None = None  # as in Wish
 
 
 def least_seconds(graph: RoundGraph, replays: int) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specengine.core.request import Req
-from specengine.core.spec import AheadDrafter, DraftProposal
-from specengine.engine.draft_depth import depth_within
+from specengine.core.spec import AheadDrafter, DraftProposal, TextTreeDrafter
+from specengine.engine.draft_depth import cut_to_depth, depth_within
 from specengine.scheduler.scheduler import Scheduler
 
 
@@ -19,6 +19,7 @@ class TextAhead:
     def __init__(self, drafter: AheadDrafter, scheduler: Scheduler) -> None:
         self.drafter = drafter
         self.scheduler = scheduler
+        self._is_tree = isinstance(drafter, TextTreeDrafter) and drafter.proposes_tree
         self._going: dict[Req, tuple[list[int], int]] = {}  # what each has said, and has left
 
     def follow(self, reqs: Sequence[Req], said: Sequence[list[int]], slots: int) -> list[Req]:
@@ -34,11 +35,12 @@ class TextAhead:
     def draft(self, reqs: Sequence[Req], depth: int) -> DraftProposal:
         """For those that follow."""
         given = [self._going[req] for req in reqs]
-        most = [
-            min(1 + depth_within(req, depth), left, self.drafter.max_nodes)
-            for req, (_, left) in zip(reqs, given, strict=True)
-        ]
-        return self.drafter.draft_ahead(reqs, [new for new, _ in given], most)
+        levels = [depth_within(req, depth) for req in reqs]
+        most = [min(left, self.drafter.max_nodes) for _, left in given]
+        if not self._is_tree:
+            most = [min(count, 1 + limit) for count, limit in zip(most, levels, strict=True)]
+        proposal = self.drafter.draft_ahead(reqs, [new for new, _ in given], most)
+        return cut_to_depth(proposal, levels) if self._is_tree else proposal
 
     def forget(self) -> None:
         """What was said may not be committed: texts are to be read again."""

@@ -27,6 +27,11 @@ def request(prompt: list[int], output: list[int] | None = None) -> Req:
     return Req("r", prompt, SamplingParams(temperature=0.0), output_ids=list(output or []))
 
 
+def depth_of(parents: list[int], node: int) -> int:
+    """The root has 0."""
+    return 0 if node == 0 else 1 + depth_of(parents, parents[node])
+
+
 def finish(req: Req) -> None:
     req.state, req.finish_reason = ReqState.FINISHED, FinishReason("stop")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specengine.core.errors import ConfigError
 from specengine.core.spec import Drafter
-from tests.draft.drafting import decode_batch, drafter, finish, nodes, request, seed
+from tests.draft.drafting import decode_batch, depth_of, drafter, finish, nodes, request, seed
 
 
 def test_proposes_what_followed_the_latest_longest_match() -> None:
@@ -109,6 +109,9 @@ def test_every_proposal_keeps_the_contract(
         assert all(0 <= parent < node for node, parent in enumerate(parents) if node)
         assert len(set(zip(parents, tokens, strict=True))) == len(tokens), "equal siblings"
         assert not proposal.is_chain or parents == list(range(-1, len(tokens) - 1))
+        for num_steps in range(max_nodes):
+            within = [node for node in range(len(tokens)) if depth_of(parents, node) <= num_steps]
+            assert len(within) <= made.most_nodes(num_steps)
 
 
 def test_other_requests_are_read_only_from_the_shared_corpus() -> None:

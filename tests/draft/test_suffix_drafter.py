@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.spec import Drafter
-from tests.draft.drafting import decode_batch, finish, nodes, request, seed, suffix_drafter
+from tests.draft.drafting import (
+    decode_batch,
+    depth_of,
+    finish,
+    nodes,
+    request,
+    seed,
+    suffix_drafter,
+)
 
 
 def test_proposes_what_followed_the_longest_match() -> None:
@@ -96,6 +104,9 @@ def test_every_proposal_keeps_the_contract(
         assert all(0 <= parent < node for node, parent in enumerate(parents) if node)
         assert len(set(zip(parents, tokens, strict=True))) == len(tokens), "equal siblings"
         assert not proposal.is_chain or parents == list(range(-1, len(tokens) - 1))
+        for num_steps in range(max_nodes):
+            within = [node for node in range(len(tokens)) if depth_of(parents, node) <= num_steps]
+            assert len(within) <= made.most_nodes(num_steps)
         probs = proposal.confidence[i].tolist()
         assert all(probs[node] <= probs[parents[node]] for node in range(1, len(tokens)))
         for parent in range(len(tokens)):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from specengine.core.spec import SpecTotals
+from specengine.core.spec_totals import SpecTotals
 from specengine.engine.acceptance_watch import AcceptanceWatch
 
 

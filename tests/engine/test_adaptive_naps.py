@@ -17,7 +17,7 @@ from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Flight, Form
+from specengine.engine.round_form import Flight, Form, Wish
 from specengine.engine.row_choices import rows_of
 from tests.draft.eagle_checkpoints import eagle3
 from tests.engine.flying_world import let_fly
@@ -57,10 +57,10 @@ class Watched:
         self.woken = self.seeded = 0
         fly, observe, see = flying._fly, drafter.observe_rows, drafter._see_all
 
-        def watched_fly(reqs: list[Req], num_drafted: list[int], form: Form) -> Flight:
+        def watched_fly(reqs: list[Req], wish: Wish, form: Form) -> Flight:
             if form.asleep:
                 self.missed.update(rows_of(reqs))
-            return fly(reqs, num_drafted, form)
+            return fly(reqs, wish, form)
 
         def watched_observe(rows: RowBatch, *given: Any) -> None:
             self.look(rows)

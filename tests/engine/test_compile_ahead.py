@@ -16,15 +16,17 @@ from tests.kernels import offline_triton
 
 Asked = dict[str, Any]
 
+SHAPES = ("chains", "trees", "trees of text")
+
 WITHOUT_A_GPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are asked for in the place of a GPU"
 )
 
 
 @pytest.fixture(scope="module")
-def asked_by_topk(
+def asked_by_shape(
     target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Asked]:
+) -> dict[str, Asked]:
     """In one process, which takes longer to start than to answer."""
     pytest.importorskip("triton")
     specs = [
@@ -36,15 +38,16 @@ def asked_by_topk(
         }
         for topk in (1, 4)
     ]
+    specs.append({"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16})
     given = tmp_path_factory.mktemp("caches"), str(target), *map(json.dumps, specs)
     found: list[Asked] = offline_triton.run("tests.engine.offline_capture", *given)
-    return dict(zip((1, 4), found, strict=True))
+    return dict(zip(SHAPES, found, strict=True))
 
 
-@pytest.fixture(params=[1, 4], ids=["chains", "trees"])
-def asked(asked_by_topk: dict[int, Asked], request: pytest.FixtureRequest) -> Asked:
+@pytest.fixture(params=SHAPES[:2])
+def asked(asked_by_shape: dict[str, Asked], request: pytest.FixtureRequest) -> Asked:
     """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
-    return asked_by_topk[request.param]
+    return asked_by_shape[request.param]
 
 
 @WITHOUT_A_GPU
@@ -56,6 +59,14 @@ def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
     assert missed.total() <= kernels.total() // 20
     if not kernels["_tree_step_kernel"]:
         assert not {"few_row", "_rope_attention_kernel", "_paged_attention_kernel"} & set(missed)
+
+
+@WITHOUT_A_GPU
+def test_a_rehearsal_of_trees_of_text_misses_nothing(asked_by_shape: dict[str, Asked]) -> None:
+    asked = asked_by_shape[SHAPES[2]]
+    assert asked["rounds"] == "GraphTreeRound"
+    assert not asked["missed"]
+    assert {"_tree_shape_kernel", "_accept_tree_kernel"} <= asked["kernels"].keys()
 
 
 @WITHOUT_A_GPU

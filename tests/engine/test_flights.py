@@ -54,7 +54,8 @@ class ScriptedRound:
         size = "" if wish.num_nodes is None else f" of {wish.num_nodes}"
         shown = "asleep" if wish.asleep else f"{max(wish.num_drafted)}{size}"
         self.diary.append(f"{verb} {self.count}: {shown}")
-        return SimpleNamespace(reqs=reqs, num_drafted=wish.num_drafted, name=self.count)
+        told = {"num_drafted": wish.num_drafted, "drafted_nodes": wish.drafted_nodes}
+        return SimpleNamespace(reqs=reqs, name=self.count, **told)
 
     def num_drafts(self, flight: Any, levels: list[int]) -> list[int]:
         return levels

@@ -16,6 +16,7 @@ from specengine.core.request import Req
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.draft_depth import depths_within
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.row_choices import rows_of
 from tests.engine.flying_world import let_fly
@@ -28,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "hybrid": {"page_size": 16, "max_total_tokens": 208, "chunked_prefill_size": 16},
     "STANDALONE": {"page_size": 1, "max_total_tokens": 160, "chunked_prefill_size": 64},
     "EAGLE3": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": -1},
+    "NGRAM tree": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
+    "SUFFIX tree": {"page_size": 1, "max_total_tokens": 240, "disable_radix_cache": True},
     "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
 }
 RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
@@ -35,6 +38,10 @@ DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(en
 
 
 def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
+    if name in ("NGRAM tree", "SUFFIX tree"):
+        algorithm, branches = name.split()[0], f"{name.split()[0].lower()}_branches"
+        least: dict[str, Any] = {"ngram_min_match": 1} if algorithm == "NGRAM" else {}
+        return SpecConfig(algorithm=algorithm, num_draft_tokens=8, **least, **{branches: 2})
     if name == "SUFFIX":
         return SpecConfig(algorithm=name, num_draft_tokens=4)
     if name in ("NGRAM", "hybrid"):
@@ -126,8 +133,9 @@ def test_random_workload(
         llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
     )
     assert llm.engine.flights is not None
-    if name in ("NGRAM", "SUFFIX", "hybrid"):
-        llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 < 3 else 3)
+    if isinstance(flying.drafter, HostDrafter):
+        depth = flying.steps[-1]
+        llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 < 3 else depth)
     scheduler = llm.engine.scheduler
     scheduler.admission.demand.share = 0.0
     work = Workload(llm, random.Random(0))

@@ -39,6 +39,12 @@ SHAPES = {
     "MTP": CHAIN,
     "a tree": {**TREE, "algorithm": "EAGLE3"},
     "a static tree": {**TREE, "algorithm": "EAGLE", "static_tree": True},
+    "a tree of text": {
+        "algorithm": "NGRAM",
+        "adaptive": False,
+        "ngram_min_match": 1,
+        "ngram_branches": 2,
+    },
 }
 # By their paths from the round; of the last attribute, what the error says.
 OF_ALL = [
@@ -73,6 +79,7 @@ OF_DRAFTERS = {
     ],
     "a tree": OF_EAGLE,
     "a static tree": [*OF_EAGLE, "drafter.tree_rows.rank_scores"],
+    "a tree of text": ["drafter.nodes"],
 }
 
 

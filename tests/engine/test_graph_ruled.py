@@ -41,7 +41,7 @@ BATCHES = {
     "logprobs": [FREE, replace(SAMPLED, logprobs=1), RULED[2], RULED[1]],
     "edits": [RULED[3], replace(FREE, logit_bias={9: -3.0}), RULED[0], FREE],
 }
-NAMES = ["plain", "EAGLE", "EAGLE3", "a tree", "NGRAM"]
+NAMES = ["plain", "EAGLE", "EAGLE3", "a tree", "NGRAM", "a tree of text"]
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
 )
@@ -65,6 +65,9 @@ def specs(drafters: dict[str, str]) -> dict[str, SpecConfig | None]:
             num_draft_tokens=9,
         ),
         "NGRAM": SpecConfig(algorithm="NGRAM", adaptive=False, ngram_min_match=1),
+        "a tree of text": SpecConfig(
+            algorithm="NGRAM", adaptive=False, ngram_min_match=1, ngram_branches=3
+        ),
     }
 
 

@@ -15,6 +15,7 @@ from specengine.core.grammar import GrammarSpec
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.draft.ngram.drafter import NgramDrafter
+from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.flights import Flights
 from specengine.engine.host_drafts import HostDrafts
@@ -33,6 +34,8 @@ SPECS = {
     "NGRAM": SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=4, adaptive=False),
     "SUFFIX": SpecConfig(algorithm="SUFFIX", num_draft_tokens=4, adaptive=False),
 }
+SPECS["NGRAM tree"] = replace(SPECS["NGRAM"], ngram_branches=2, num_draft_tokens=6)
+SPECS["SUFFIX tree"] = replace(SPECS["SUFFIX"], suffix_branches=2, num_draft_tokens=6)
 POLICY = SchedulePolicy(context_len=64, max_running_requests=8, chunked_prefill_size=64)
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 
@@ -114,6 +117,33 @@ def test_drafts_are_as_deep_as_requests_allow() -> None:
     assert drafter.asked == [([[1], [2], [3, 4]], [4, 2, 2]), ([[1], [2], [3, 4]], [6, 2, 2])]
 
 
+class TreesOfText(Text):
+    proposes_tree = True
+
+    def most_nodes(self, num_steps: int) -> int:
+        return self.max_nodes
+
+    def draft_ahead(self, reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
+        """Two branches."""
+        self.asked.append((said, max_nodes))
+        parents = [-1, 0, 0, 1, 2, 3]
+        drafts = [Draft([7] * count, parents[:count]) for count in max_nodes]
+        return assemble(drafts)
+
+
+def test_trees_are_cut_to_what_requests_allow() -> None:
+    """When they are drafted: before, nobody knows which nodes are too deep."""
+    drafter = TreesOfText()
+    one = ahead(drafter)
+    shallow = request(speculative=SpecControl(num_steps=1))
+    reqs, said = [request(), shallow, request(max_tokens=8)], [[1], [2], [3, 4]]
+    assert one.follow(reqs, said, 8) == reqs
+    proposal = one.draft(reqs, 2)
+    assert drafter.asked == [(said, [6, 6, 3])]
+    assert proposal.num_nodes == [5, 3, 3]
+    assert proposal.parents[0, :5].tolist() == [-1, 0, 0, 1, 2]
+
+
 class Device(ScriptedRound):
     """One for drafts from the host."""
 
@@ -183,10 +213,18 @@ def test_a_choice_without_a_graph_is_kept_for_the_next_launch(
 
 
 @IN_C
-@pytest.mark.parametrize(("name", "kind"), [("NGRAM", NgramDrafter), ("SUFFIX", SuffixDrafter)])
-def test_drafts_ahead_are_those_after_the_commit(name: str, kind: Any) -> None:
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("name", SPECS)
+def test_drafts_ahead_are_those_after_the_commit(
+    name: str, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = [1, 2, 3, 4, 1, 2, 5, 1, 2, 3, 4, 1, 2, 3] * 4
-    drafters = [kind(SPECS[name], lambda req: 4) for _ in range(2)]
+    kind: Any = NgramDrafter if SPECS[name].algorithm == "NGRAM" else SuffixDrafter
+    for module in (lookup, suffix):
+        if not is_compiled:
+            monkeypatch.setattr(module, "is_compiled", lambda: False)
+    drafters, shapes = [kind(SPECS[name], lambda req: 4) for _ in range(2)], set()
+    assert drafters[0].drafts_ahead
     reqs = [[Req("r", text[:start], GREEDY) for start in (3, 9, 20)] for _ in range(2)]
     for place in range(20, 50, 3):
         said = [text[place : place + 3]] * 3
@@ -195,7 +233,17 @@ def test_drafts_ahead_are_those_after_the_commit(name: str, kind: Any) -> None:
             req.output_ids += new
         then = drafters[1].draft(decode_batch(reqs[1]))
         assert first.tokens.tolist() == then.tokens.tolist()
+        assert first.parents.tolist() == then.parents.tolist()
         assert first.num_nodes == then.num_nodes
+        shapes.add(first.is_chain)
+    assert (False in shapes) == drafters[0].proposes_tree
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_nobody_drafts_ahead_from_what_others_are_about_to_say(name: str) -> None:
+    flag = f"{str(SPECS[name].algorithm).lower()}_shared_corpus"
+    kind: Any = NgramDrafter if SPECS[name].algorithm == "NGRAM" else SuffixDrafter
+    assert not kind(replace(SPECS[name], **{flag: True}), lambda req: 4).drafts_ahead
 
 
 @ON_CPU

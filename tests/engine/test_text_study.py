@@ -15,8 +15,8 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
-from specengine.engine.host_drafts import HostDrafts
-from specengine.engine.round_form import Form
+from specengine.engine.host_drafts import HostDrafter
+from specengine.engine.round_form import Form, Wish
 from specengine.engine.text_study import TextStudy
 from tests.draft.drafting import request
 from tests.engine.flying_world import Passed, let_fly
@@ -28,7 +28,10 @@ SPECS = [
     SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=4),
     SpecConfig(algorithm="SUFFIX", num_draft_tokens=4),
     SpecConfig(algorithm="NGRAM", num_draft_tokens=4, hybrid_suffix=True),
+    SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6, ngram_branches=2),
+    SpecConfig(algorithm="SUFFIX", num_draft_tokens=6, suffix_branches=2),
 ]
+IDS = ["NGRAM", "SUFFIX", "hybrid", "NGRAM tree", "SUFFIX tree"]
 
 
 @dataclass
@@ -96,7 +99,7 @@ class Watched:
         outer: Any = self.llm.engine.drafter
         return [outer.inner, outer.suffix] if hasattr(outer, "suffix") else [outer]
 
-    def watch(self, flying: HostDrafts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(self, flying: HostDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
         drafter, put = self.llm.engine.drafter, flying.set
         given, given_ahead = drafter.draft, getattr(drafter, "draft_ahead", None)
 
@@ -105,10 +108,10 @@ class Watched:
                 self.behind += [unread(one, req) for req in batch.reqs]
             return given(batch)
 
-        def keep(proposal: DraftProposal) -> None:
+        def keep(proposal: DraftProposal) -> Wish:
             rows = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
             self.drafts.append([row[:count] for row, count in rows])
-            put(proposal)
+            return put(proposal)
 
         def draft_ahead(reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
             (one,) = self.drafters
@@ -140,13 +143,13 @@ def flying(
     assert llm.engine.flights is not None
     llm.engine.flights.depths = Steered(lambda number: 0 if number % EVERY else 3)
     watched = Watched(llm)
-    assert isinstance(graph_round.drafter, HostDrafts)
+    assert isinstance(graph_round.drafter, HostDrafter)
     watched.watch(graph_round.drafter, monkeypatch)
     return watched
 
 
 @ON_CPU
-@pytest.mark.parametrize("spec", SPECS, ids=["NGRAM", "SUFFIX", "hybrid"])
+@pytest.mark.parametrize("spec", SPECS, ids=IDS)
 def test_drafts_are_the_same_with_less_to_read(
     spec: SpecConfig, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +196,7 @@ def test_retraction_changes_nothing(target: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("spec", SPECS, ids=["NGRAM", "SUFFIX", "hybrid"])
+@pytest.mark.parametrize("spec", SPECS, ids=IDS)
 def test_on_the_gpu_no_token_changes(spec: SpecConfig, target: Path) -> None:
     given = {"dtype": "float32", "max_total_tokens": 2048}
     plain = LLM(str(target), None, disable_cuda_graph=True, **given)

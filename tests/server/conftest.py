@@ -18,7 +18,7 @@ from specengine.core.config import EngineConfig, ServerConfig
 from specengine.core.errors import SpecEngineError
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import SpecTotals
+from specengine.core.spec_totals import SpecTotals
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes

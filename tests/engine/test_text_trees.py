@@ -1,0 +1,354 @@
+"""Trees of text fly: the host drafts them, and the device decides what the host's rounds decide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
+from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.llm import Generation
+from specengine.engine.round_form import Flight
+from tests.engine.flying_world import let_fly
+from tests.engine.test_depth_in_results import Steered
+from tests.engine.test_graph_round import GREEDY, assert_close
+
+CPU = torch.device("cpu")
+ON_CPU = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
+)
+TEXT: dict[str, Any] = {"adaptive": False, "num_draft_tokens": 12}
+NGRAM: dict[str, Any] = {"algorithm": "NGRAM", "ngram_branches": 2, "ngram_min_match": 1}
+SUFFIX: dict[str, Any] = {
+    "algorithm": "SUFFIX",
+    "adaptive": False,
+    "num_draft_tokens": 16,
+    "suffix_branches": 2,
+    "suffix_factor": 6.0,
+}
+SPECS = {
+    "NGRAM": SpecConfig(**TEXT, **NGRAM),
+    "SUFFIX": SpecConfig(**SUFFIX),
+    "corpus": SpecConfig(**TEXT, **NGRAM, ngram_shared_corpus=True),
+}
+LONG = replace(GREEDY, max_tokens=48)
+# Between two tokens everywhere, so that text goes on now like this and now like that.
+TORN = replace(LONG, temperature=9.0, top_k=2, max_tokens=300)
+DRAWN = [replace(LONG, temperature=3.0, top_k=2, seed=seed) for seed in range(3)]
+WISHES = {
+    "edited": [
+        replace(DRAWN[0], frequency_penalty=0.3, logit_bias={5: 2.0, 9: -3.0}),
+        replace(DRAWN[1], repetition_penalty=1.1, min_tokens=9, stop_token_ids=(7,)),
+        LONG,
+    ],
+    "logprobs": [replace(one, logprobs=count) for count, one in enumerate((LONG, *DRAWN[:2]))],
+}
+Prompt = list[int]
+
+
+@pytest.fixture(scope="module")
+def prompts(target: Path) -> list[Prompt]:
+    """What the target has said; and one of which nothing is drafted at first."""
+    llm, params = make(target, None), [replace(TORN, seed=seed) for seed in (1, 2)]
+    return [*tokens(llm.generate(["a", "b"], params)), llm.tokenizer.encode("x")]
+
+
+def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
+    given = {"dtype": "float32", "max_total_tokens": 2048, "disable_cuda_graph": True}
+    return LLM(str(target), spec, **given | flags)
+
+
+def tokens(results: Sequence[Generation]) -> list[list[int]]:
+    return [one.token_ids for one in results]
+
+
+def counts(results: Sequence[Generation]) -> list[tuple[list[int], int]]:
+    return [(one.spec.histogram, one.spec.num_draft_tokens) for one in results]
+
+
+@dataclass
+class Landed:
+    """What came of rounds on the device."""
+
+    steps: Counter[int] = field(default_factory=Counter)  # rounds, by the depth of their graph
+    moved: int = 0  # paths whose nodes do not lie one behind the other
+    idle: int = 0  # requests without a draft, where others had one
+
+    def watch(self, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> None:
+        land = flying.land
+
+        def watched(flight: Flight) -> VerifyResult:
+            result, steps = land(flight), flight.form.num_steps
+            self.steps[steps] += 1
+            if steps:
+                assert flight.drafted_nodes is not None
+                assert result.num_drafted == flight.drafted_nodes
+                self.idle += flight.drafted_nodes.count(0)
+                nodes = flight.outcome[:, steps + 2 :].tolist()
+                for path, count in zip(nodes, result.num_accepted, strict=True):
+                    assert max(path[:count], default=0) < flying.num_slots
+                    self.moved += path[:count] != list(range(1, 1 + count))
+                for count, drafted in zip(result.num_accepted, result.num_drafted, strict=True):
+                    assert count <= drafted, "what nobody drafted never stands"
+            return result
+
+        monkeypatch.setattr(flying, "land", watched)
+
+
+def fly(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, overlaps: bool = True, most: int = 4
+) -> tuple[GraphRound, Landed]:
+    flying, landed = let_fly(llm, monkeypatch, overlaps, most), Landed()
+    assert isinstance(flying, GraphTreeRound)
+    landed.watch(flying, monkeypatch)
+    return flying, landed
+
+
+@ON_CPU
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
+@pytest.mark.parametrize("params", [[LONG] * 3, DRAWN], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", SPECS)
+def test_tokens_and_rounds_are_those_of_the_host(
+    name: str,
+    params: list[SamplingParams],
+    overlaps: bool,
+    target: Path,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = tokens(make(target, None).generate(prompts, params))
+    host, llm = make(target, SPECS[name]), make(target, SPECS[name])
+    flying, landed = fly(llm, monkeypatch, overlaps)
+    for _ in range(2):  # with captures, and with texts of others
+        its, mine = host.generate(prompts, params), llm.generate(prompts, params)
+        assert tokens(mine) == tokens(its) == expected
+        assert counts(mine) == counts(its)
+    assert flying.counters.keys() == {"captures", "replays"}, "nothing took the host's round"
+    totals = llm.engine.scheduler.spec_totals
+    assert totals == host.engine.scheduler.spec_totals
+    assert totals.num_accepted_tokens > 20
+    assert landed.steps.keys() == {*flying.steps}
+    assert landed.moved > 2
+    assert landed.idle > 2
+    llm.engine.scheduler.check_invariant()
+
+
+def check(
+    llm: LLM, target: Path, prompts: list[Prompt], params: list[SamplingParams], **flags: Any
+) -> None:
+    """That it says what plain decoding says."""
+    expected = make(target, None, **flags).generate(prompts, params)
+    found = llm.generate(prompts, params)
+    for one, other in zip(found, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.completions[0].finish_reason == other.completions[0].finish_reason
+        assert_close(one.completions[0].logprobs, other.completions[0].logprobs)
+    llm.engine.scheduler.check_invariant()
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+def test_where_outputs_end(
+    name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By length, by a token, and by a limit on drafts, which ends nothing."""
+    said = tokens(make(target, None).generate(prompts, LONG))
+    controls = [SpecControl(), SpecControl(num_steps=2), SpecControl(enabled=False)]
+    host, llm = make(target, SPECS[name]), make(target, SPECS[name])
+    flying, _ = fly(llm, monkeypatch)
+    for count in range(1, 16):
+        stops = [{one[count + index]} for index, one in enumerate(said)]
+        params = [
+            replace(LONG, max_tokens=count if index == count % 3 else 40, speculative=control)
+            for index, control in enumerate(controls[count % 3 :] + controls[: count % 3])
+        ]
+        params[0] = replace(params[0], stop_token_ids=tuple(stops[0]))
+        check(llm, target, prompts, params)
+        its, mine = host.generate(prompts, params), llm.generate(prompts, params)
+        assert counts(mine) == counts(its)
+        for one, asked in zip(mine, params, strict=True):
+            most = asked.speculative.max_depth
+            assert most is None or len(one.spec.histogram) <= most + 1
+    assert flying.counters.keys() == {"captures", "replays"}
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+def test_where_the_context_ends(
+    name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [replace(one, max_tokens=None) for one in (LONG, DRAWN[1], LONG)]
+    llm = make(target, SPECS[name], context_length=340)
+    flying, landed = fly(llm, monkeypatch)
+    check(llm, target, prompts, params, context_length=340)
+    assert flying.counters["replays"] > 20
+    assert landed.moved
+    assert flying.counters.keys() == {
+        "captures",
+        "replays",
+        "fallback: memory nearly full",
+    }
+
+
+@ON_CPU
+@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
+def test_memory_that_runs_short(
+    overlaps: bool, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes lie in all places behind the text, and write to none that another request has."""
+    given = [one[:120] for one in prompts[:2]] * 4
+    params = [replace((LONG, *DRAWN)[index % 4], max_tokens=30 + index) for index in range(8)]
+    llm = make(target, SPECS["NGRAM"], max_total_tokens=400, page_size=4, context_length=340)
+    llm.engine.scheduler.admission.demand.share = 0.0
+    flying, landed = fly(llm, monkeypatch, overlaps, most=8)
+    check(llm, target, given, params)
+    assert llm.engine.scheduler.num_retractions > 0
+    assert flying.counters["replays"] > 20
+    assert landed.moved
+
+
+@ON_CPU
+@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+def test_tokens_are_chosen_as_requests_want(
+    name: str,
+    wish: str,
+    target: Path,
+    prompts: list[Prompt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = make(target, SPECS[name])
+    flying, landed = fly(llm, monkeypatch)
+    for _ in range(2):
+        check(llm, target, prompts, WISHES[wish])
+    assert flying.counters.keys() == {"captures", "replays"}
+    assert landed.moved
+
+
+@ON_CPU
+def test_a_grammar_among_free_requests(
+    target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of tokens that text drafts; small trees are padded with tokens that it may allow."""
+    params = [replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}")), DRAWN[0], LONG]
+    llm = make(target, SPECS["NGRAM"])
+    given = [llm.tokenizer.encode("abab0101ab0101ab10ab0011" * 3), *prompts[:2]]
+    flying, landed = fly(llm, monkeypatch)
+    for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0], [0]):
+        check(llm, target, [given[i] for i in order], [params[i] for i in order])
+    check(llm, target, prompts[2:], params[:1])
+    assert flying.counters.keys() == {"captures", "replays"}
+    assert {form.num_steps for form in flying.captured if form.choosing.masks} >= {0, 11}
+    assert landed.moved
+
+
+@ON_CPU
+def test_depths_that_change_change_no_token(
+    target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds without drafts follow each other unseen; those with drafts, what has landed."""
+    llm = make(target, replace(SPECS["NGRAM"], adaptive=True))
+    flying, landed = fly(llm, monkeypatch)
+    flights = llm.engine.flights
+    assert flights is not None
+    plan = [11, 0, 0, 3, 0, 1, 11, 11, 2]
+    flights.depths = steered = Steered(lambda number: plan[number % len(plan)])
+    seen, observe = list[tuple[int, Any, Any]](), steered.observe
+
+    def watched(size: int, steps: int, drafted: Any, *given: Any, **more: Any) -> None:
+        seen.append((steps, drafted, more["limits"]))
+        observe(size, steps, drafted, *given, **more)
+
+    monkeypatch.setattr(steered, "observe", watched)
+    for params in ([LONG] * 3, DRAWN):
+        check(llm, target, prompts, params)
+    check(llm, target, prompts, [replace(LONG, speculative=SpecControl(num_steps=2))] * 3)
+    assert landed.steps.keys() == {0, 3, 11}
+    assert landed.moved
+    for steps, drafted, limits in seen:
+        drew = steps > 0
+        assert (limits is not None) == drew
+        assert not drew or set(limits) in ({steps}, {min(2, steps)})
+        assert not drew or max(drafted) < flying.num_slots
+    assert any(max(drafted) > steps > 0 for steps, drafted, _ in seen), "nodes, and not levels"
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+def test_depths_are_chosen_by_cost(
+    name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs are learned from rounds with drafts and without."""
+    llm = make(target, replace(SPECS[name], adaptive=True))
+    flying, landed = fly(llm, monkeypatch)
+    flights = llm.engine.flights
+    assert flights is not None
+    flights.depths = steps = AdaptiveSteps(flying.steps)
+    for params in ([LONG] * 3, DRAWN, [LONG] * 3):
+        check(llm, target, prompts, params)
+    assert steps.standing(3) is not None
+    assert {one for one in flying.steps if steps.costs.of(4, one) is None} == set()
+    assert steps.acceptance.least.shares.tried[0] > 0
+    assert landed.steps[0]
+    assert flying.counters.keys() == {"captures", "replays"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnTheGpu:
+    @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+    @pytest.mark.parametrize("name", SPECS)
+    def test_graphs_change_nothing(
+        self,
+        name: str,
+        overlap: bool,
+        target: Path,
+        prompts: list[Prompt],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        host, flags = make(target, SPECS[name]), {"disable_overlap_schedule": not overlap}
+        llm = make(target, SPECS[name], disable_cuda_graph=False, cuda_graph_bs=(1, 2, 8), **flags)
+        flying, landed = llm.engine.graph_round, Landed()
+        assert isinstance(flying, GraphTreeRound)
+        landed.watch(flying, monkeypatch)
+        for params in ([LONG] * 3, DRAWN, *WISHES.values()):
+            for count in (3, 1, 2):
+                given = prompts[:count], params[:count]
+                its, mine = host.generate(*given), llm.generate(*given)
+                assert tokens(mine) == tokens(its)
+                assert counts(mine) == counts(its)
+                llm.engine.scheduler.check_invariant()
+        stats = llm.engine.stats().graphs["round"]
+        assert stats.replays > 40
+        assert not stats.fallbacks
+        assert landed.moved > 2
+        assert landed.steps.keys() == {*flying.steps}
+
+    def test_depths_are_chosen(self, target: Path, prompts: list[Prompt]) -> None:
+        """Whatever is chosen, beside a grammar, and at the end of the context."""
+        spec, flags = replace(SPECS["NGRAM"], adaptive=True), {"context_length": 340}
+        llm = make(target, spec, disable_cuda_graph=False, **flags)
+        ruled = replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}"))
+        for params in ([LONG] * 3, DRAWN, [ruled, *DRAWN[:2]]):
+            check(llm, target, prompts, params, **flags)
+        check(llm, target, prompts, [replace(one, max_tokens=None) for one in DRAWN], **flags)
+        depth = llm.engine.stats().depth
+        assert depth is not None
+        assert llm.engine.stats().graphs["round"].replays > 40
+
+    def test_memory_that_runs_short(self, target: Path, prompts: list[Prompt]) -> None:
+        given = [one[:120] for one in prompts[:2]] * 4
+        params = [replace((LONG, *DRAWN)[index % 4], max_tokens=30 + index) for index in range(8)]
+        small = {"max_total_tokens": 400, "page_size": 4, "context_length": 340}
+        llm = make(target, SPECS["NGRAM"], disable_cuda_graph=False, **small)
+        check(llm, target, given, params)
+        assert llm.engine.stats().graphs["round"].replays > 10
