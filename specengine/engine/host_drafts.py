@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
+from specengine.core.draft_choosing import DraftDraws, DraftEdits
 from specengine.core.interfaces import RowsOutput
-from specengine.core.spec import DraftEdits, DraftProposal
+from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 
 
@@ -27,8 +28,14 @@ class HostDrafts:
             moved = pinned(drafts_BK, self.tokens.device)
             self.tokens[:size, :steps].copy_(moved, non_blocking=True)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
-        """Text says nothing of what requests change of logits."""
+    def draft_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        draws: DraftDraws | None = None,
+    ) -> Tensor:
+        """Text says nothing of what requests change of logits, nor is it drawn."""
         return self.tokens[: len(rows.rows_B), :num_steps]
 
     def observe_rows(

@@ -21,7 +21,6 @@ from specengine.engine import build, rehearsal
 from specengine.engine.graph_build import make_graph_round
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import Form
-from specengine.engine.row_choices import Choosing
 from specengine.kernels.cuda import program
 from specengine.kernels.rehearsal import rehearsal as stage
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
@@ -101,7 +100,7 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
                 yield rehearsal._fly(flying, Form(size, steps, num_nodes=nodes))
         if flying.may_sleep:
             yield rehearsal._fly(flying, Form(size, 0, asleep=True))
-    yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], Choosing(samples=True)))
+    yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], flying.choices.sampled))
 
 
 def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
