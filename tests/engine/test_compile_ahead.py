@@ -21,30 +21,32 @@ WITHOUT_A_GPU = pytest.mark.skipif(
 )
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "chains": {"eagle_topk": 1, "num_draft_tokens": 4},
+    "trees": {"eagle_topk": 4, "num_draft_tokens": 16},
+    "weighed chains": {"eagle_topk": 1, "num_draft_tokens": 4, "draft_sampling": True},
+}
+
+
 @pytest.fixture(scope="module")
-def asked_by_topk(
+def asked_by_kind(
     target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, Asked]:
+) -> dict[str, Asked]:
     """In one process, which takes longer to start than to answer."""
     pytest.importorskip("triton")
-    specs = [
-        {
-            "algorithm": "EAGLE3",
-            "draft_model_path": drafters["EAGLE3"],
-            "eagle_topk": topk,
-            "num_draft_tokens": 4 * topk,
-        }
-        for topk in (1, 4)
-    ]
-    given = tmp_path_factory.mktemp("caches"), str(target), *map(json.dumps, specs)
-    found: list[Asked] = offline_triton.run("tests.engine.offline_capture", *given)
-    return dict(zip((1, 4), found, strict=True))
+    given: dict[str, Any] = {"algorithm": "EAGLE3", "draft_model_path": drafters["EAGLE3"]}
+    specs = [json.dumps(given | shape) for shape in KINDS.values()]
+    folder = tmp_path_factory.mktemp("caches")
+    found: list[Asked] = offline_triton.run(
+        "tests.engine.offline_capture", folder, str(target), *specs
+    )
+    return dict(zip(KINDS, found, strict=True))
 
 
-@pytest.fixture(params=[1, 4], ids=["chains", "trees"])
-def asked(asked_by_topk: dict[int, Asked], request: pytest.FixtureRequest) -> Asked:
+@pytest.fixture(params=["chains", "trees"])
+def asked(asked_by_kind: dict[str, Asked], request: pytest.FixtureRequest) -> Asked:
     """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
-    return asked_by_topk[request.param]
+    return asked_by_kind[request.param]
 
 
 @WITHOUT_A_GPU
@@ -61,6 +63,15 @@ def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
 @WITHOUT_A_GPU
 def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
     assert asked["acts"] < asked["of"] / 4
+
+
+@WITHOUT_A_GPU
+def test_a_rule_that_weighs_drafts_is_rehearsed(asked_by_kind: dict[str, Asked]) -> None:
+    kernels, missed = (asked_by_kind["weighed chains"][name] for name in ("kernels", "missed"))
+    of_rule = {"_weigh_rows_kernel", "_begin_kernel", "_judge_block_kernel", "_draw_kernel"}
+    assert of_rule <= kernels.keys()
+    assert not of_rule & missed.keys()
+    assert not of_rule & asked_by_kind["chains"]["kernels"].keys()
 
 
 @pytest.mark.parametrize(

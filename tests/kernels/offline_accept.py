@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import torch
 from triton.runtime.jit import JITFunction
 
 from specengine.kernels.accept_block import accept_block
@@ -16,6 +17,8 @@ from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_relaxed import accept_relaxed
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.sample_rows import ChoiceTable, Places
+from specengine.kernels.weigh_rows import weigh_rows
 from tests.kernels import offline_triton, relaxed_world
 from tests.kernels.sampled_world import CPU, draws_of, random_round
 
@@ -36,6 +39,8 @@ def main() -> None:
     relaxed = relaxed_world.random_round(random.Random(0), 3, 5, 9000, tree=False)
     for logits_TV in (relaxed.logits_TV, relaxed.logits_TV.bfloat16()):
         accept_relaxed(replace(relaxed, logits_TV=logits_TV), 3, 0.3, backend="triton")
+    table, place = ChoiceTable.of(3, CPU), torch.arange(3)
+    weigh_rows(torch.zeros(6, 9000), table, Places(place, place, 2), 0, backend="triton")
     print(json.dumps(compiled))
 
 
