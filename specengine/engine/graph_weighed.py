@@ -86,17 +86,17 @@ class GraphWeighedRound(GraphRound):
     ) -> SampledRound:
         """What RoundProbs.of makes on the host. draft_BNV: float32, what drafts were drawn from."""
         chain = self.chain_of(drafts_BK)
-        exists_BN = chain.nodes_BN <= self.levels(rows)[:, None]
+        lacks_BN = chain.nodes_BN > self.levels(rows)[:, None]
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
         temperatures = self.choices.table.column(TEMPERATURE)
         return SampledRound(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
             draft_BNV=draft_BNV,
-            tokens_BN=tokens_BN.where(exists_BN, 0),
-            parents_BN=chain.parents_BN.where(exists_BN, 0),
-            exists_BN=exists_BN,
-            depths_BN=chain.nodes_BN.where(exists_BN, -1),
+            tokens_BN=tokens_BN.masked_fill(lacks_BN, 0),
+            parents_BN=chain.parents_BN.masked_fill(lacks_BN, 0),
+            exists_BN=~lacks_BN,
+            depths_BN=chain.nodes_BN.masked_fill(lacks_BN, -1),
             roots_B=chain.roots_B,
             greedy_B=temperatures.index_select(0, rows.rows_B) == 0.0,
         )
@@ -148,7 +148,7 @@ class WeighedParts(RoundParts):
         said_BN = said(drafts_BK, found)
         # A draft past the path's end may be what follows it, too: it is not to be counted.
         nodes_BK = flying.chain_of(drafts_BK).nodes_BN[:, 1:]
-        standing_BK = drafts_BK.where(nodes_BK <= found.ends_B[:, None], -1)
+        standing_BK = drafts_BK.masked_fill(nodes_BK > found.ends_B[:, None], -1)
         accepted_B = flying.accept(rows, said_BN, standing_BK)
         output = RowsOutput(said_BN.flatten(), hidden_TH, _features(self.seen.batch))
         flying.drafter.observe_rows(rows, output, said_BN, accepted_B)

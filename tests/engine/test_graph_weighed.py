@@ -21,6 +21,7 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.llm import Generation
 from specengine.engine.row_choices import BEST
+from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.draft.eagle_checkpoints import almost_bigram
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import TARGETS, predictable
@@ -184,6 +185,24 @@ def test_greedy_requests_alone_are_matched(
     check(host, llm, [GREEDY] * 3, PROMPTS)
     assert {form.choosing for form in flying.captured} == {BEST}
     assert not fallbacks(flying)
+
+
+@ON_CPU
+def test_a_token_behind_the_path_may_be_the_next_draft(
+    folders: dict[str, tuple[Path, SpecConfig]], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which stood for nothing: what the rule says is what is counted."""
+
+    def judge(self: GraphWeighedRound, drafts: SampledRound, draws: Draws) -> Accepted:
+        ends_B = drafts.exists_BN[:, 2].long()
+        return Accepted(ends_B, drafts.tokens_BN.gather(1, ends_B[:, None] + 1)[:, 0])
+
+    monkeypatch.setattr(GraphWeighedRound, "judge", judge)
+    llm = make(target, spec_of(folders), **flags())
+    flying = let_fly(llm, monkeypatch, most=8)
+    found = llm.generate(PROMPTS, [replace(SAMPLED[0], max_tokens=20)] * 3)
+    assert [one.spec.histogram for one in found] == [[1, 9]] * 3
+    assert all(form.choosing.weighs for form in flying.captured)
 
 
 @ON_CPU
