@@ -21,6 +21,7 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.llm import Generation
 from specengine.engine.row_choices import BEST
+from specengine.kernels import accept_block, accept_chain, weigh_rows
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.draft.eagle_checkpoints import almost_bigram
 from tests.draft.mtp_reading import add_mtp
@@ -281,6 +282,21 @@ def test_who_is_weighed(
     may_sample = given.get("verify") != "target_only" or expected is GraphWeighedRound
     assert made.samples == may_sample
     assert (made.simulated is None) == ("simulate_accept_length" not in given)
+
+
+@ON_CPU
+def test_kernels_decide_what_the_reference_does(
+    folders: dict[str, tuple[Path, SpecConfig]], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter."""
+    pytest.importorskip("triton")
+    llm, host = (make(target, spec_of(folders), **flags()) for _ in range(2))
+    let_fly(llm, monkeypatch)
+    params = [replace(one, max_tokens=7) for one in (SAMPLED[2], GREEDY, SAMPLED[3])]
+    expected = [*said(host.generate(PROMPTS, params))]
+    for module in (weigh_rows, accept_block, accept_chain):
+        monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
+    assert [*said(llm.generate(PROMPTS, params))] == expected
 
 
 @pytest.mark.gpu
