@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
@@ -33,6 +34,18 @@ from tests.kernels import offline_triton
 SIZES = [1, 2, 3, 4, 6, 8, 12, *range(16, 64, 8), *range(64, 257, 32)]
 
 Kernel = tuple[str, Any]
+
+
+class Operators(TorchDispatchMode):
+    """Names of PyTorch's that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def record() -> set[Kernel]:
@@ -111,11 +124,12 @@ def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
         for act in acts:
             act()
         foreseen = set(asked)
-        count = sum(1 for _ in every_act(runner, flying))
+        with Operators() as operators:
+            count = sum(1 for _ in every_act(runner, flying))
     missed = Counter(name for name, _ in asked - foreseen)
     kernels = Counter(name for name, _ in foreseen)
     found = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
-    return {**found, "rounds": type(flying).__name__}
+    return {**found, "rounds": type(flying).__name__, "operators": sorted(operators.names)}
 
 
 def main(target: str, *specs: str) -> None:

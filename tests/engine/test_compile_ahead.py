@@ -66,6 +66,18 @@ def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
 
 
 @WITHOUT_A_GPU
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_is_captured_waits_for_the_device(
+    kind: str, asked_by_kind: dict[str, Asked]
+) -> None:
+    """Nor has a shape that follows from what lies there."""
+    operators = set(asked_by_kind[kind]["operators"])
+    assert operators > {"linear", "index_select", "stack"}
+    waiting = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique"}
+    assert not operators & waiting
+
+
+@WITHOUT_A_GPU
 def test_a_rule_that_weighs_drafts_is_rehearsed(asked_by_kind: dict[str, Asked]) -> None:
     kernels, missed = (asked_by_kind["weighed chains"][name] for name in ("kernels", "missed"))
     of_rule = {"_weigh_rows_kernel", "_begin_kernel", "_judge_block_kernel", "_draw_kernel"}
