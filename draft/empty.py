@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.draft_choosing import DraftDraws, DraftEdits
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftEdits, DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 
 
 class EmptyDrafter:
@@ -35,7 +36,13 @@ class EmptyDrafter:
     def row_steps(self) -> int:
         return 0
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+    def draft_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        draws: DraftDraws | None = None,
+    ) -> Tensor:
         assert num_steps == 0
         return rows.roots_B.new_empty(len(rows.roots_B), 0)
 

@@ -37,6 +37,7 @@ class LoopDrafter(RowDrafter, Protocol):
 
     runner: ModelRunner
     target_ids: Tensor | None
+    emits_probs: bool
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,10 @@ def draws_trees(drafter: object) -> bool:
 
 
 def draws_chains(drafter: object) -> bool:
-    """Whether a drafter drafts chains on the device alone."""
-    return isinstance(drafter, RowDrafter) and drafter.row_steps is not None
+    """Whether a drafter drafts chains on the device alone, and need not say what it drew from."""
+    if not isinstance(drafter, RowDrafter) or drafter.row_steps is None:
+        return False
+    return not getattr(drafter, "emits_probs", False)
 
 
 class NoDraftLoops(NoGraphs):

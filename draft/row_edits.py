@@ -12,7 +12,7 @@ from specengine.core.sampling_batch import LogitEdits, SamplingBatch
 
 @dataclass(frozen=True)
 class RowEdits:
-    """A core.spec.DraftEdits in fixed buffers, [B, Vd]: positive logits are divided by `scale` and
+    """DraftEdits in fixed buffers, [B, Vd]: positive logits are divided by `scale` and
     others multiplied by it, and then `shift` is added. So penalties, bias and min_tokens are what
     they are in layers/logits, but that bias comes last, and that tokens drafted in the same round
     are not counted."""

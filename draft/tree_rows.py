@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, Tree
-from specengine.core.spec import DraftEdits
+from specengine.core.draft_choosing import DraftEdits
 from specengine.draft.choice import rank_scores
 from specengine.kernels.head_topk import Shares
 from specengine.kernels.tree_build import DraftTree, tree_build

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from specengine.kernels.paged_attention import PagedBatch
@@ -26,6 +27,8 @@ def paged_attention(
         rows = slice(indptr[b], indptr[b + 1])
         keys = int(batch.seq_lens[b])
         slots = batch.req_to_token[row, :keys].long()
+        # Drafts of a round on the device may lie past the context; they stand in nobody's slot.
+        slots = pad(slots, (0, keys - len(slots)))
         k = k_cache[slots].float().repeat_interleave(group, 1)
         v = v_cache[slots].float().repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k) * scale

@@ -122,7 +122,16 @@ def invert_cdf(weights_RV: Tensor, uniforms_R: Tensor) -> Tensor:
     return index.clamp(max=weights_RV.shape[-1] - 1)
 
 
-def sample_rows(logits_RV: Tensor, table: ChoiceTable, places: Places, stream: int) -> Tensor:
+@dataclass(frozen=True)
+class RowWishes:
+    """How [R] rows want their tokens chosen."""
+
+    greedy: Tensor  # bool
+    filters: RowFilters  # meaningless for greedy rows
+    uniforms: Tensor  # float64
+
+
+def row_wishes(table: ChoiceTable, places: Places, stream: int, vocab: int) -> RowWishes:
     from specengine.kernels.sample_rows import MIN_P, SEED, SHIFT, TEMPERATURE, TOP_K, TOP_P
 
     slots_R = places.slots_B.repeat_interleave(places.nodes)
@@ -133,15 +142,19 @@ def sample_rows(logits_RV: Tensor, table: ChoiceTable, places: Places, stream: i
     greedy = rows[TEMPERATURE] == 0.0
     filters = _filters(
         temperature=rows[TEMPERATURE].float().masked_fill(greedy, 1.0),
-        top_k=rows[TOP_K].masked_fill(greedy, logits_RV.shape[1]),
+        top_k=rows[TOP_K].masked_fill(greedy, vocab),
         top_p=rows[TOP_P].masked_fill(greedy, 1.0),
         min_p=rows[MIN_P].float().masked_fill(greedy, 0.0),
-        vocab=logits_RV.shape[1],
+        vocab=vocab,
     )
     position_R = places.starts_B.repeat_interleave(places.nodes) + depths_R + rows[SHIFT]
-    uniforms_R = keyed_uniform(rows[SEED], position_R, stream)
-    tokens_R = invert_cdf(kept_weights(logits_RV, filters), uniforms_R)
-    return torch.where(greedy, logits_RV.argmax(-1), tokens_R)
+    return RowWishes(greedy, filters, keyed_uniform(rows[SEED], position_R, stream))
+
+
+def sample_rows(logits_RV: Tensor, table: ChoiceTable, places: Places, stream: int) -> Tensor:
+    wishes = row_wishes(table, places, stream, logits_RV.shape[1])
+    tokens_R = invert_cdf(kept_weights(logits_RV, wishes.filters), wishes.uniforms)
+    return torch.where(wishes.greedy, logits_RV.argmax(-1), tokens_R)
 
 
 def _filters(

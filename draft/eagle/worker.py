@@ -10,9 +10,10 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.draft_choosing import DraftDraws, DraftEdits
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftEdits, PrefillResult, VerifyResult
+from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.transfer import int64, sent
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_rows import TreeRows
@@ -112,11 +113,17 @@ class EagleWorker(DraftWorker):
 
     @property
     def row_steps(self) -> int | None:
-        if self.proposes_tree or self.emits_probs:
+        if self.proposes_tree:
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+    def draft_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        draws: DraftDraws | None = None,
+    ) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
         states_BH = self.states.index_select(0, rows.rows_B)
@@ -126,7 +133,7 @@ class EagleWorker(DraftWorker):
                 step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level - 1)
                 step.features = states_BH
                 states_BH = self.runner.forward_decode(step)
-            tokens.append(self.best_tokens(states_BH, edits))
+            tokens.append(self.next_tokens(states_BH, edits, draws))
         return torch.stack(tokens, dim=1)
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
+    from specengine.core.draft_choosing import DraftDraws, DraftEdits
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
     from specengine.kernels.tree_build import DraftTree
@@ -174,16 +175,6 @@ class AheadDrafter(TextDrafter, Protocol):
         ...
 
 
-class DraftEdits(Protocol):
-    """What requests change of their logits, as far as drafts follow it: tokens drafted in the same
-    round need not count. The target's own rows decide."""
-
-    def apply(self, logits_TV: Tensor, target_ids: Tensor | None) -> Tensor:
-        """logits_TV: float32, as many rows a request, in order; may be written over. target_ids:
-        int64 [V], the target's ids of a draft's vocabulary."""
-        ...
-
-
 @runtime_checkable
 class RowDrafter(Protocol):
     """A drafter of chains that needs nothing from the host in a round, so that a graph can hold the
@@ -195,9 +186,16 @@ class RowDrafter(Protocol):
         """How deep it drafts; None where it needs the host after all."""
         ...
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+    def draft_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        draws: DraftDraws | None = None,
+    ) -> Tensor:
         """int64 [B, num_steps], after each root. edits: what requests change of logits, where any
-        does."""
+        does. draws: where a request's drafts are to be sampled; one that emits_probs asks it for
+        the tokens of each level in turn."""
         ...
 
     def observe_rows(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from specengine.core.config import EngineConfig
@@ -21,11 +23,13 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
 from specengine.engine.host_trees import HostTrees
 from specengine.engine.loop import EngineParts
 from specengine.runner.graph_counters import PLANS_ON_HOST
+from specengine.target.verify.sampled import SampledVerifier
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 _BETWEEN = 3  # of drafts from the host, beside the deepest and none
@@ -85,20 +89,37 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
         return "the drafter needs the host in the middle of a round"
     if getattr(parts.verifier, "is_lossy", True) and forced is None:
         return "the verifier does more than compare tokens"
+    if parts.drafter.emits_probs and weigher(parts) is None:
+        return "drafts are sampled, and the verifier does not weigh them"
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found
     unseen = parts.worker.runner.attn_backend.limits.first_keys  # what it slept through
     may_sleep = chooses and unseen and isinstance(drafter, SleepyRowDrafter)
     given = steps, list(sizes), padding, forced, may_sleep
-    if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
-        trees = GraphTreeRound(parts.worker, drafter, *given)
-        may_cut = chooses and not isinstance(drafter, HostDrafter)
-        trees.sizes = smaller_sizes(steps, drafter.num_tree_nodes) if may_cut else {}
-        graph_round: GraphRound = trees
-    else:
-        graph_round = GraphRound(parts.worker, drafter, *given)
+    graph_round = new_round(parts, drafter, *given)
+    may_cut = chooses and not isinstance(drafter, HostDrafter)
+    if isinstance(graph_round, GraphTreeRound) and may_cut:
+        graph_round.sizes = smaller_sizes(steps, graph_round.drafter.num_tree_nodes)
+    return graph_round
+
+
+def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRound:
+    """Of the kind that its drafts and their verifier ask for. given: as to GraphRound."""
+    rule = None if isinstance(drafter, HostDrafter) else weigher(parts)
+    if rule is not None:
+        return GraphWeighedRound(rule, parts.drafter.emits_probs, parts.worker, drafter, *given)
+    is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
+    graph_round = (GraphTreeRound if is_tree else GraphRound)(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
     return graph_round
+
+
+def weigher(parts: EngineParts) -> SampledVerifier | None:
+    """The rule for chains of the engine's drafter, if it weighs them and a graph can hold it."""
+    verifier = parts.verifier
+    if not isinstance(verifier, SampledVerifier) or parts.drafter.proposes_tree:
+        return None
+    return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
 
 
 def _row_drafter(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
+from specengine.core.draft_choosing import DraftEdits
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
-from specengine.core.spec import DraftEdits, RowDrafter, SleepyRowDrafter, VerifyResult
+from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
 from specengine.core.transfer import sent
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs
 from specengine.engine.grounds import find_ground, if_hesitant
@@ -81,7 +82,7 @@ class GraphRound:
         vocab_size = self.runner.model.vocab_size
         self.logprobs = RowLogprobs(largest * self.num_slots, vocab_size, device)
         self.masks = RowMasks(largest * self.num_slots, vocab_size, device)
-        self.choices = RowChoices(num_rows, vocab_size, device)
+        self.choices = RowChoices(num_rows, self.table.shape[1], vocab_size, device)
         self.ints = SharedInts(vocab_size)
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
@@ -114,7 +115,7 @@ class GraphRound:
             self.batch_sizes = sorted({form.batch_size for form in self.captured})
             if self.samples and not memory.is_spent:
                 with memory.measured():
-                    self._capture(self._forms(self.batch_sizes[0], Choosing(samples=True))[-1])
+                    self._capture(self._forms(self.batch_sizes[0], self.choices.sampled)[-1])
         took, used = perf_counter() - start, memory.used - used_before
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
         logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
+from specengine.core.draft_choosing import DraftDraws, DraftEdits
 from specengine.core.interfaces import RowsOutput
-from specengine.core.spec import DraftEdits, DraftProposal
+from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.engine.round_form import Wish
 
@@ -24,8 +25,14 @@ class HostDrafter(ABC):
         """Drafts on the host, in the order of the round's requests -> what that round is to be."""
 
     @abstractmethod
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
-        """Text says nothing of what requests change of logits."""
+    def draft_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        draws: DraftDraws | None = None,
+    ) -> Tensor:
+        """Text says nothing of what requests change of logits, nor is it drawn."""
 
     def observe_rows(  # noqa: B027 (there is nothing to do)
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
@@ -48,5 +55,11 @@ class HostDrafts(HostDrafter):
             self.tokens[:size, :steps].copy_(moved, non_blocking=True)
         return Wish(proposal.num_drafted)
 
-    def draft_rows(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None = None) -> Tensor:
+    def draft_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        draws: DraftDraws | None = None,
+    ) -> Tensor:
         return self.tokens[: len(rows.rows_B), :num_steps]

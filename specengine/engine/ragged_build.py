@@ -45,6 +45,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
         prompts=() if graph.disable_cuda_graph_padding else tuple(one.tokens for one in SHAPES),
+        keeps_weights=spec.draft_sampling,
     ).num_bytes
 
 

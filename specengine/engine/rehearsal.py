@@ -13,7 +13,7 @@ from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import Form
-from specengine.engine.row_choices import BEST, Choosing
+from specengine.engine.row_choices import BEST
 from specengine.kernels.rehearsal import rehearsal
 from specengine.runner.extend_graphs import ExtendGraphRunner
 from specengine.runner.graphs import DecodeGraphRunner
@@ -91,7 +91,7 @@ def _round_forms(flying: GraphRound) -> Iterator[Form]:
     form."""
     largest, *others = telling_sizes(flying.batch_sizes)
     smallest, deepest = min(flying.batch_sizes), flying.steps[-1]
-    yield Form(smallest, deepest, Choosing(samples=True) if flying.samples else BEST)
+    yield Form(smallest, deepest, flying.choices.sampled if flying.samples else BEST)
     for steps in reversed(flying.steps):
         yield Form(largest, steps)
     for steps, sizes in flying.smaller_trees(largest).items():

@@ -19,21 +19,24 @@ from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_ro
 
 class Choosing(NamedTuple):
     """What a round must be able to do for its requests, beside taking the best token. One that
-    edits, masks or tells logprobs can sample as well, so that there are fewer kinds."""
+    edits, masks or tells logprobs can sample as well, so that there are fewer kinds. weighs:
+    somebody does sample, and the verifier decides by more than the tokens that are sampled."""
 
     samples: bool = False
     edits: bool = False
     logprobs: bool = False
     masks: bool = False
+    weighs: bool = False
 
     @classmethod
-    def of(cls, reqs: list[Req]) -> Choosing:
+    def of(cls, reqs: list[Req], weighs: bool = False) -> Choosing:
+        """weighs: whether rounds do in which somebody samples."""
         edits = any(map(edits_logits, reqs))
         logprobs = any(req.sampling.logprobs is not None for req in reqs)
         masks = any(req.grammar is not None for req in reqs)
         all_greedy = all(req.sampling.is_greedy for req in reqs)
         samples = edits or logprobs or masks or not all_greedy
-        return cls(samples, edits, logprobs, masks)
+        return cls(samples, edits, logprobs, masks, weighs and not all_greedy)
 
 
 BEST = Choosing()
@@ -44,8 +47,14 @@ class RowChoices:
     comes to a row; and edits of logits. The position in the output follows from the length that the
     round goes by."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    weighs = False  # whether rounds weigh drafts; set before there is a request
+
+    def __init__(self, num_rows: int, context: int, vocab_size: int, device: torch.device) -> None:
+        """context: the most tokens of a request."""
+        self.context = context
         self.table = ChoiceTable.of(num_rows, device)
+        # Likewise by row: tokens, prompt and output together, at which requests end at the latest.
+        self.ends = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.edits = RowEdits(num_rows, vocab_size, device)
         self.vocab_size = vocab_size
         self._owners: list[Req | None] = [None] * num_rows
@@ -56,8 +65,13 @@ class RowChoices:
         """`Choosing.of`, once for rounds of the same requests: but for edits, which end with
         min_tokens, nothing of it changes."""
         if self._told.edits or self._asked != reqs:
-            self._asked, self._told = reqs, Choosing.of(reqs)
+            self._asked, self._told = reqs, Choosing.of(reqs, self.weighs)
         return self._told
+
+    @property
+    def sampled(self) -> Choosing:
+        """Of requests that sample, and want nothing else."""
+        return Choosing(samples=True, weighs=self.weighs)
 
     def fits(self, reqs: list[Req]) -> bool:
         """Whether there are tables for all edits."""
@@ -77,9 +91,10 @@ class RowChoices:
         words = choice_words([req for _, req in new], self.vocab_size)
         # A round's length leaves out its root, which is the last token.
         words[:, SHIFT] = [1 - len(req.prompt_ids) for _, req in new]
-        told = torch.from_numpy(np.column_stack([[row for row, _ in new], words]))
+        rows, ends = [row for row, _ in new], [end_of(req, self.context) for _, req in new]
+        told = torch.from_numpy(np.column_stack([rows, ends, words]))
         packed = sent(told, self.table.words.device)
-        self.table.words[packed[:, 0]] = packed[:, 1:]
+        self.ends[packed[:, 0]], self.table.words[packed[:, 0]] = packed[:, 1], packed[:, 2:]
         for row, req in new:
             self._owners[row] = req
 
@@ -101,6 +116,12 @@ class RowChoices:
         """The tokens that came of a round, for penalties."""
         if choosing.edits:
             self.edits.count(rows, tokens_BN, accepted_B)
+
+
+def end_of(req: Req, context: int) -> int:
+    """Tokens that a request has at most, as SchedulePolicy.remaining_tokens counts."""
+    limit = req.sampling.max_tokens
+    return context if limit is None else min(context, len(req.prompt_ids) + limit)
 
 
 def rows_of(reqs: list[Req]) -> list[int]:

@@ -30,7 +30,7 @@ def edits_logits(req: Req) -> bool:
 
 @dataclass(frozen=True)
 class EditsOfDrafts:
-    """A core.spec.DraftEdits: the logits of each draft are edited as those of the round's root."""
+    """DraftEdits: the logits of each draft are edited as those of the round's root."""
 
     tables: EditTables
     rows: RowBatch

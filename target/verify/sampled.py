@@ -75,9 +75,14 @@ class SampledVerifier(MatchVerifier):
 def draws_of(sampling: SamplingBatch) -> Draws:
     assert sampling.random is not None
     assert sampling.output_pos is not None
+    return keyed_draws(sampling.random.seeds, sampling.output_pos)
+
+
+def keyed_draws(seeds_B: Tensor, positions_B: Tensor) -> Draws:
+    """positions_B: int64, of the next output token."""
     return Draws(
-        sampling.random.seeds,
-        sampling.output_pos,
+        seeds_B,
+        positions_B,
         accept=int(Stream.ACCEPT),
         residual=int(Stream.RESIDUAL),
         sample=int(Stream.SAMPLE),

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, SpecConfig
-from specengine.core.spec import TreeRowDrafter
 from specengine.engine import graph_round, graph_ruled
 from specengine.engine.flights import Flights
-from specengine.engine.graph_build import _row_drafter
+from specengine.engine.graph_build import _row_drafter, new_round
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.graph_tree import GraphTreeRound
 from tests.engine.test_graph_round import DeviceLengths
 
 
@@ -73,8 +71,6 @@ def let_fly(
     drafter, steps = found
     for runner in (parts.worker.runner, *getattr(drafter, "runners", ())):
         runner.attn_backend = backend
-    is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
-    kind = GraphTreeRound if is_tree else GraphRound
-    flying = kind(parts.worker, drafter, steps, [1, 2, most])
+    flying = new_round(parts, drafter, steps, [1, 2, most])
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps)
     return flying

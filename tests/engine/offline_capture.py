@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
@@ -21,7 +22,6 @@ from specengine.engine import build, rehearsal
 from specengine.engine.graph_build import make_graph_round
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import Form
-from specengine.engine.row_choices import Choosing
 from specengine.kernels.cuda import program
 from specengine.kernels.rehearsal import rehearsal as stage
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
@@ -34,6 +34,18 @@ from tests.kernels import offline_triton
 SIZES = [1, 2, 3, 4, 6, 8, 12, *range(16, 64, 8), *range(64, 257, 32)]
 
 Kernel = tuple[str, Any]
+
+
+class Operators(TorchDispatchMode):
+    """Names of PyTorch's that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def record() -> set[Kernel]:
@@ -101,7 +113,7 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
                 yield rehearsal._fly(flying, Form(size, steps, num_nodes=nodes))
         if flying.may_sleep:
             yield rehearsal._fly(flying, Form(size, 0, asleep=True))
-    yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], Choosing(samples=True)))
+    yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], flying.choices.sampled))
 
 
 def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
@@ -112,11 +124,12 @@ def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
         for act in acts:
             act()
         foreseen = set(asked)
-        count = sum(1 for _ in every_act(runner, flying))
+        with Operators() as operators:
+            count = sum(1 for _ in every_act(runner, flying))
     missed = Counter(name for name, _ in asked - foreseen)
     kernels = Counter(name for name, _ in foreseen)
     found = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
-    return {**found, "rounds": type(flying).__name__}
+    return {**found, "rounds": type(flying).__name__, "operators": sorted(operators.names)}
 
 
 def main(target: str, *specs: str) -> None:

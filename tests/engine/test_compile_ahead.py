@@ -16,38 +16,38 @@ from tests.kernels import offline_triton
 
 Asked = dict[str, Any]
 
-SHAPES = ("chains", "trees", "trees of text")
-
 WITHOUT_A_GPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernels are asked for in the place of a GPU"
 )
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    "chains": {"eagle_topk": 1, "num_draft_tokens": 4},
+    "trees": {"eagle_topk": 4, "num_draft_tokens": 16},
+    "weighed chains": {"eagle_topk": 1, "num_draft_tokens": 4, "draft_sampling": True},
+    "trees of text": {"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16},
+}
+
+
 @pytest.fixture(scope="module")
-def asked_by_shape(
+def asked_by_kind(
     target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Asked]:
     """In one process, which takes longer to start than to answer."""
     pytest.importorskip("triton")
-    specs = [
-        {
-            "algorithm": "EAGLE3",
-            "draft_model_path": drafters["EAGLE3"],
-            "eagle_topk": topk,
-            "num_draft_tokens": 4 * topk,
-        }
-        for topk in (1, 4)
-    ]
-    specs.append({"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16})
-    given = tmp_path_factory.mktemp("caches"), str(target), *map(json.dumps, specs)
-    found: list[Asked] = offline_triton.run("tests.engine.offline_capture", *given)
-    return dict(zip(SHAPES, found, strict=True))
+    given = {"algorithm": "EAGLE3", "draft_model_path": drafters["EAGLE3"]}
+    specs = [json.dumps(kind if "algorithm" in kind else given | kind) for kind in KINDS.values()]
+    folder = tmp_path_factory.mktemp("caches")
+    found: list[Asked] = offline_triton.run(
+        "tests.engine.offline_capture", folder, str(target), *specs
+    )
+    return dict(zip(KINDS, found, strict=True))
 
 
-@pytest.fixture(params=SHAPES[:2])
-def asked(asked_by_shape: dict[str, Asked], request: pytest.FixtureRequest) -> Asked:
+@pytest.fixture(params=["chains", "trees"])
+def asked(asked_by_kind: dict[str, Asked], request: pytest.FixtureRequest) -> Asked:
     """Of a rehearsal of EAGLE-3's graphs; and of their capture, which the rehearsal missed."""
-    return asked_by_shape[request.param]
+    return asked_by_kind[request.param]
 
 
 @WITHOUT_A_GPU
@@ -62,8 +62,8 @@ def test_a_rehearsal_asks_for_what_the_capture_needs(asked: Asked) -> None:
 
 
 @WITHOUT_A_GPU
-def test_a_rehearsal_of_trees_of_text_misses_nothing(asked_by_shape: dict[str, Asked]) -> None:
-    asked = asked_by_shape[SHAPES[2]]
+def test_a_rehearsal_of_trees_of_text_misses_nothing(asked_by_kind: dict[str, Asked]) -> None:
+    asked = asked_by_kind["trees of text"]
     assert asked["rounds"] == "GraphTreeRound"
     assert not asked["missed"]
     assert {"_tree_shape_kernel", "_accept_tree_kernel"} <= asked["kernels"].keys()
@@ -72,6 +72,27 @@ def test_a_rehearsal_of_trees_of_text_misses_nothing(asked_by_shape: dict[str, A
 @WITHOUT_A_GPU
 def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
     assert asked["acts"] < asked["of"] / 4
+
+
+@WITHOUT_A_GPU
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_is_captured_waits_for_the_device(
+    kind: str, asked_by_kind: dict[str, Asked]
+) -> None:
+    """Nor has a shape that follows from what lies there."""
+    operators = set(asked_by_kind[kind]["operators"])
+    assert operators > {"linear", "index_select", "stack"}
+    waiting = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique"}
+    assert not operators & waiting
+
+
+@WITHOUT_A_GPU
+def test_a_rule_that_weighs_drafts_is_rehearsed(asked_by_kind: dict[str, Asked]) -> None:
+    kernels, missed = (asked_by_kind["weighed chains"][name] for name in ("kernels", "missed"))
+    of_rule = {"_weigh_rows_kernel", "_begin_kernel", "_judge_block_kernel", "_draw_kernel"}
+    assert of_rule <= kernels.keys()
+    assert not of_rule & missed.keys()
+    assert not of_rule & asked_by_kind["chains"]["kernels"].keys()
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,21 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         (as_it_is, {}, {"trace": "a file"}, "rounds are traced", "rounds are traced"),
         (
             as_it_is,
-            {"draft_sampling": True},
+            {"draft_sampling": True, "verify": "match"},
+            {},
+            "drafts are sampled, and the verifier does not weigh them",
+            "the drafter needs the host in the middle of a draft",
+        ),
+        (
+            as_it_is,
+            {"draft_sampling": True, "eagle_topk": 2, "num_draft_tokens": 6},
             {},
             "the drafter needs the host in the middle of a round",
             "the drafter needs the host in the middle of a draft",
         ),
         (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
     ],
-    ids=["plans on the host", "traced", "sampled drafts", "weighs drafts"],
+    ids=["plans on the host", "traced", "sampled drafts", "sampled tree", "weighs drafts"],
 )
 def test_every_round_is_counted(
     change: Callable[[LLM], None],

@@ -18,7 +18,7 @@ def make_req(row: int, **options: Any) -> Req:
 
 @pytest.fixture
 def choices() -> RowChoices:
-    return RowChoices(8, 40, torch.device("cpu"))
+    return RowChoices(8, 100, 40, torch.device("cpu"))
 
 
 def test_other_requests_are_asked_anew(choices: RowChoices) -> None:

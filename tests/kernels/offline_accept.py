@@ -17,7 +17,9 @@ from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_relaxed import accept_relaxed
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.sample_rows import ChoiceTable, Places
 from specengine.kernels.tree_shape import tree_shape
+from specengine.kernels.weigh_rows import weigh_rows
 from tests.kernels import offline_triton, relaxed_world
 from tests.kernels.sampled_world import CPU, draws_of, random_round
 
@@ -41,6 +43,8 @@ def main() -> None:
     for num_nodes, num_steps in ((2, 1), (7, 3), (40, 39)):
         nodes = torch.zeros(4, 2, 40, dtype=torch.int64)
         tree_shape(nodes[:, 0, 0].contiguous(), nodes, num_nodes, num_steps, backend="triton")
+    table, place = ChoiceTable.of(3, CPU), torch.arange(3)
+    weigh_rows(torch.zeros(6, 9000), table, Places(place, place, 2), 0, backend="triton")
     print(json.dumps(compiled))
 
 

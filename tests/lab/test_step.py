@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from specengine.lab.step.stopwatch import Stopwatch, Watched, watching
 from specengine.lab.throughput.plan import Plan
 from specengine.lab.throughput.workload import Workload
 from tests.draft.eagle_checkpoints import eagle3
+from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import on_the_cpu
 
 CARD = Card("by hand", "bfloat16", copy=1e12, matmul=1e15)
@@ -138,6 +140,27 @@ def test_parts_of_a_captured_round(
         ("observe",),
     ]
     assert {part for path in entered for part in path} <= PARTS.keys()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+def test_parts_of_a_round_that_weighs_drafts(
+    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = eagle3(tmp_path / "draft", small_models["llama"])
+    given: dict[str, Any] = {"draft_model_path": str(draft), "num_steps": 2}
+    spec = SpecConfig(algorithm="EAGLE3", draft_sampling=True, **given)
+    llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
+    flying, entered = let_fly(llm, monkeypatch), list[str]()
+
+    @contextmanager
+    def note(part: str) -> Iterator[None]:
+        entered.append(part)
+        yield
+
+    with watching(captured_parts(llm.engine, flying), note):
+        flying.run(torch.zeros(2, dtype=torch.int64), 2, flying.choices.sampled)
+    heads = ["draft", "draft head", "draft head"]
+    assert entered == [*heads, "verify", "sample", "verify head", "accept", "observe"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="operators stand for kernels")

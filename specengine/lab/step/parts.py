@@ -8,6 +8,7 @@ import torch
 
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.loop import Engine
 from specengine.lab.step.stopwatch import Watched
 
@@ -23,6 +24,12 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
             *_heads(flying.drafter, "compute_shares", "draft head"),
             *_heads(flying.drafter, "compute_logits", "draft head"),
             Watched(flying, "keep", "keep"),
+        ]
+    if isinstance(flying, GraphWeighedRound):
+        parts = [
+            *_heads(flying.drafter, "compute_logits", "draft head"),
+            Watched(flying, "target_weights", "sample"),
+            Watched(flying, "judge", "accept"),
         ]
     return [
         *parts,

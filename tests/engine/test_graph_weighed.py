@@ -1,0 +1,331 @@
+"""Chains under verifiers that weigh drafts, in rounds on the device alone: a seed says what it says
+in rounds of the host, as drafts, limits and ends of requests do."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine.core.sampling import SpecControl
+from specengine.engine.graph_build import make_graph_round
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.llm import Generation
+from specengine.engine.row_choices import BEST
+from specengine.kernels import accept_block, accept_chain, weigh_rows
+from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
+from tests.draft.eagle_checkpoints import almost_bigram
+from tests.draft.mtp_reading import add_mtp
+from tests.e2e.test_identity_mtp import TARGETS, predictable
+from tests.engine.flying_world import let_fly
+from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
+from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, DeviceLengths, make
+from tests.engine.test_no_graphs import with_graphs
+
+ON_CPU = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
+)
+RULES = ["rejection", "block", "target_only"]
+CONTEXT = 96
+MANY = [*PROMPTS, "ab", "The lazy dog", "01" * 30, "y z", "The quick brown fox"]
+WISHES = [  # ends by max_tokens and by context, limits, every parameter, and greedy ones among them
+    replace(SAMPLED[0], max_tokens=23),
+    replace(GREEDY, max_tokens=20),
+    replace(SAMPLED[2], max_tokens=None),
+    replace(SAMPLED[3], max_tokens=30, speculative=SpecControl(num_steps=1)),
+    replace(SAMPLED[4], max_tokens=2),
+    replace(SAMPLED[5], max_tokens=None),
+    replace(SAMPLED[4], max_tokens=25, seed=11, speculative=SpecControl(enabled=False)),
+    replace(SAMPLED[6], max_tokens=9),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    target: Path,
+    drafters: dict[str, str],
+    small_models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, SpecConfig]]:
+    """Of each drafter the target, and how it drafts."""
+    found, folder = {}, tmp_path_factory.mktemp("weighed")
+    unsure = almost_bigram(folder / "standalone", target, 3.0)  # says other things, now and then
+    for name, path in (drafters | {"STANDALONE": str(unsure)}).items():
+        spec = SpecConfig(algorithm=name, draft_model_path=path, num_steps=3)
+        found[name] = target, spec
+    for name, form, layers in (("MTP", "deepseek", 1), ("MTP layers", "mimo", 3)):
+        folder = tmp_path_factory.mktemp(f"weighed-{layers}")
+        add_mtp(small_models[TARGETS[form]], folder, form, layers)
+        predictable(folder, form, layers, residue=0.2)
+        found[name] = folder, SpecConfig(algorithm="MTP", num_steps=3)
+    return found
+
+
+def flags(**more: Any) -> dict[str, Any]:
+    return {"context_length": CONTEXT, "max_running_requests": 8} | more
+
+
+def let_drafters_fly(llm: LLM) -> None:
+    if hasattr(llm.engine.drafter, "flies"):
+        llm.engine.drafter.flies = True
+
+
+def said(outputs: list[Generation]) -> Iterator[Any]:
+    for one in outputs:
+        (found,) = one.completions
+        yield (
+            found.token_ids,
+            found.finish_reason,
+            found.spec.histogram,
+            found.spec.num_draft_tokens,
+        )
+
+
+def check(
+    host: LLM, llm: LLM, params: list[SamplingParams] = WISHES, prompts: list[str] = MANY
+) -> list[Generation]:
+    found, expected = llm.generate(prompts, params), host.generate(prompts, params)
+    assert [*said(found)] == [*said(expected)]
+    llm.engine.scheduler.check_invariant()
+    return found
+
+
+def fallbacks(flying: GraphRound) -> set[str]:
+    names = (name for name in flying.counters if name.startswith("fallback: "))
+    return {name.removeprefix("fallback: ") for name in names} - {SEEN_TOO_LITTLE}
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("name", "overlaps"),
+    [
+        *((name, True) for name in ("EAGLE", "EAGLE3", "MTP", "MTP layers", "STANDALONE")),
+        *((name, False) for name in ("EAGLE3", "STANDALONE")),
+    ],
+)
+@pytest.mark.parametrize("rule", [*RULES, "sibling", "greedy drafts"])
+def test_seeds_say_what_they_say_on_the_host(
+    rule: str,
+    name: str,
+    overlaps: bool,
+    folders: dict[str, tuple[Path, SpecConfig]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, spec = folders[name]
+    drawn = rule != "greedy drafts"
+    spec = replace(spec, verify=rule if drawn else "target_only", draft_sampling=drawn)
+    host, llm = make(folder, spec, **flags()), make(folder, spec, **flags())
+    let_drafters_fly(llm)
+    flying = let_fly(llm, monkeypatch, overlaps, most=8)
+    assert isinstance(flying, GraphWeighedRound)
+    found = check(host, llm)
+    assert not fallbacks(flying)
+    assert flying.counters["replays"] > 20
+    assert any(form.choosing.weighs for form in flying.captured)
+    totals = llm.engine.scheduler.spec_totals
+    assert 10 < totals.num_accepted_tokens < totals.num_draft_tokens - 10
+    lengths = [len(one.prompt_ids) + len(one.token_ids) for one in found]
+    assert lengths.count(CONTEXT) == 2
+
+
+def spec_of(folders: dict[str, tuple[Path, SpecConfig]], rule: str = "block") -> SpecConfig:
+    return replace(folders["EAGLE3"][1], verify=rule, draft_sampling=True)
+
+
+EDITED = replace(SAMPLED[0], frequency_penalty=0.6, max_tokens=20)
+TOLD = replace(SAMPLED[4], logprobs=2, max_tokens=20)
+RULED = replace(SAMPLED[4], grammar=GrammarSpec.regex("[a-c ]{4,30}"), ignore_eos=False)
+
+
+@ON_CPU
+@pytest.mark.parametrize("rule", ["rejection", "target_only"])
+@pytest.mark.parametrize(
+    ("wish", "why"), [(EDITED, "edits of logits"), (TOLD, "logprobs"), (RULED, "a grammar")]
+)
+def test_what_a_rule_leaves_to_the_host(
+    wish: SamplingParams,
+    why: str,
+    rule: str,
+    folders: dict[str, tuple[Path, SpecConfig]],
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For as long as somebody asks for it; rounds of greedy requests alone do all of it."""
+    spec = spec_of(folders, rule)
+    host, llm = make(target, spec, **flags()), make(target, spec, **flags())
+    flying = let_fly(llm, monkeypatch)
+    check(host, llm, [wish, replace(SAMPLED[2], max_tokens=60)], PROMPTS[:2])
+    assert fallbacks(flying) == {f"{why}, with a verifier that weighs drafts"}
+    assert flying.counters["replays"] > 5
+    before = Counter(flying.counters)
+    params = [replace(wish, temperature=0.0), GREEDY]
+    found, expected = (one.generate(PROMPTS[:2], params) for one in (llm, host))
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert flying.counters["replays"] > before["replays"] + 3
+    assert {name for name, n in flying.counters.items() if n > before[name]} <= {
+        "captures",
+        "replays",
+    }
+
+
+@ON_CPU
+def test_greedy_requests_alone_are_matched(
+    folders: dict[str, tuple[Path, SpecConfig]], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, host = (make(target, spec_of(folders), **flags()) for _ in range(2))
+    flying = let_fly(llm, monkeypatch)
+    check(host, llm, [GREEDY] * 3, PROMPTS)
+    assert {form.choosing for form in flying.captured} == {BEST}
+    assert not fallbacks(flying)
+
+
+@ON_CPU
+def test_a_token_behind_the_path_may_be_the_next_draft(
+    folders: dict[str, tuple[Path, SpecConfig]], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which stood for nothing: what the rule says is what is counted."""
+
+    def judge(self: GraphWeighedRound, drafts: SampledRound, draws: Draws) -> Accepted:
+        ends_B = drafts.exists_BN[:, 2].long()
+        return Accepted(ends_B, drafts.tokens_BN.gather(1, ends_B[:, None] + 1)[:, 0])
+
+    monkeypatch.setattr(GraphWeighedRound, "judge", judge)
+    llm = make(target, spec_of(folders), **flags())
+    flying = let_fly(llm, monkeypatch, most=8)
+    found = llm.generate(PROMPTS, [replace(SAMPLED[0], max_tokens=20)] * 3)
+    assert [one.spec.histogram for one in found] == [[1, 9]] * 3
+    assert all(form.choosing.weighs for form in flying.captured)
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["EAGLE3", "MTP layers", "STANDALONE"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "target_only"])
+def test_requests_come_and_go_between_both_kinds_of_rounds(
+    rule: str,
+    name: str,
+    folders: dict[str, tuple[Path, SpecConfig]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever runs around it, a seed says what it says alone; held back by min_tokens, too."""
+    folder, spec = folders[name]
+    spec, given = replace(spec, verify=rule, draft_sampling=True), flags(disable_radix_cache=True)
+    host, llm = make(folder, spec, **given), make(folder, spec, **given)
+    let_drafters_fly(llm)
+    flying = let_fly(llm, monkeypatch, most=8)
+    can_fly, draw = llm.engine._can_fly, random.Random(2)
+    monkeypatch.setattr(
+        llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
+    )
+    held = replace(SAMPLED[1], temperature=0.9, seed=9, min_tokens=5, max_tokens=22)
+    wishes = [*WISHES, replace(held, ignore_eos=False)]
+    prompts, found = [*MANY, "0a"], dict[str, list[int]]()
+    waiting = list(range(len(wishes)))
+    while waiting or llm.engine.has_work:
+        if waiting and draw.random() < 0.4:
+            number = waiting.pop()
+            ids = llm.tokenizer.encode(prompts[number])
+            llm.engine.add_request(str(number), ids, wishes[number])
+        found |= {one.rid: one.token_ids for one in llm.engine.step()}
+        llm.engine.scheduler.check_invariant()
+    alone = [host.generate([one], [wish])[0] for one, wish in zip(prompts, wishes, strict=True)]
+    assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
+    assert flying.counters["replays"] > 20
+    assert fallbacks(flying) <= {"edits of logits, with a verifier that weighs drafts"}
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("name", "given", "flags", "expected"),
+    [
+        ("EAGLE3", {"verify": "match"}, {}, "drafts are sampled, and the verifier does not weigh"),
+        ("EAGLE3", {"simulate_accept_length": 2.5}, {}, "drafts are sampled, and the verifier"),
+        ("EAGLE3", {"eagle_topk": 2}, {}, "the drafter needs the host in the middle of a round"),
+        ("EAGLE3", {}, {"plain": True}, GraphRound),
+        ("EAGLE3", {"simulate_accept_length": 2.5}, {"plain": True}, GraphRound),
+        ("EAGLE3", {"verify": "target_only"}, {"plain": True}, GraphWeighedRound),
+        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, {"plain": True}, GraphTreeRound),
+        ("EAGLE3", {}, {}, GraphWeighedRound),
+        ("STANDALONE", {"verify": "sibling"}, {}, GraphWeighedRound),
+        ("NGRAM", {"verify": "target_only"}, {"plain": True}, GraphRound),
+    ],
+)
+def test_who_is_weighed(
+    name: str,
+    given: dict[str, Any],
+    flags: dict[str, bool],
+    expected: str | type[GraphRound],
+    folders: dict[str, tuple[Path, SpecConfig]],
+    target: Path,
+) -> None:
+    spec = folders[name][1] if name in folders else SpecConfig(algorithm=name, num_draft_tokens=4)
+    llm = make(target, replace(spec, draft_sampling=not flags, **given))
+    let_drafters_fly(llm)
+    engine, config = llm.engine, with_graphs(llm)
+    for runner in (engine.parts.worker.runner, *getattr(engine.drafter, "runners", ())):
+        runner.attn_backend = DeviceLengths(torch.device("cpu"))
+    made = make_graph_round(config, engine.parts)
+    if isinstance(expected, str):
+        assert isinstance(made, str)
+        assert made.startswith(expected)
+        return
+    assert type(made) is expected
+    assert made.choices.weighs == (expected is GraphWeighedRound)
+    may_sample = given.get("verify") != "target_only" or expected is GraphWeighedRound
+    assert made.samples == may_sample
+    assert (made.simulated is None) == ("simulate_accept_length" not in given)
+
+
+@ON_CPU
+def test_kernels_decide_what_the_reference_does(
+    folders: dict[str, tuple[Path, SpecConfig]], target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter."""
+    pytest.importorskip("triton")
+    llm, host = (make(target, spec_of(folders), **flags()) for _ in range(2))
+    let_fly(llm, monkeypatch)
+    params = [replace(one, max_tokens=7) for one in (SAMPLED[2], GREEDY, SAMPLED[3])]
+    expected = [*said(host.generate(PROMPTS, params))]
+    for module in (weigh_rows, accept_block, accept_chain):
+        monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
+    assert [*said(llm.generate(PROMPTS, params))] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnTheGpu:
+    @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
+    @pytest.mark.parametrize("name", ["EAGLE", "EAGLE3", "MTP layers", "STANDALONE"])
+    @pytest.mark.parametrize("rule", [*RULES, "greedy drafts"])
+    def test_graphs_change_nothing(
+        self, rule: str, name: str, overlap: bool, folders: dict[str, tuple[Path, SpecConfig]]
+    ) -> None:
+        folder, spec = folders[name]
+        drawn = rule != "greedy drafts"
+        spec = replace(spec, verify=rule if drawn else "target_only", draft_sampling=drawn)
+        given = flags(disable_radix_cache=True, disable_overlap_schedule=not overlap)
+        host, llm = (
+            make(folder, spec, disable_cuda_graph=True, **given),
+            make(folder, spec, **given),
+        )
+        for count in (8, 3, 1):
+            check(host, llm, WISHES[:count], MANY[:count])
+        stats = llm.engine.stats().graphs["round"]
+        assert stats.replays > 20
+        assert stats.fallbacks.keys() <= {SEEN_TOO_LITTLE}
+
+    def test_the_model_that_comes_with_the_engine(self) -> None:
+        spec = SpecConfig(algorithm="EAGLE3", draft_sampling=True, verify="block", num_steps=4)
+        given: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096}
+        host, llm = LLM("tiny", spec, disable_cuda_graph=True, **given), LLM("tiny", spec, **given)
+        params = [replace(one, max_tokens=60) for one in SAMPLED]
+        check(host, llm, params, MANY[: len(params)])
+        assert not llm.engine.stats().graphs["round"].fallbacks
