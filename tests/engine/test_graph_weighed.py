@@ -15,9 +15,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
-from specengine.engine.graph_build import make_graph_round
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.llm import Generation
 from specengine.engine.row_choices import BEST
@@ -28,8 +26,7 @@ from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import TARGETS, predictable
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
-from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, DeviceLengths, make
-from tests.engine.test_no_graphs import with_graphs
+from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
@@ -178,6 +175,25 @@ def test_what_a_rule_leaves_to_the_host(
 
 
 @ON_CPU
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE3", "MTP"])
+def test_seeds_go_on_from_answers_in_the_cache(
+    name: str, folders: dict[str, tuple[Path, SpecConfig]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a drafter keeps of them is what it keeps on the host."""
+    folder, spec = folders[name]
+    spec = replace(spec, verify="block", draft_sampling=True)
+    host, llm = make(folder, spec), make(folder, spec)
+    let_fly(llm, monkeypatch)
+    params, texts = SAMPLED[:3], [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    for turn in range(3):
+        found, expected = llm.generate(texts, params), host.generate(texts, params)
+        assert [*said(found)] == [*said(expected)]
+        assert not turn or min(one.num_cached_tokens for one in found) > 20
+        pairs = zip(texts, found, strict=True)
+        texts = [[*text, *one.token_ids, 7 + turn] for text, one in pairs]
+
+
+@ON_CPU
 def test_greedy_requests_alone_are_matched(
     folders: dict[str, tuple[Path, SpecConfig]], target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,48 +256,6 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
     assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
     assert flying.counters["replays"] > 20
     assert fallbacks(flying) <= {"edits of logits, with a verifier that weighs drafts"}
-
-
-@ON_CPU
-@pytest.mark.parametrize(
-    ("name", "given", "flags", "expected"),
-    [
-        ("EAGLE3", {"verify": "match"}, {}, "drafts are sampled, and the verifier does not weigh"),
-        ("EAGLE3", {"simulate_accept_length": 2.5}, {}, "drafts are sampled, and the verifier"),
-        ("EAGLE3", {"eagle_topk": 2}, {}, "the drafter needs the host in the middle of a round"),
-        ("EAGLE3", {}, {"plain": True}, GraphRound),
-        ("EAGLE3", {"simulate_accept_length": 2.5}, {"plain": True}, GraphRound),
-        ("EAGLE3", {"verify": "target_only"}, {"plain": True}, GraphWeighedRound),
-        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, {"plain": True}, GraphTreeRound),
-        ("EAGLE3", {}, {}, GraphWeighedRound),
-        ("STANDALONE", {"verify": "sibling"}, {}, GraphWeighedRound),
-        ("NGRAM", {"verify": "target_only"}, {"plain": True}, GraphRound),
-    ],
-)
-def test_who_is_weighed(
-    name: str,
-    given: dict[str, Any],
-    flags: dict[str, bool],
-    expected: str | type[GraphRound],
-    folders: dict[str, tuple[Path, SpecConfig]],
-    target: Path,
-) -> None:
-    spec = folders[name][1] if name in folders else SpecConfig(algorithm=name, num_draft_tokens=4)
-    llm = make(target, replace(spec, draft_sampling=not flags, **given))
-    let_drafters_fly(llm)
-    engine, config = llm.engine, with_graphs(llm)
-    for runner in (engine.parts.worker.runner, *getattr(engine.drafter, "runners", ())):
-        runner.attn_backend = DeviceLengths(torch.device("cpu"))
-    made = make_graph_round(config, engine.parts)
-    if isinstance(expected, str):
-        assert isinstance(made, str)
-        assert made.startswith(expected)
-        return
-    assert type(made) is expected
-    assert made.choices.weighs == (expected is GraphWeighedRound)
-    may_sample = given.get("verify") != "target_only" or expected is GraphWeighedRound
-    assert made.samples == may_sample
-    assert (made.simulated is None) == ("simulate_accept_length" not in given)
 
 
 @ON_CPU

@@ -1,0 +1,69 @@
+"""Which rounds weigh drafts on the device, and why others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import SpecConfig
+from specengine.draft.standalone.worker import StandaloneWorker
+from specengine.engine.graph_build import make_graph_round
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.graph_tree import GraphTreeRound
+from specengine.engine.graph_weighed import GraphWeighedRound
+from tests.engine.test_graph_round import DeviceLengths, make
+from tests.engine.test_no_graphs import with_graphs
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "drawn", "expected"),
+    [
+        (
+            "EAGLE3",
+            {"verify": "match"},
+            True,
+            "drafts are sampled, and the verifier does not weigh",
+        ),
+        ("EAGLE3", {"simulate_accept_length": 2.5}, True, "drafts are sampled, and the verifier"),
+        ("EAGLE3", {"eagle_topk": 2}, True, "the drafter needs the host in the middle of a round"),
+        ("EAGLE3", {}, False, GraphRound),
+        ("EAGLE3", {"simulate_accept_length": 2.5}, False, GraphRound),
+        ("EAGLE3", {"verify": "target_only"}, False, GraphWeighedRound),
+        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, False, GraphTreeRound),
+        ("EAGLE3", {}, True, GraphWeighedRound),
+        ("STANDALONE", {"verify": "sibling"}, True, GraphWeighedRound),
+        ("NGRAM", {"verify": "target_only"}, False, GraphRound),
+    ],
+)
+def test_who_is_weighed(
+    name: str,
+    given: dict[str, Any],
+    drawn: bool,
+    expected: str | type[GraphRound],
+    target: Path,
+    drafters: dict[str, str],
+) -> None:
+    shape: dict[str, Any] = {"num_draft_tokens": 4}
+    if name in drafters:
+        shape = {"draft_model_path": drafters[name], "num_steps": 3}
+    llm = make(
+        target, SpecConfig(algorithm=name, draft_sampling=drawn, **shape, **given), device="cpu"
+    )
+    if isinstance(llm.engine.drafter, StandaloneWorker):
+        llm.engine.drafter.flies = True
+    engine, config = llm.engine, with_graphs(llm)
+    for runner in (engine.parts.worker.runner, *getattr(engine.drafter, "runners", ())):
+        runner.attn_backend = DeviceLengths(torch.device("cpu"))
+    made = make_graph_round(config, engine.parts)
+    if isinstance(expected, str):
+        assert isinstance(made, str)
+        assert made.startswith(expected)
+        return
+    assert type(made) is expected
+    assert made.choices.weighs == (expected is GraphWeighedRound)
+    may_sample = given.get("verify") != "target_only" or expected is GraphWeighedRound
+    assert made.samples == may_sample
+    assert (made.simulated is None) == ("simulate_accept_length" not in given)
