@@ -37,6 +37,8 @@ TREE: dict[str, Any] = {"algorithm": "EAGLE3", "num_steps": 4, "eagle_topk": 4} 
 }
 TEXT: dict[str, Any] = {"algorithm": "NGRAM", "num_draft_tokens": 8, "ngram_branches": 3}
 PENALTY: dict[str, Any] = {"presence_penalty": 0.5}
+WARM: dict[str, Any] = {"temperature": 0.8}
+WEIGHED: dict[str, Any] = CHAIN | {"draft_sampling": True}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 chain of 3, presence penalty": (CHAIN, PENALTY),
     "EAGLE3 tree of 16, 3.0 tokens forced": (TREE | {"simulate_accept_length": 3.0}, {}),
@@ -47,6 +49,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 tree of 16, presence penalty": (TREE, PENALTY),
     "STANDALONE chain of 3": ({"algorithm": "STANDALONE", "num_steps": 3}, {}),
     "NGRAM tree of 8": (TEXT | {"ngram_min_match": 1}, {}),
+    **{
+        f"EAGLE3 chain of 3, {rule}, temperature 0.8": (WEIGHED | {"verify": rule}, WARM)
+        for rule in ("rejection", "block", "target_only")
+    },
 }
 MODES = ("eager", "a graph a forward", "drafts in one graph")
 FLYING = "the round in one graph"
@@ -56,6 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-shape")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 64])
+    parser.add_argument("--rounds", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -63,13 +70,15 @@ def main() -> None:
             Path(folder), resolve_model(ModelConfig(model=args.model)).hf_config, 16384
         )
         drafts = {"EAGLE3": folder, "STANDALONE": args.model, "NGRAM": None}
-        for name, (shape, params) in CASES.items():
+        for name in args.rounds:
+            shape, params = CASES[name]
             path = drafts[shape["algorithm"]]
             spec = SpecConfig(adaptive=False, draft_model_path=path, **shape)
             for row in measure(args, spec, params):
                 rows.append({"round": name, **row})
                 print(rows[-1], flush=True)
-    notes = f"{args.model}, random weights, {NEW_TOKENS} new tokens, greedy, best of 2 runs."
+    notes = f"""{args.model}, random weights, {NEW_TOKENS} new tokens, greedy where nothing else is
+said, best of 2 runs."""
     print(report.write("host-rounds", "Rounds that the host has a part in", rows, notes))
 
 
@@ -83,7 +92,8 @@ def measure(
         max_total_tokens=131072,
         cuda_graph_bs=tuple(args.batch_sizes),
     )
-    sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, **params)
+    given = {"temperature": 0.0, **params}
+    sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **given)
     rows = []
     for mode in modes(llm.engine):
         for size in args.batch_sizes:
