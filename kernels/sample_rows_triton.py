@@ -1,4 +1,4 @@
-"""Tokens from logits in Triton: a program a row, in passes over what it has written.
+"""Tokens and weights from logits in Triton: a program a row, in passes over what it has written.
 
 Thresholds of top-k and top-p are found by halving the interval of float bits in which they lie;
 each pass also tells the values next to the middle, so that the interval ends as soon as it holds a
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specengine.kernels.keyed_uniform_ref import GOLDEN, MIX_1, MIX_2
 from specengine.kernels.sample_rows_ref import (
+    LEAST_WEIGHT,
     LN2_HIGH,
     LN2_LOW,
     LOG2_E,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _LOG2_E, _LN2_HIGH, _LN2_LOW = (tl.constexpr(x) for x in (LOG2_E, LN2_HIGH, LN2_LOW))
 _LOWEST = tl.constexpr(LOWEST)
+_LEAST = tl.constexpr(LEAST_WEIGHT)
 _SIXTH, _FIFTH, _FOURTH, _THIRD, _SECOND = (tl.constexpr(x) for x in SERIES[:5])
 _UNIT = tl.constexpr(2.0**WEIGHT_BITS)
 _GOLDEN, _MIX_1, _MIX_2 = (tl.constexpr(x) for x in (GOLDEN, MIX_1, MIX_2))
@@ -166,12 +168,30 @@ def _uniform(seed, position, offset):
     return (hashed >> 11).to(tl.int64).to(tl.float64) * (1.0 / 9007199254740992.0)
 
 
+@triton.jit
+def _cut(e_ptr, vocab, floor, BLOCK: tl.constexpr):
+    """0 for what lies below the floor, or has no weight. floor: float bits."""
+    for start in range(0, vocab, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        e = tl.load(e_ptr + place, mask=place < vocab, other=0.0)
+        kept = (e.to(tl.int32, bitcast=True) >= floor) & (e >= _LEAST)
+        tl.store(e_ptr + place, tl.where(kept, e, 0.0), mask=place < vocab)
+
+
+@triton.jit
+def _put_all_on(e_ptr, vocab, token, BLOCK: tl.constexpr):
+    for start in range(0, vocab, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        tl.store(e_ptr + place, tl.where(place == token, 1.0, 0.0), mask=place < vocab)
+
+
 @triton.jit(do_not_specialize=["nodes"])
 def _sample_rows_kernel(
     logits_ptr, e_ptr, words_ptr, slots_ptr, starts_ptr, depths_ptr, out_ptr, vocab, nodes,
     stride_logits, stride_e, stride_slot, stride_word,
-    HAS_DEPTHS: tl.constexpr, OFFSET: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_DEPTHS: tl.constexpr, OFFSET: tl.constexpr, WEIGHS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """WEIGHS: leave at `e` what the tokens are drawn from, of greedy rows as of all others."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride_logits
     e_ptr += row * stride_e
@@ -192,17 +212,38 @@ def _sample_rows_kernel(
             total, _, _ = _above(e_ptr, vocab, floor - 1, True, BLOCK)
         target = (_uniform(seed, position, OFFSET) * total.to(tl.float64)).to(tl.int64)
         token = _find(e_ptr, vocab, floor, tl.minimum(target, total - 1), BLOCK)
+        if WEIGHS:
+            tl.debug_barrier()  # likewise, the other way round
+            _cut(e_ptr, vocab, floor, BLOCK)
+    elif WEIGHS:
+        tl.debug_barrier()  # all have read the logits that are written over
+        _put_all_on(e_ptr, vocab, token, BLOCK)
     tl.store(out_ptr + row, token.to(tl.int64))
 
 
 def sample_rows(
     logits_RV: Tensor, table: ChoiceTable, places: Places, stream: int, in_place: bool
 ) -> Tensor:
+    e_RV = logits_RV if in_place else torch.empty_like(logits_RV)
+    return _launch(logits_RV, e_RV, table, places, stream, weighs=False)
+
+
+def weigh_rows(logits_RV: Tensor, table: ChoiceTable, places: Places, stream: int) -> Tensor:
+    return _launch(logits_RV, logits_RV, table, places, stream, weighs=True)
+
+
+def _launch(
+    logits_RV: Tensor,
+    e_RV: Tensor,
+    table: ChoiceTable,
+    places: Places,
+    stream: int,
+    weighs: bool,
+) -> Tensor:
     rows, vocab = logits_RV.shape
     out = torch.empty(rows, dtype=torch.int64, device=logits_RV.device)
     if rows == 0:
         return out
-    e_RV = logits_RV if in_place else torch.empty_like(logits_RV)
     block = min(_MAX_BLOCK, triton.next_power_of_2(vocab))
     _sample_rows_kernel[(rows,)](
         logits_RV,
@@ -219,6 +260,7 @@ def sample_rows(
         *table.words.stride(),
         HAS_DEPTHS=places.depths_R is not None,
         OFFSET=GOLDEN * (stream + 1) % 2**64,
+        WEIGHS=weighs,
         BLOCK=block,
         num_warps=max(1, min(16, block // 256)),
         # A product added in one rounding would not be what other devices give.

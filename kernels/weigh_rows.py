@@ -23,7 +23,7 @@ def weigh_rows(
     logits_RV: float32, rows contiguous, written over -> int64 [R]. Any device; Triton on CUDA.
     """
     if use_triton(backend, logits_RV):
-        from specengine.kernels import weigh_rows_triton
+        from specengine.kernels import sample_rows_triton
 
-        return weigh_rows_triton.weigh_rows(logits_RV, table, places, stream)
+        return sample_rows_triton.weigh_rows(logits_RV, table, places, stream)
     return weigh_rows_ref.weigh_rows(logits_RV, table, places, stream)

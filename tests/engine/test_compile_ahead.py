@@ -89,7 +89,7 @@ def test_nothing_that_is_captured_waits_for_the_device(
 @WITHOUT_A_GPU
 def test_a_rule_that_weighs_drafts_is_rehearsed(asked_by_kind: dict[str, Asked]) -> None:
     kernels, missed = (asked_by_kind["weighed chains"][name] for name in ("kernels", "missed"))
-    of_rule = {"_weigh_rows_kernel", "_begin_kernel", "_judge_block_kernel", "_draw_kernel"}
+    of_rule = {"_begin_kernel", "_judge_block_kernel", "_draw_kernel"}
     assert of_rule <= kernels.keys()
     assert not of_rule & missed.keys()
     assert not of_rule & asked_by_kind["chains"]["kernels"].keys()

@@ -136,7 +136,7 @@ def test_the_compiler_takes_what_the_interpreter_does(tmp_path: Path) -> None:
         "_walk_kernel": 1,
         "_accept_relaxed_kernel": 2,
         "_tree_shape_kernel": 3,
-        "_weigh_rows_kernel": 1,
+        "_sample_rows_kernel": 1,
     }
 
 
