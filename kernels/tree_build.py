@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specengine.kernels import tree_build_ref
@@ -20,6 +21,15 @@ class DraftTree:
     parents_BN: Tensor  # int64, index among the nodes; the root's is -1
     depths_BN: Tensor  # int64, the root has 0
     mask_BNN: Tensor  # bool, True where node i (row) is node j (column) or below it
+
+    @classmethod
+    def unset(cls, batch_size: int, num_nodes: int, device: torch.device) -> DraftTree:
+        """For a kernel to fill."""
+        tokens_BN = torch.empty(batch_size, num_nodes, dtype=torch.int64, device=device)
+        parents_BN, depths_BN = torch.empty_like(tokens_BN), torch.empty_like(tokens_BN)
+        size = batch_size, num_nodes, num_nodes
+        mask_BNN = torch.empty(size, dtype=torch.bool, device=device)
+        return cls(tokens_BN, parents_BN, depths_BN, mask_BNN)
 
 
 def tree_build(

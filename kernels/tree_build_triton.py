@@ -93,21 +93,14 @@ def _tree_build_kernel(
 
 def tree_build(roots_B: Tensor, found: Found, num_nodes: int, num_steps: int) -> DraftTree:
     batch_size, candidates = found.tokens_BC.shape
-    tokens = torch.empty(batch_size, num_nodes, dtype=torch.int64, device=roots_B.device)
-    size = batch_size, num_nodes, num_nodes
-    tree = DraftTree(
-        tokens_BN=tokens,
-        parents_BN=torch.empty_like(tokens),
-        depths_BN=torch.empty_like(tokens),
-        mask_BNN=torch.empty(size, dtype=torch.bool, device=roots_B.device),
-    )
+    tree = DraftTree.unset(batch_size, num_nodes, roots_B.device)
     block = triton.next_power_of_2(candidates)
     _tree_build_kernel[(batch_size,)](
         roots_B,
         found.tokens_BC,
         found.scores_BC,
         found.parents_BC,
-        tokens,
+        tree.tokens_BN,
         tree.parents_BN,
         tree.depths_BN,
         tree.mask_BNN.view(torch.uint8),

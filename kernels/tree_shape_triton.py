@@ -50,14 +50,7 @@ def _tree_shape_kernel(
 
 def tree_shape(roots_B: Tensor, nodes_B2M: Tensor, num_nodes: int, num_steps: int) -> DraftTree:
     batch_size = len(roots_B)
-    tokens = torch.empty(batch_size, num_nodes, dtype=torch.int64, device=roots_B.device)
-    size = batch_size, num_nodes, num_nodes
-    tree = DraftTree(
-        tokens_BN=tokens,
-        parents_BN=torch.empty_like(tokens),
-        depths_BN=torch.empty_like(tokens),
-        mask_BNN=torch.empty(size, dtype=torch.bool, device=roots_B.device),
-    )
+    tree = DraftTree.unset(batch_size, num_nodes, roots_B.device)
     block = triton.next_power_of_2(num_nodes)
     rows = min(block, _ROWS)
     _tree_shape_kernel[(batch_size, triton.cdiv(num_nodes, rows))](
