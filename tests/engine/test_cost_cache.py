@@ -138,9 +138,10 @@ def test_without_a_file_nothing_is_kept(
 def test_rounds_of_the_host_take_nothing_from_those_on_the_device(
     target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They cost something else. A table by hand holds for both."""
+    """They cost something else. A table by hand holds for both, whatever the host takes."""
     Start(target, layer, monkeypatch)
     start = Start(target, layer, monkeypatch)
+    assert start.depths.host is not None
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
     assert isinstance(adaptive.steps.costs, RunningCosts)
@@ -150,6 +151,7 @@ def test_rounds_of_the_host_take_nothing_from_those_on_the_device(
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
     assert adaptive.steps.costs is start.depths.costs
+    assert start.depths.host is None
     assert not start.asked
 
 
