@@ -66,9 +66,8 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        write_random_eagle3(
-            Path(folder), resolve_model(ModelConfig(model=args.model)).hf_config, 16384
-        )
+        target = resolve_model(ModelConfig(model=args.model, load_format="dummy"))
+        write_random_eagle3(Path(folder), target.hf_config, 16384)
         drafts = {"EAGLE3": folder, "STANDALONE": args.model, "NGRAM": None}
         for name in args.rounds:
             shape, params = CASES[name]

@@ -122,7 +122,7 @@ class Flights:
             if tells:
                 self._tell_host()
             result = self.graph_round.land(flight)
-        self._landed = self._since = landed = perf_counter()
+        self._landed = self._since = landed = self.graph_round.landed_at
         if self._ahead is not None and self.flight is None:
             with self._all_or_nothing():
                 self.flight = self._follow_landed(self._ahead, flight, result.tokens)
@@ -204,9 +204,13 @@ class Flights:
         if self._reads_text and choice.num_steps:
             self._chosen = choice
             return None
+        wish = Wish(depths_within(reqs, choice.num_steps), self._asleep, choice.num_nodes)
+        following = self.graph_round.follow(reqs, wish)
+        if following is None:  # until there is a graph of it, which the next launch makes
+            self._chosen = None if self._asleep else choice
+            return None
         self._choice, self._followed = choice, True
-        drafted = depths_within(reqs, choice.num_steps)
-        return self.graph_round.follow(reqs, Wish(drafted, self._asleep, choice.num_nodes))
+        return following
 
     def _follow_landed(
         self, ahead: TextAhead, flight: Flight, said: list[list[int]]

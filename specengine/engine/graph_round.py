@@ -65,13 +65,11 @@ class GraphRound:
         """padding: let a larger graph serve a batch. simulated_length: accepted length to force on
         every round, for measuring speed. may_sleep: there are plain rounds, too, that the drafter
         does not look at; for a core.spec.SleepyRowDrafter."""
-        self.runner = worker.runner
-        self.drafter = drafter
+        self.runner, self.drafter = worker.runner, drafter
         self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
-        self.padding = padding
+        self.padding, self.may_sleep = padding, may_sleep
         self.simulated = Simulated.of(simulated_length)
-        self.may_sleep = may_sleep
         self.hesitant = if_hesitant(drafter)
         self.captured: dict[Form, RoundGraph] = {}
         self.guard: GraphGuard | None = None  # of all of them
@@ -87,6 +85,7 @@ class GraphRound:
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self._flown: list[int] = []  # what `rows` holds
         self._missed: set[int] = set()  # rows of rounds that the drafter has not looked at
+        self.landed_at = 0.0  # when the host had waited for the last round, and before it read it
         self._turn = 0  # state.turn, as the device will have it after the last launch
 
     @property
@@ -301,6 +300,7 @@ class GraphRound:
     def land(self, flight: Flight) -> VerifyResult:
         """Wait for a round, and read what it decided."""
         flight.landed.synchronize()
+        self.landed_at = perf_counter()
         rows = self.ints.lists_of(flight.outcome[:, : flight.form.num_steps + 2])
         num_accepted = [row[0] for row in rows]
         tokens = [row[1 : row[0] + 2] for row in rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ class ScriptedRound:
     counters: Counter[str] = field(default_factory=Counter)
     landed: list[Any] = field(default_factory=list)
     captures: bool = False  # whatever is launched
+    landed_at: float = 0.0
 
     known: Any = field(default_factory=lambda: SimpleNamespace(forget=lambda: None))
 
@@ -62,6 +64,7 @@ class ScriptedRound:
 
     def land(self, flight: Any) -> VerifyResult:
         self.diary.append(f"land {flight.name}")
+        self.landed_at = perf_counter()
         count = len(flight.reqs)
         result = VerifyResult([[7]] * count, [0] * count, flight.num_drafted, None)
         result.path_ranks = [[flight.name]] * count
@@ -299,6 +302,25 @@ def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:
     assert device.diary == ["launch 1: 0", "land 1"], "drafts need the token that landed"
     assert not flights.in_the_air
     assert flights._choose(1).num_steps == 3
+
+
+def test_a_depth_without_a_graph_is_kept_for_the_launch_that_makes_one() -> None:
+    """Where probes come every other round it would never be launched."""
+
+    class Graphless(ScriptedRound):
+        def follow(self, reqs: list[Any], wish: Wish) -> Any:
+            self.diary.append(f"no graph: {max(wish.num_drafted)}")
+
+    device = Graphless()
+    depths = fly(device, [3, 1, 2], [True] * 3, 2)
+    assert device.diary == [
+        "launch 1: 3",
+        "no graph: 1",
+        "land 1",
+        "launch 2: 1",
+        *device.diary[4:],
+    ]
+    assert depths.seen == [(2, 3), (2, 1)]
 
 
 def test_the_time_of_drafting_is_told_with_the_round_that_drafted() -> None:
