@@ -100,7 +100,7 @@ class Flights:
     def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
         """Something else runs: the time until the next launch is no round's. prefill: the drafter
         reads prompts in it, and looks at what runs along; None: a round, at which it looks."""
-        self._landed = None
+        self._landed = self._chosen = None  # it was chosen for those that ran
         self.graph_round.known.forget()
         if prefill is not None:
             self.graph_round.read_anew(prefill.prompt_reqs)
@@ -245,7 +245,7 @@ class Flights:
             standing = self.depths.standing(batch_size)
             if self.naps.sleeps(None if standing is None else standing.num_steps):
                 assert standing is not None
-                self._asleep = True
+                self._asleep, self._chosen = True, None
                 return standing
         if self._chosen is not None:
             choice, self._chosen = self._chosen, None

@@ -39,7 +39,10 @@ def make_flights(
     config: EngineConfig, parts: EngineParts, graph_round: GraphRound, costs: CostFile | None = None
 ) -> Flights:
     """Captures what lets rounds run on the device alone. costs: settled."""
+    wanted = graph_round.batch_sizes
     graph_round.capture()
+    if graph_round.batch_sizes != wanted and costs is not None and costs.by_hand is None:
+        costs = None  # the file speaks of graphs that there was no memory for
     overlaps = not config.schedule.disable_overlap_schedule
     depths = None if parts.adaptive is None else _depths(graph_round, costs, HostSeconds(overlaps))
     return Flights(graph_round, parts.drafter, parts.scheduler, depths, overlaps)

@@ -30,7 +30,7 @@ class GraphTreeRound(GraphRound):
     that stands moves to where a chain would have written it, and the drafter observes that path.
 
     Nodes lie in the places after what stands, whatever their depth. So all of these places must
-    exist: within so many tokens of the context's end, requests take the other round.
+    exist: within so many tokens of the context's end, requests that draft take the other round.
     """
 
     drafter: TreeRowDrafter

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAUNCHES = 64 << 10  # bytes of one graph's launches, a layer: a guess on the safe side
+_LITTLE = 16 << 20  # bytes that a graph may add to what is spent
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,22 @@ class GraphMemory:
 
     def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
         """One by one, to be captured meanwhile, and from large to small: when the budget is spent,
-        those that are left out are served by larger ones. The first is never left out."""
+        those that are left out are served by larger ones.
+
+        None is left out for nothing: they share the pool, and often the first has all that the
+        others need, and spends the budget alone. What they add is seen by the second.
+        """
+        added = 0  # by the last one, but for the first
         with self.measured() as taken:
             for index, one in enumerate(wanted):
-                if index and self.budget is not None and self.used + taken() >= self.budget:
+                before = taken()
+                spent = self.budget is not None and self.used + before >= self.budget
+                if spent and added > _LITTLE:
                     left = ", ".join(map(str, wanted[index:]))
                     logger.warning("%s: no %s of %s", MEMORY_SPENT, what, left)
                     return
                 yield one
+                added = taken() - before if index else 0
 
     def log(self) -> None:
         if self.used and self.budget is not None:

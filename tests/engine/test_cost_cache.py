@@ -56,8 +56,14 @@ class Start:
     """Of an engine whose rounds fly on a CPU: `build` does the same where there is a GPU."""
 
     def __init__(
-        self, target: Path, spec: SpecConfig, monkeypatch: pytest.MonkeyPatch, most: int = 4
+        self,
+        target: Path,
+        spec: SpecConfig,
+        monkeypatch: pytest.MonkeyPatch,
+        most: int = 4,
+        left: list[int] | None = None,
     ) -> None:
+        """left: batch sizes that there is memory for; all."""
         found: list[CostFile | None] = []
 
         def put_off(costs: CostFile | None, *_: object) -> None:
@@ -71,7 +77,8 @@ class Start:
         flying = let_fly(self.llm, monkeypatch, most=most)
         if spec.algorithm == "EAGLE3":
             flying = GraphRound(self.llm.engine.parts.worker, flying.drafter, [0, 1, 3], [1, most])
-        monkeypatch.setattr(flying, "capture", lambda: None)
+        sizes = flying.batch_sizes if left is None else left
+        monkeypatch.setattr(flying, "capture", lambda: setattr(flying, "batch_sizes", sizes))
         monkeypatch.setattr(flying, "seconds_of", self.seconds_of)
         engine = self.llm.engine
         settle_costs(found[0], engine, flying)
@@ -153,6 +160,20 @@ def test_rounds_of_the_host_take_nothing_from_those_on_the_device(
     assert adaptive.steps.costs is start.depths.costs
     assert start.depths.host is None
     assert not start.asked
+
+
+@ON_CPU
+def test_nothing_is_kept_of_graphs_that_there_was_no_memory_for(
+    target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor read: a small batch takes as long as a large one there."""
+    cut = Start(target, layer, monkeypatch, left=[4])
+    assert cut.asked == [(4, 0), (4, 1), (4, 3)]
+    assert not path.exists()
+    Start(target, layer, monkeypatch)
+    kept = path.read_bytes()
+    assert Start(target, layer, monkeypatch, left=[4]).asked == cut.asked
+    assert path.read_bytes() == kept
 
 
 @ON_CPU

@@ -323,6 +323,18 @@ def test_a_depth_without_a_graph_is_kept_for_the_launch_that_makes_one() -> None
     assert depths.seen == [(2, 3), (2, 1)]
 
 
+def test_a_choice_is_not_kept_past_anything_else_that_ran() -> None:
+    """Other requests may come of it."""
+    device = ScriptedRound(HostDrafts(4, 3, torch.device("cpu")))
+    depths, scheduler = ScriptedDepths([0, 3, 0]), SimpleNamespace(follow=lambda reqs, nodes: reqs)
+    given = cast(Any, device), cast(Any, ScriptedDrafter()), cast(Any, scheduler)
+    flights = Flights(*given, cast(Any, depths), overlaps=True)
+    flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
+    flights.land()
+    flights.interrupt(cast(Any, SimpleNamespace(prompt_reqs=[], forward_mode=None)))
+    assert flights._choose(4).reason == "of 4"
+
+
 def test_the_time_of_drafting_is_told_with_the_round_that_drafted() -> None:
     class Drafting(ScriptedDrafter):
         def draft(self, batch: Any) -> DraftProposal:

@@ -116,6 +116,7 @@ def test_at_start_the_largest_come_first(
     plain, llm = make(target, None), make(target, spec, device="cpu")
     flying = let_fly(llm, monkeypatch)
     monkeypatch.setattr(graph_round, "capture", card.taken_by(flying_world.capture))
+    monkeypatch.setattr(graph_memory, "_LITTLE", 0)
     assert flying.batch_sizes == [1, 2, 4]
     flying.runner.graph_memory.budget = 2 * GRAPH
     flying.capture()
@@ -135,12 +136,32 @@ def test_all_come_where_there_is_room(card: Card, caplog: pytest.LogCaptureFixtu
     assert (memory.used, caplog.text) == (3 * GRAPH, "")
 
 
+@pytest.mark.parametrize(
+    ("added", "made"),
+    [
+        pytest.param([90, 0, 0, 0], [4, 3, 2, 1], id="the first has all that others need"),
+        pytest.param([90, 30, 30, 30], [4, 3], id="each adds"),
+        pytest.param([30, 30, 30, 30], [4, 3, 2], id="until it is spent"),
+        pytest.param([90, 0, 30, 0], [4, 3, 2], id="until one adds"),
+    ],
+)
 @ON_CPU
-def test_the_first_is_never_left_out(card: Card, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever asks for graphs has one."""
-    memory = graph_memory.GraphMemory(0)
-    assert list(memory.affordable([3, 2, 1], "graphs")) == [3]
-    assert f"{MEMORY_SPENT}: no graphs of 2, 1" in caplog.text
+def test_none_is_left_out_for_nothing(
+    added: list[int],
+    made: list[int],
+    card: Card,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They share a pool."""
+    monkeypatch.setattr(graph_memory, "_LITTLE", 20)
+    memory, found = graph_memory.GraphMemory(80), []
+    for one in memory.affordable([4, 3, 2, 1], "graphs"):
+        card.free -= added[len(found)]
+        found.append(one)
+    assert found == made
+    left = ", ".join(map(str, range(4 - len(made), 0, -1)))
+    assert (f"{MEMORY_SPENT}: no graphs of {left}" in caplog.text) == (len(made) < 4)
 
 
 @ON_CPU
