@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
@@ -36,13 +36,7 @@ class EmptyDrafter:
     def row_steps(self) -> int:
         return 0
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         assert num_steps == 0
         return rows.roots_B.new_empty(len(rows.roots_B), 0)
 

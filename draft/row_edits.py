@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specengine.core.draft_choosing import DraftEdits
 from specengine.core.sampling_batch import LogitEdits, SamplingBatch
 
 
 @dataclass(frozen=True)
-class RowEdits:
-    """DraftEdits in fixed buffers, [B, Vd]: positive logits are divided by `scale` and
+class RowEdits(DraftEdits):
+    """In fixed buffers, [B, Vd]: positive logits are divided by `scale` and
     others multiplied by it, and then `shift` is added. So penalties, bias and min_tokens are what
     they are in layers/logits, but that bias comes last, and that tokens drafted in the same round
     are not counted."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
@@ -107,21 +107,13 @@ class DraftWorker(TpModelWorker, ABC):
         most = map(self.nodes, batch.reqs)
         return [min(pair) for pair in zip(tree_sizes(levels, self.topk), most, strict=True)]
 
-    def best_tokens(self, states_TH: Tensor, edits: DraftEdits | None, level: int = 0) -> Tensor:
-        """int64 [T], the target's ids of the most probable tokens, a row a request."""
+    def next_tokens(self, states_TH: Tensor, picks: DraftPicks | None, level: int = 0) -> Tensor:
+        """int64 [T], what a round on the device drafts after these states, a row a request, as the
+        target numbers tokens."""
         model = self.runner_of(level).model
-        if edits is None:
+        if picks is None:
             return model.best_tokens(states_TH)
-        best_T = edits.apply(model.compute_logits(states_TH), self.target_ids).argmax(-1)
-        return best_T if self.target_ids is None else self.target_ids[best_T]
-
-    def next_tokens(
-        self, states_TH: Tensor, edits: DraftEdits | None, draws: DraftDraws | None, level: int = 0
-    ) -> Tensor:
-        """int64 [T], what a round on the device drafts after these states, a row a request."""
-        if draws is None:
-            return self.best_tokens(states_TH, edits, level)
-        return draws.take(self.runner_of(level).model.compute_logits(states_TH), self.target_ids)
+        return picks.take(model.compute_logits(states_TH), self.target_ids)
 
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""

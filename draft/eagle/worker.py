@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftEdits, DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
@@ -117,13 +117,7 @@ class EagleWorker(DraftWorker):
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
         states_BH = self.states.index_select(0, rows.rows_B)
@@ -133,7 +127,7 @@ class EagleWorker(DraftWorker):
                 step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level - 1)
                 step.features = states_BH
                 states_BH = self.runner.forward_decode(step)
-            tokens.append(self.next_tokens(states_BH, edits, draws))
+            tokens.append(self.next_tokens(states_BH, picks))
         return torch.stack(tokens, dim=1)
 
     @property

@@ -15,7 +15,7 @@ from specengine.core.batch import (
     Tree,
 )
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.transfer import sent
@@ -109,21 +109,15 @@ class MtpLayersWorker(MtpWorker):
             states[step.req_pool_indices] = output.hidden[step.last_rows]
             rows = rows.of_next()
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
         waiting_LBH = self.layer_states.index_select(1, rows.rows_B)
         states_BWH = waiting_LBH[0, :, None]
-        path_BD = self.next_tokens(waiting_LBH[0], edits, draws)[:, None]
+        path_BD = self.next_tokens(waiting_LBH[0], picks)[:, None]
         for layer in range(1, num_steps):
             new_BWH = self._run_rows(layer, rows, path_BD, states_BWH)
-            last_B = self.next_tokens(new_BWH[:, -1].contiguous(), edits, draws, layer)
+            last_B = self.next_tokens(new_BWH[:, -1].contiguous(), picks, layer)
             path_BD = torch.cat([path_BD, last_B[:, None]], dim=1)
             states_BWH = torch.cat([waiting_LBH[layer, :, None], new_BWH], dim=1)
         return path_BD

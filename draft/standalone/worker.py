@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
@@ -109,13 +109,7 @@ class StandaloneWorker(DraftWorker):
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         before = RowBatch(rows.rows_B, (rows.lens_B - 1).clamp(min=0), rows.roots_B)
         last_B2 = torch.stack([self.previous[rows.rows_B], rows.roots_B], dim=1)
         step = self.runner.new_row_batch(before, last_B2)
@@ -125,7 +119,7 @@ class StandaloneWorker(DraftWorker):
             if level > 0:
                 step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level)
                 states_BH = self.runner.forward_decode(step)
-            tokens.append(self.next_tokens(states_BH, edits, draws))
+            tokens.append(self.next_tokens(states_BH, picks))
         return torch.stack(tokens, dim=1) if tokens else last_B2[:, :0]
 
     def observe_rows(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
-    from specengine.core.draft_choosing import DraftDraws, DraftEdits
+    from specengine.core.draft_choosing import DraftEdits, DraftPicks
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
     from specengine.kernels.tree_build import DraftTree
@@ -186,16 +186,9 @@ class RowDrafter(Protocol):
         """How deep it drafts; None where it needs the host after all."""
         ...
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
-        """int64 [B, num_steps], after each root. edits: what requests change of logits, where any
-        does. draws: where a request's drafts are to be sampled; one that emits_probs asks it for
-        the tokens of each level in turn."""
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
+        """int64 [B, num_steps], after each root. picks: where drafts are not the best tokens: what
+        requests change of logits, or draws of one that emits_probs."""
         ...
 
     def observe_rows(

@@ -135,7 +135,7 @@ class WeighedParts(RoundParts):
         flying, num_steps = self.graph_round, self.form.num_steps
         rows = flying.begin(self.rows_B)
         self.draws = flying.new_draws(rows, num_steps)
-        self.drafted = Drafted(rows, flying.drafter.draft_rows(rows, num_steps, None, self.draws))
+        self.drafted = Drafted(rows, flying.drafter.draft_rows(rows, num_steps, self.draws))
 
     @torch.inference_mode()
     def decide(self) -> None:

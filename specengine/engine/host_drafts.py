@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import RowsOutput
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
@@ -25,13 +25,7 @@ class HostDrafter(ABC):
         """Drafts on the host, in the order of the round's requests -> what that round is to be."""
 
     @abstractmethod
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         """Text says nothing of what requests change of logits, nor is it drawn."""
 
     def observe_rows(  # noqa: B027 (there is nothing to do)
@@ -55,11 +49,5 @@ class HostDrafts(HostDrafter):
             self.tokens[:size, :steps].copy_(moved, non_blocking=True)
         return Wish(proposal.num_drafted)
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         return self.tokens[: len(rows.rows_B), :num_steps]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
-from specengine.core.draft_choosing import DraftDraws, DraftEdits
+from specengine.core.draft_choosing import DraftEdits, DraftPicks
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.engine.host_drafts import HostDrafter
@@ -60,13 +60,7 @@ class HostTrees(HostDrafter):
             levels = [_depth(parents[:count]) for parents, count in pairs]
         return Wish(levels, drafted_nodes=proposal.num_drafted)
 
-    def draft_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        draws: DraftDraws | None = None,
-    ) -> Tensor:
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         assert num_steps == 0, "it drafts trees"
         return rows.roots_B.new_empty(len(rows.roots_B), 0)
 

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.random_streams import Stream
 from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.sample_rows import ChoiceTable, Places, sample_rows
 from specengine.kernels.weigh_rows import weigh_rows
 
 
-class RowDraws:
-    """DraftDraws of one round: what DraftChoice draws in chains, by the same numbers. Greedy
+class RowDraws(DraftPicks):
+    """DraftPicks of one round: what DraftChoice draws in chains, by the same numbers. Greedy
     requests get the best tokens.
 
     weights_BNV: float32, of N nodes a request, what each was drawn from, for whoever keeps them;

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.draft_choosing import DraftEdits
 from specengine.core.request import Req
 from specengine.core.sampling_batch import ending_tokens, is_held
 from specengine.core.transfer import sent
@@ -29,8 +30,8 @@ def edits_logits(req: Req) -> bool:
 
 
 @dataclass(frozen=True)
-class EditsOfDrafts:
-    """DraftEdits: the logits of each draft are edited as those of the round's root."""
+class EditsOfDrafts(DraftEdits):
+    """The logits of each draft are edited as those of the round's root."""
 
     tables: EditTables
     rows: RowBatch
