@@ -103,8 +103,7 @@ class GraphRound:
         return self.num_nodes
 
     def capture(self) -> None:
-        """Every form of greedy rounds, from large to small; and one that samples, so that its
-        kernels are compiled."""
+        """Every form of greedy rounds, from large to small; and one that samples."""
         start, memory = perf_counter(), self.runner.graph_memory
         used_before = memory.used
         with without_garbage_collection():
@@ -113,7 +112,8 @@ class GraphRound:
                     self._capture(form)
             self.batch_sizes = sorted({form.batch_size for form in self.captured})
             if self.samples and not memory.is_spent:
-                self.graph(self.forms(self.batch_sizes[0], self.choices.sampled)[-1], logging.DEBUG)
+                form = Form(self.batch_sizes[0], self.steps[-1], self.choices.sampled)
+                self.graph(form, logging.DEBUG)
         took, used = perf_counter() - start, memory.used - used_before
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
         logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))

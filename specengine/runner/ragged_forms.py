@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
+from specengine.core.columns import columns_size, joined_columns, parted_columns
 
 MAX_TOKENS = 1024  # beyond, a forward takes longer than its launches
 MOST_PROMPTS = 8  # requests of a forward over prompts
@@ -136,7 +136,7 @@ class Inputs:
 
     @classmethod
     def of(cls, buffer: Tensor, form: Form) -> Inputs:
-        return cls(*torch.split(buffer, _sizes(form)))
+        return cls(*parted_columns(buffer, _sizes(form)))
 
 
 def _logits(batch: ModelWorkerBatch) -> Literal["every", "none", "chosen"]:
@@ -145,7 +145,7 @@ def _logits(batch: ModelWorkerBatch) -> Literal["every", "none", "chosen"]:
 
 
 def num_inputs(form: Form) -> int:
-    return sum(_sizes(form))
+    return columns_size(_sizes(form))
 
 
 def _sizes(form: Form) -> list[int]:
@@ -170,7 +170,7 @@ def pack(batch: ModelWorkerBatch, tokens: Tensor, form: Form) -> Ints:
         _padded(_on_host(tokens), form.num_tokens),
         _padded(depths, form.num_tokens),
     ]
-    return np.concatenate(columns)
+    return joined_columns(columns)
 
 
 def _ints(values: list[int]) -> Ints:
