@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -128,6 +128,15 @@ class EarlyDrafter(Protocol):
     def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
         """In place of `seed`; may not wait for the device. tokens_S: int64 on the device, first
         tokens of the requests that sample, in their order."""
+        ...
+
+
+@runtime_checkable
+class PreparingDrafter(Protocol):
+    """A drafter with graphs of its own, which nobody should wait for."""
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Each captures one graph that is not there yet; nothing may be in the air."""
         ...
 
 

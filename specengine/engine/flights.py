@@ -54,7 +54,7 @@ class Flights:
         self.depths = depths
         self.overlaps = overlaps
         self.flight: Flight | None = None
-        self.idle_captures = IdleCaptures(graph_round)
+        self.idle_captures = IdleCaptures(graph_round, drafter)
         self.naps = Naps() if depths is not None and graph_round.may_sleep else None
         self._deepest = Decision(graph_round.steps[-1], "as deep as there are graphs", None)
         self._choice = self._deepest  # of the flight

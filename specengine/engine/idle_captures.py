@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
+from specengine.core.spec import Drafter, PreparingDrafter
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Form
 
 logger = logging.getLogger(__name__)
 
+Capture = Callable[[], object]
+
 
 class IdleCaptures:
-    """Of rounds in which somebody samples, which a start has one of: the first requests of a server
-    would wait for the others one by one. Small batches come first, as they do with whoever asks
-    first. What requests seldom want (edits, logprobs, grammars) is captured when they do."""
+    """The first requests of a server would wait for these one by one: forwards in which the drafter
+    reads prompts; and rounds in which somebody samples, which a start has one of. Small ones come
+    first, as they do with whoever asks first. What requests seldom want (edits, logprobs, grammars)
+    is captured when they do."""
 
-    def __init__(self, graph_round: GraphRound) -> None:
+    def __init__(self, graph_round: GraphRound, drafter: Drafter) -> None:
         self.graph_round = graph_round
-        self._left: Iterator[Form] | None = None
+        self.drafter = drafter
+        self._left: Iterator[Capture] | None = None
         self._count, self._seconds = 0, 0.0
 
     def go_on(self) -> bool:
         """Capture one; nothing may be in the air. False: there is nothing left to do."""
         if self._left is None:
-            self._left = self._forms()
+            self._left = self._captures()
         if self.graph_round.runner.graph_memory.is_spent:
             self._left = iter(())
-        form = next((one for one in self._left if one not in self.graph_round.captured), None)
-        if form is None:
+        capture = next(self._left, None)
+        if capture is None:
             self._tell()
             return False
         start = perf_counter()
         try:
-            self.graph_round.graph(form, logging.DEBUG)
+            capture()
         except RuntimeError as error:
             # Not tried again: who needs one of these, and has no other, is told why.
             logger.warning("no more graphs are captured while idle: %s", error)
@@ -42,14 +47,16 @@ class IdleCaptures:
         self._count, self._seconds = self._count + 1, self._seconds + perf_counter() - start
         return True
 
-    def _forms(self) -> Iterator[Form]:
+    def _captures(self) -> Iterator[Capture]:
+        if isinstance(self.drafter, PreparingDrafter):
+            yield from self.drafter.captures()
         flying = self.graph_round
-        if flying.samples:
-            for batch_size in flying.batch_sizes:
-                yield from flying.forms(batch_size, flying.choices.sampled)
+        for batch_size in flying.batch_sizes if flying.samples else ():
+            for form in flying.forms(batch_size, flying.choices.sampled):
+                if form not in flying.captured:
+                    yield partial(flying.graph, form, logging.DEBUG)
 
     def _tell(self) -> None:
         if self._count:
-            given = self._count, self._seconds
-            logger.info("captured %d round graphs that sample while idle, %.1f s of it", *given)
+            logger.info("captured %d graphs while idle, %.1f s of it", self._count, self._seconds)
         self._count, self._seconds = 0, 0.0

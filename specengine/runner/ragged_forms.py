@@ -25,6 +25,7 @@ CROWD = 64  # likewise, of prompts of at most CROWD_WIDTH tokens
 CROWD_WIDTH = 256
 
 Ints = NDArray[np.int64]
+Logits = Literal["every", "none", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Form:
     num_tokens: int
     width: int  # tokens of a request at most
     num_past: int | None  # of trees; None is chains
-    logits: Literal["every", "none", "chosen"]  # of which rows; chosen ones are num_requests
+    logits: Logits  # of which rows; chosen ones are num_requests
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,21 @@ class Sizes:
         count, requests = batch.num_tokens, batch.batch_size
         if not self.padding:
             return None
+        given = batch.forward_mode, _logits(batch)
         if requests <= MOST_PROMPTS and count <= max(self.prompts, default=0):
-            size = _at_least(self.prompts, count)
-            return Form(batch.forward_mode, MOST_PROMPTS + 1, size, size, None, _logits(batch))
+            return _of_few_prompts(_at_least(self.prompts, count), *given)
         widest = max(batch.extend_lens)
         if requests > CROWD or widest > CROWD_WIDTH or count > max(self.crowds, default=0):
             return None
-        size = _at_least(self.crowds, count)
-        spare = -(-size // CROWD_WIDTH)
-        return Form(batch.forward_mode, CROWD + spare, size, CROWD_WIDTH, None, _logits(batch))
+        return _of_a_crowd(_at_least(self.crowds, count), *given)
+
+    def forms_of_prompts(self) -> list[Form]:
+        """Those in which a drafter reads whole prompts, whose logits nobody wants."""
+        if not self.padding:
+            return []
+        mode = ForwardMode.DRAFT_EXTEND
+        few = (_of_few_prompts(size, mode, "none") for size in self.prompts)
+        return [*few, *(_of_a_crowd(size, mode, "none") for size in self.crowds)]
 
     def limits_of_parts(self, batch: ModelWorkerBatch) -> tuple[int, int] | None:
         """Tokens and requests that prompts are cut to which no graph holds at once; None of any
@@ -116,6 +123,15 @@ class Sizes:
         most_missing = steps[place] - steps[place - 1] - 1 if place else 0
         size = _at_least(octaves(self.batch_sizes), requests)
         return size + -(-most_missing // width), steps[place]
+
+
+def _of_few_prompts(size: int, mode: ForwardMode, logits: Logits) -> Form:
+    return Form(mode, MOST_PROMPTS + 1, size, size, None, logits)
+
+
+def _of_a_crowd(size: int, mode: ForwardMode, logits: Logits) -> Form:
+    spare = -(-size // CROWD_WIDTH)
+    return Form(mode, CROWD + spare, size, CROWD_WIDTH, None, logits)
 
 
 @dataclass(frozen=True)
@@ -139,7 +155,7 @@ class Inputs:
         return cls(*parted_columns(buffer, _sizes(form)))
 
 
-def _logits(batch: ModelWorkerBatch) -> Literal["every", "none", "chosen"]:
+def _logits(batch: ModelWorkerBatch) -> Logits:
     rows = batch.logits_rows
     return "every" if rows is None else "chosen" if rows else "none"
 
