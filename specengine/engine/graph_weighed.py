@@ -18,8 +18,9 @@ from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.drafts import count_kept
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_ruled import Drafted, RoundParts
+from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.node_logits import node_logits
-from specengine.engine.round_form import Form
+from specengine.engine.round_form import Flight, Form, Wish
 from specengine.engine.row_choices import Choosing
 from specengine.engine.row_draws import RowDraws
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound, row_sums
@@ -55,8 +56,8 @@ class GraphWeighedRound(GraphRound):
 
     What a seed says follows from the drafts here, and from how many there are. So whatever the host
     would not draft does not exist for the rule: what lies past a request's limit, past the last
-    token but one that it may still say, or past what its grammar allows. Drafts are drawn, weighed
-    and judged by the numbers that DraftChoice and SampledVerifier take.
+    token but one that it may still say, past what its text gave, or past what its grammar allows.
+    Drafts are drawn, weighed and judged by the numbers that DraftChoice and SampledVerifier take.
     """
 
     def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
@@ -67,8 +68,11 @@ class GraphWeighedRound(GraphRound):
         self.choices.weighs = True
         largest, device = self.batch_sizes[-1], self.runner.device
         self.chains = {n: ChainShape.of(largest, n + 1, device) for n in self.steps}
-        # int64 [B], drafts that grammars leave to each request of a round that has any.
-        self.allowed = torch.zeros(largest, dtype=torch.int64, device=device)
+        self.reads_text = isinstance(self.drafter, HostDrafter)
+        # int64 [B], of each request of a round: drafts that the host has made, and those that
+        # grammars leave; read where there is such a drafter, or a grammar.
+        counts = torch.zeros(2, largest, dtype=torch.int64, device=device)
+        self.num_drafted, self.num_allowed = counts
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         weighs = form.choosing.weighs and form.num_steps
@@ -117,11 +121,18 @@ class GraphWeighedRound(GraphRound):
     def levels(self, rows: RowBatch, choosing: Choosing) -> Tensor:
         """int64 [B], as DraftWorker.levels and limits of requests have it on the host: what is
         drafted and the token behind it must not go past the request's end. A request that has ended
-        may be a round late in leaving, and drafts nothing. Of these what grammars leave."""
+        may be a round late in leaving, and drafts nothing. Of these what the host tells of."""
         ends_B = self.choices.ends.index_select(0, rows.rows_B)
         limits_B = self.state.limits.index_select(0, rows.rows_B)
         levels_B = limits_B.minimum(ends_B - rows.lens_B - 2).clamp(min=0)
-        return levels_B.minimum(self.allowed[: len(levels_B)]) if choosing.masks else levels_B
+        if self.reads_text:
+            levels_B = levels_B.minimum(self.num_drafted[: len(levels_B)])
+        return levels_B.minimum(self.num_allowed[: len(levels_B)]) if choosing.masks else levels_B
+
+    def _fly(self, reqs: list[Req], wish: Wish, form: Form) -> Flight:
+        if self.reads_text and form.choosing.weighs and form.num_steps:
+            self._tell(self.num_drafted, wish.num_drafted)
+        return super()._fly(reqs, wish, form)
 
     def tell_allowed(self, reqs: list[Req], trees: list[HostTree]) -> None:
         """What `constrain` leaves of drafts: of those that were drawn, the first that a grammar
@@ -130,8 +141,11 @@ class GraphWeighedRound(GraphRound):
             count_kept(req, tree, keeps_rejected=self.draws) - 1
             for req, tree in zip(reqs, trees, strict=True)
         ]
-        moved = pinned(torch.tensor(counts), self.allowed.device)
-        self.allowed[: len(counts)].copy_(moved, non_blocking=True)
+        self._tell(self.num_allowed, counts)
+
+    def _tell(self, counts_B: Tensor, counts: list[int]) -> None:
+        moved = pinned(torch.tensor(counts), counts_B.device)
+        counts_B[: len(counts)].copy_(moved, non_blocking=True)
 
     def numbers(self, rows: RowBatch) -> Draws:
         """What the uniforms of a round are keyed by."""

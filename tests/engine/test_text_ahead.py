@@ -68,9 +68,9 @@ class Text:
         return DraftProposal(tokens, parents, counts, is_chain=True)
 
 
-def ahead(drafter: Text) -> TextAhead:
+def ahead(drafter: Text, cuts: bool = False) -> TextAhead:
     scheduler = SimpleNamespace(policy=POLICY, follow=lambda reqs, slots: reqs)
-    return TextAhead(cast(Any, drafter), cast(Any, scheduler))
+    return TextAhead(cast(Any, drafter), cast(Any, scheduler), cuts)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,17 @@ def test_drafts_are_as_deep_as_requests_allow() -> None:
     assert one.draft(going, 3).num_nodes == [4, 2, 2]
     assert one.draft(going, 7).num_nodes == [6, 2, 2]
     assert drafter.asked == [([[1], [2], [3, 4]], [4, 2, 2]), ([[1], [2], [3, 4]], [6, 2, 2])]
+
+
+def test_drafts_that_are_weighed_are_those_of_the_host() -> None:
+    """Which asks for all that is left, and cuts it."""
+    drafter = Text()
+    one = ahead(drafter, cuts=True)
+    reqs = [request(), request(speculative=SpecControl(num_steps=1)), request(max_tokens=7)]
+    said = [[1], [2], [3, 4]]
+    assert one.follow(reqs, said, 8) == reqs
+    assert one.draft(reqs, 3).num_nodes == [4, 2, 2]
+    assert drafter.asked == [(said, [6, 6, 2])]
 
 
 class TreesOfText(Text):
