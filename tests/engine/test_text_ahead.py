@@ -223,6 +223,19 @@ def test_a_choice_without_a_graph_is_kept_for_the_next_launch(
     assert flights._choose(1).num_steps == 3
 
 
+@pytest.mark.parametrize("weighs", [True, False])
+def test_which_flights_cut(weighs: bool) -> None:
+    device = Device()
+    device.choices.weighs = weighs
+    flights = flights_of(device, [0, 3])
+    text = cast(Any, flights.drafter)
+    text.max_nodes = 4
+    shallow = request(speculative=SpecControl(num_steps=1))
+    flights.launch(cast(Any, SimpleNamespace(reqs=[shallow], batch_size=1)))
+    flights.land()
+    assert text.asked[0][1] == [4 if weighs else 2]
+
+
 @IN_C
 @pytest.mark.parametrize("is_compiled", [True, False])
 @pytest.mark.parametrize("name", SPECS)

@@ -4,6 +4,7 @@ alone: a seed says what it says in rounds of the host."""
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
+from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopForm
 from specengine.engine.llm import Generation
 from specengine.engine.row_choices import Choosing
 from specengine.kernels import accept_block, accept_chain, edit_rows, weigh_rows
@@ -154,6 +156,34 @@ def test_wishes_fly(
         assert totals.num_accepted_tokens < totals.num_draft_tokens - 10
         accepted += totals.num_accepted_tokens
     assert accepted > 3
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("wish", "is_drafted"),
+    [
+        (replace(SAMPLED[0], logit_bias=LIKELY), True),
+        (replace(SAMPLED[0], presence_penalty=0.3), False),
+        (replace(SAMPLED[0], min_tokens=5), False),
+        (replace(GREEDY, presence_penalty=0.3), True),
+    ],
+    ids=["bias", "a penalty", "min_tokens", "greedy"],
+)
+def test_loops_of_the_host_draft_what_seeds_follow_from(
+    wish: SamplingParams, is_drafted: bool, folders: dict[str, tuple[Path, SpecConfig]]
+) -> None:
+    """In their graphs, edits are those of the round's root."""
+    folder, given = folders["EAGLE3"]
+    llm = make(folder, spec_of("greedy drafts", given), **flags())
+    llm.engine.add_request("it", llm.tokenizer.encode(MANY[0]), wish)
+    llm.engine.step()
+    batch = llm.engine.scheduler.schedule()
+    assert batch is not None
+    assert isinstance(llm.engine.drafter, LoopDrafter)
+    form = LoopForm(1, 3, edited=True)
+    for weighed in (True, False):
+        loops = DraftLoops(llm.engine.drafter, (1,), True, Counter(), weighed)
+        assert (loops._form(batch, 3) == form) == (is_drafted or not weighed)
 
 
 @ON_CPU
