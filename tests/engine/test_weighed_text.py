@@ -15,7 +15,7 @@ from specengine.engine.graph_weighed import GraphWeighedRound
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, SAMPLED, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, check, fallbacks, flags
-from tests.engine.test_weighed_wishes import WISHES
+from tests.engine.test_weighed_wishes import WISHES, come_and_go
 from tests.engine.test_weighed_wishes import check as check_wishes
 
 SPECS = {
@@ -78,6 +78,16 @@ def test_greedy_requests_alone_are_matched(
     found, expected = (one.generate(MANY[:3], [GREEDY] * 3) for one in (llm, host))
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert not any(form.choosing.weighs for form in flying.captured)
+    assert not fallbacks(flying)
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
+def test_requests_come_and_go(name: str, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, llm = (make(target, SPECS[name], **flags()) for _ in range(2))
+    flying = let_fly(llm, monkeypatch, most=8)
+    come_and_go(host, llm, [*ENDS, *WISHES["all"], *WISHES["grammars"]], monkeypatch)
+    assert flying.counters["replays"] > 20
     assert not fallbacks(flying)
 
 

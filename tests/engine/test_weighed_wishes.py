@@ -186,21 +186,14 @@ def test_loops_of_the_host_draft_what_seeds_follow_from(
         assert (loops._form(batch, 3) == form) == (is_drafted or not weighed)
 
 
-@ON_CPU
-@pytest.mark.parametrize("rule", ["block", "target_only", "greedy drafts"])
-def test_those_with_wishes_come_and_go(
-    rule: str, folders: dict[str, tuple[Path, SpecConfig]], monkeypatch: pytest.MonkeyPatch
+def come_and_go(
+    host: LLM, llm: LLM, wishes: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever runs around it, on the device or not, a seed says what it says alone."""
-    folder, given = folders["EAGLE3"]
-    spec, more = spec_of(rule, given), flags(disable_radix_cache=True)
-    host, llm = make(folder, spec, **more), make(folder, spec, **more)
-    flying = let_fly(llm, monkeypatch, most=8)
     can_fly, draw = llm.engine._can_fly, random.Random(3)
     monkeypatch.setattr(
         llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
     )
-    wishes = [one for params in WISHES.values() for one in params]
     prompts, found = [MANY[i % len(MANY)] for i in range(len(wishes))], dict[str, list[int]]()
     waiting = draw.sample(range(len(wishes)), len(wishes))
     while waiting or llm.engine.has_work:
@@ -212,6 +205,19 @@ def test_those_with_wishes_come_and_go(
         llm.engine.scheduler.check_invariant()
     alone = [host.generate([one], [wish])[0] for one, wish in zip(prompts, wishes, strict=True)]
     assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
+
+
+@ON_CPU
+@pytest.mark.parametrize("rule", ["block", "target_only", "greedy drafts"])
+def test_those_with_wishes_come_and_go(
+    rule: str, folders: dict[str, tuple[Path, SpecConfig]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, given = folders["EAGLE3"]
+    spec, more = spec_of(rule, given), flags(disable_radix_cache=True)
+    host, llm = make(folder, spec, **more), make(folder, spec, **more)
+    flying = let_fly(llm, monkeypatch, most=8)
+    come_and_go(host, llm, [one for params in WISHES.values() for one in params], monkeypatch)
+    assert flying.counters["replays"] > 20
     assert not fallbacks(flying)
 
 
