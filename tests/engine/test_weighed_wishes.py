@@ -208,13 +208,25 @@ def come_and_go(
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", ["block", "target_only", "greedy drafts"])
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("block", "EAGLE3"),
+        ("target_only", "STANDALONE"),
+        ("greedy drafts", "EAGLE3"),
+        ("rejection", "MTP layers"),
+    ],
+)
 def test_those_with_wishes_come_and_go(
-    rule: str, folders: dict[str, tuple[Path, SpecConfig]], monkeypatch: pytest.MonkeyPatch
+    rule: str,
+    name: str,
+    folders: dict[str, tuple[Path, SpecConfig]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder, given = folders["EAGLE3"]
+    folder, given = folders[name]
     spec, more = spec_of(rule, given), flags(disable_radix_cache=True)
     host, llm = make(folder, spec, **more), make(folder, spec, **more)
+    let_drafters_fly(llm)
     flying = let_fly(llm, monkeypatch, most=8)
     come_and_go(host, llm, [one for params in WISHES.values() for one in params], monkeypatch)
     assert flying.counters["replays"] > 20
