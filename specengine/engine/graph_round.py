@@ -181,13 +181,14 @@ class GraphRound:
 
     def choose(self, seen: Seen, rows: RowBatch, choosing: Choosing) -> RowsOutput:
         """The target's tokens, as requests want them chosen."""
+        hidden_TH, features = seen.hidden_TH, seen.features()
         if choosing == BEST:
-            return seen.output(self.runner.model.best_tokens(seen.hidden_TH))
+            return RowsOutput(self.runner.model.best_tokens(hidden_TH), hidden_TH, features)
         logits = node_logits(self, seen, rows, choosing)
         tokens_T = self.choices.tokens(logits.edited_TV, rows, seen.batch)
         if logits.raw_TV is not None:
             self.logprobs.take(logits.raw_TV, tokens_T)
-        return seen.output(tokens_T)
+        return RowsOutput(tokens_T, hidden_TH, features)
 
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:
         """Moves the requests on, and tells the host -> accepted drafts, int64 [B]."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.draft_choosing import DraftPicks
-from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.round_form import Form
@@ -34,11 +33,9 @@ class Seen:
     batch: ForwardBatch
     hidden_TH: Tensor
 
-    def output(self, tokens_T: Tensor) -> RowsOutput:
-        """As drafters observe it. tokens_T: what was chosen at every node."""
-        captured = self.batch.captured
-        features = torch.cat(captured, dim=-1) if captured else None
-        return RowsOutput(tokens_T, self.hidden_TH, features)
+    def features(self) -> Tensor | None:
+        """Of the captured layers, for drafters that want them."""
+        return torch.cat(self.batch.captured, dim=-1) if self.batch.captured else None
 
 
 class RoundParts:

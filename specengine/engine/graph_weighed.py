@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch
 from specengine.core.draft_choosing import DraftPicks
+from specengine.core.interfaces import RowsOutput
 from specengine.core.random_streams import Stream
 from specengine.core.request import Req
 from specengine.core.transfer import pinned
@@ -177,7 +178,7 @@ class WeighedParts(RoundParts):
         standing_BK = drafts_BK.masked_fill(nodes_BK > found.ends_B[:, None], -1)
         accepted_B = flying.accept(rows, said_BN, standing_BK)
         flying.choices.count(rows, said_BN, accepted_B, choosing)
-        output = self.seen.output(said_BN.flatten())
+        output = RowsOutput(said_BN.flatten(), self.seen.hidden_TH, self.seen.features())
         if logits.raw_TV is not None:
             flying.logprobs.take(logits.raw_TV, output.best)
         flying.drafter.observe_rows(rows, output, said_BN, accepted_B)
