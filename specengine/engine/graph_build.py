@@ -121,9 +121,9 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
 def weigher(parts: EngineParts) -> SampledVerifier | None:
     """The rule for chains of the engine's drafter, if it weighs them and a graph can hold it."""
     verifier = parts.verifier
-    if not isinstance(verifier, SampledVerifier) or parts.drafter.proposes_tree:
+    if not isinstance(verifier, SampledVerifier) or _matches(parts):
         return None
-    if _matches(parts):
+    if parts.drafter.proposes_tree:
         return None
     return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
 

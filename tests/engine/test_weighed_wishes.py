@@ -130,32 +130,35 @@ def check(host: LLM, llm: LLM, params: list[SamplingParams]) -> list[Generation]
 
 
 @ON_CPU
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
 @pytest.mark.parametrize("wish", WISHES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "name", "overlaps"),
+    [
+        *((rule, "EAGLE3", True) for rule in RULES),
+        *((rule, "STANDALONE", True) for rule in ("rejection", "greedy drafts")),
+        *((rule, "MTP layers", True) for rule in ("block", "target_only")),
+        *((rule, "EAGLE3", False) for rule in ("block", "greedy drafts")),
+    ],
+)
 def test_wishes_fly(
     rule: str,
-    wish: str,
+    name: str,
     overlaps: bool,
+    wish: str,
     folders: dict[str, tuple[Path, SpecConfig]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    accepted = 0
-    for name in ("EAGLE3", "STANDALONE", "MTP layers")[: 3 if overlaps else 1]:
-        folder, given = folders[name]
-        spec = spec_of(rule, given)
-        host, llm = make(folder, spec, **flags()), make(folder, spec, **flags())
-        let_drafters_fly(llm)
-        with monkeypatch.context() as patch:
-            flying = let_fly(llm, patch, overlaps, most=8)
-            check(host, llm, WISHES[wish])
-        assert not fallbacks(flying)
-        assert flying.counters["replays"] > 10
-        assert ALSO[wish] in {form.choosing for form in flying.captured if form.num_steps}
-        totals = llm.engine.scheduler.spec_totals
-        assert totals.num_accepted_tokens < totals.num_draft_tokens - 10
-        accepted += totals.num_accepted_tokens
-    assert accepted > 3
+    folder, given = folders[name]
+    spec = spec_of(rule, given)
+    host, llm = make(folder, spec, **flags()), make(folder, spec, **flags())
+    let_drafters_fly(llm)
+    flying = let_fly(llm, monkeypatch, overlaps, most=8)
+    check(host, llm, WISHES[wish])
+    assert not fallbacks(flying)
+    assert flying.counters["replays"] > 10
+    assert ALSO[wish] in {form.choosing for form in flying.captured if form.num_steps}
+    totals = llm.engine.scheduler.spec_totals
+    assert 1 < totals.num_accepted_tokens < totals.num_draft_tokens - 10
 
 
 @ON_CPU
