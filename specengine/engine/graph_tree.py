@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch, Tree
+from specengine.core.draft_choosing import DraftEdits
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import TreeRowDrafter, VerifyResult
@@ -59,6 +60,9 @@ class GraphTreeRound(GraphRound):
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return (TreeParts if form.num_steps else RoundParts)(self, rows_B, form)
+
+    def draft_edits(self, rows: RowBatch, choosing: Choosing) -> DraftEdits | None:
+        return self.choices.edits.for_trees(rows) if choosing.edits else None
 
     def batch_of(self, rows: RowBatch, tree: DraftTree) -> ForwardBatch:
         """The verification."""
@@ -147,7 +151,7 @@ class TreeParts(RoundParts):
     @torch.inference_mode()
     def decide(self) -> None:
         flying, choosing, rows = self.graph_round, self.form.choosing, self.drafted.rows
-        output = flying.choose(self.seen.hidden_TH, self.seen.batch, rows, choosing)
+        output = flying.choose(self.seen, rows, choosing)
         flying.go_on(rows, output, self.tree, self.form)
 
     @property
