@@ -53,6 +53,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         f"EAGLE3 chain of 3, {rule}, temperature 0.8": (WEIGHED | {"verify": rule}, WARM)
         for rule in ("rejection", "block", "target_only")
     },
+    "EAGLE3 chain of 3, rejection, presence penalty, temperature 0.8": (
+        WEIGHED | {"verify": "rejection"},
+        WARM | PENALTY,
+    ),
+    "EAGLE3 tree of 16, target_only, temperature 0.8": (TREE | {"verify": "target_only"}, WARM),
+    "EAGLE3 tree of 16 samples, sibling, temperature 0.8": (
+        TREE | {"draft_sampling": True, "verify": "sibling"},
+        WARM,
+    ),
+    "NGRAM chain of 8, target_only, temperature 0.8": (
+        TEXT | {"ngram_min_match": 1, "ngram_branches": 1, "verify": "target_only"},
+        WARM,
+    ),
 }
 MODES = ("eager", "a graph a forward", "drafts in one graph")
 FLYING = "the round in one graph"
