@@ -11,7 +11,7 @@ from specengine.core.batch import RowBatch, Tree
 from specengine.core.draft_choosing import DraftEdits
 from specengine.draft.choice import rank_scores
 from specengine.kernels.head_topk import Shares
-from specengine.kernels.tree_build import DraftTree, tree_build
+from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
 from specengine.runner.model_runner import ModelRunner
 
@@ -60,8 +60,9 @@ class TreeRows:
         num_steps: int,
         edits: DraftEdits | None = None,
         num_nodes: int | None = None,
+        limits: TreeLimits | None = None,
     ) -> DraftTree:
-        """num_nodes: root included; None is as many as there may be."""
+        """num_nodes: root included; None is as many as there may be. limits: as to tree_build."""
         worker = self.worker
         states_TH = worker.states.index_select(0, rows.rows_B)
         found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
@@ -70,7 +71,7 @@ class TreeRows:
             states_TH = self._descend(rows, states_TH, beams)
             beams = self._branch(states_TH, beams, found, edits)
         count = self.num_nodes(num_steps) if num_nodes is None else num_nodes
-        return tree_build(rows.roots_B, found, count, num_steps)
+        return tree_build(rows.roots_B, found, count, num_steps, limits)
 
     def _descend(self, rows: RowBatch, states_TH: Tensor, beams: Beams) -> Tensor:
         """States of the beams. states_TH: of the nodes above them."""

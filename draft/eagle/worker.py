@@ -19,7 +19,7 @@ from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.kernels.keep_rows import keep_rows
-from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.tree_build import DraftTree, TreeLimits
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 
@@ -149,6 +149,9 @@ class EagleWorker(DraftWorker):
         num_nodes: int | None = None,
     ) -> DraftTree:
         return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
+
+    def draft_limited_rows(self, rows: RowBatch, num_steps: int, limits: TreeLimits) -> DraftTree:
+        return self.tree_rows.draft(rows, num_steps, limits=limits)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from specengine.core.draft_choosing import DraftEdits, DraftPicks
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
-    from specengine.kernels.tree_build import DraftTree
+    from specengine.kernels.tree_build import DraftTree, TreeLimits
 
 
 @dataclass
@@ -228,6 +228,19 @@ class TreeRowDrafter(RowDrafter, Protocol):
     ) -> DraftTree:
         """num_steps: at least 1, and no node lies deeper. num_nodes: root included, where it is to
         be fewer than there are: the first, and best, of those."""
+        ...
+
+
+@runtime_checkable
+class WeighedTreeDrafter(TreeRowDrafter, Protocol):
+    """A TreeRowDrafter that drafts of a request what its `draft` would, whoever else is drafted
+    for: rules that weigh drafts need that."""
+
+    topk: int
+
+    def draft_limited_rows(self, rows: RowBatch, num_steps: int, limits: TreeLimits) -> DraftTree:
+        """As draft_tree_rows, of as many nodes as there may be; those that the limits leave out are
+        their own parents."""
         ...
 
 

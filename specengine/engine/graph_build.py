@@ -14,6 +14,7 @@ from specengine.core.spec import (
     TextDrafter,
     TextTreeDrafter,
     TreeRowDrafter,
+    WeighedTreeDrafter,
 )
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
@@ -24,6 +25,7 @@ from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
 from specengine.engine.host_trees import HostTrees
@@ -110,6 +112,8 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
 def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRound:
     """Of the kind that its drafts and their verifier ask for. given: as to GraphRound."""
     rule = None if isinstance(drafter, HostDrafter) else weigher(parts)
+    if rule is not None and parts.drafter.proposes_tree:
+        return GraphWeighedTreeRound(rule, parts.worker, drafter, *given)
     if rule is not None:
         return GraphWeighedRound(rule, parts.drafter.emits_probs, parts.worker, drafter, *given)
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
@@ -119,9 +123,11 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
 
 
 def weigher(parts: EngineParts) -> SampledVerifier | None:
-    """The rule for chains of the engine's drafter, if it weighs them and a graph can hold it."""
-    verifier = parts.verifier
-    if not isinstance(verifier, SampledVerifier) or parts.drafter.proposes_tree:
+    """The rule for what the engine's drafter drafts, if it weighs that and a graph can hold it."""
+    verifier, drafter = parts.verifier, parts.drafter
+    if not isinstance(verifier, SampledVerifier):
+        return None
+    if drafter.proposes_tree and not isinstance(drafter, WeighedTreeDrafter):
         return None
     return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
 

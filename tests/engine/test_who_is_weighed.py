@@ -14,6 +14,7 @@ from specengine.engine.graph_build import make_graph_round
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from tests.engine.test_graph_round import DeviceLengths, make
 from tests.engine.test_no_graphs import with_graphs
 
@@ -32,10 +33,13 @@ from tests.engine.test_no_graphs import with_graphs
         ("EAGLE3", {}, False, GraphRound),
         ("EAGLE3", {"simulate_accept_length": 2.5}, False, GraphRound),
         ("EAGLE3", {"verify": "target_only"}, False, GraphWeighedRound),
-        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, False, GraphTreeRound),
+        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, False, GraphWeighedTreeRound),
+        ("EAGLE3", {"eagle_topk": 2}, False, GraphTreeRound),
+        ("EAGLE3", {"eagle_topk": 2, "simulate_accept_length": 2.5}, False, GraphTreeRound),
         ("EAGLE3", {}, True, GraphWeighedRound),
         ("STANDALONE", {"verify": "sibling"}, True, GraphWeighedRound),
         ("NGRAM", {"verify": "target_only"}, False, GraphRound),
+        ("NGRAM", {"verify": "target_only", "ngram_branches": 2}, False, GraphTreeRound),
     ],
 )
 def test_who_is_weighed(
@@ -63,7 +67,7 @@ def test_who_is_weighed(
         assert made.startswith(expected)
         return
     assert type(made) is expected
-    assert made.choices.weighs == (expected is GraphWeighedRound)
-    may_sample = given.get("verify") != "target_only" or expected is GraphWeighedRound
+    assert made.choices.weighs == issubclass(expected, GraphWeighedRound)
+    may_sample = given.get("verify") != "target_only" or made.choices.weighs
     assert made.samples == may_sample
     assert (made.simulated is None) == ("simulate_accept_length" not in given)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.head_topk_ref import shares_of
-from specengine.kernels.tree_build import tree_build
+from specengine.kernels.tree_build import TreeLimits, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
 
 STEPS = 3
@@ -222,3 +224,21 @@ def test_trees_of_both_backends(topk: int, num_nodes: int, device: torch.device)
     tree = tree_build(roots, found, num_nodes, STEPS, backend="triton")
     for name in ("tokens_BN", "parents_BN", "depths_BN", "mask_BNN"):
         assert torch.equal(getattr(tree, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize(("topk", "num_nodes"), [(2, 7), (4, 16), (3, 2), (4, 37)])
+def test_limited_trees_of_both_backends(topk: int, num_nodes: int, device: torch.device) -> None:
+    num_nodes = min(num_nodes, 1 + topk + (STEPS - 1) * topk**2)
+    cases = list(product([1, 2, 3, 4, num_nodes, 99], range(STEPS + 1)))
+    found, _ = grow(logits_of(len(cases), topk, 90, device), topk, PLAIN)
+    found.scores_BC.copy_((found.scores_BC * 2).round() / 2)  # ties; no child outdoes its parent
+    roots = torch.arange(len(cases), device=device)
+    limits = TreeLimits(topk, *torch.tensor(cases, device=device).T.contiguous())
+    given = roots, found, num_nodes, STEPS, limits
+    expected = tree_build(*given, backend="torch")
+    tree = tree_build(*given, backend="triton")
+    for name in ("tokens_BN", "parents_BN", "depths_BN", "mask_BNN"):
+        assert torch.equal(getattr(tree, name), getattr(expected, name)), name
+    counts = (expected.parents_BN.cpu() != torch.arange(num_nodes)).sum(1)
+    assert counts[: STEPS + 1].tolist() == [1] * (STEPS + 1)
+    assert int(counts[-1]) == num_nodes
