@@ -67,8 +67,10 @@ class LoopForm:
 
 
 def draws_trees(drafter: object) -> bool:
-    """Whether a drafter grows trees on the device alone."""
-    return isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
+    """Whether a drafter grows trees on the device alone, and need not say what it drew from."""
+    if not isinstance(drafter, TreeRowDrafter) or drafter.tree_row_steps is None:
+        return False
+    return not getattr(drafter, "emits_probs", False)
 
 
 def draws_chains(drafter: object) -> bool:

@@ -21,6 +21,8 @@ class DraftTree:
     parents_BN: Tensor  # int64, index among the nodes; the root's is -1
     depths_BN: Tensor  # int64, the root has 0
     mask_BNN: Tensor  # bool, True where node i (row) is node j (column) or below it
+    # int64, of limited trees: which of the nodes found each is; 0 for the root and what is missing
+    candidates_BN: Tensor | None = None
 
     @classmethod
     def unset(cls, batch_size: int, num_nodes: int, device: torch.device) -> DraftTree:
@@ -38,7 +40,8 @@ class TreeLimits:
 
     nodes_B: int64, the most nodes, root included, at least 1. What lies so many levels deep counts
     as never found: there are no paths of more nodes. depths_B: int64; of what was chosen, nodes that
-    lie deeper are left out, and those behind them move up.
+    lie deeper are left out, and those behind them move up; so are those without a token (below 0),
+    whose children have none.
     """
 
     topk: int  # children found of each node that was gone on with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +20,7 @@ class Chosen:
 
     tokens_BN: Tensor  # int64
     parents_BN: Tensor  # int64, the root's is -1
+    candidates_BN: Tensor | None = None  # int64
 
 
 def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
@@ -49,7 +50,8 @@ def choose_within(
     scores_BC = found.scores_BC.masked_fill(candidates_C >= found_B1, float("-inf"))
     order_BM = scores_BC.sort(dim=-1, descending=True, stable=True).indices[:, : num_nodes - 1]
     nodes_N = torch.arange(num_nodes, device=roots_B.device)
-    stays_BM = (nodes_N[1:] < most_B[:, None]) & (order_BM < kept_B1)
+    tokens_BM = found.tokens_BC.gather(1, order_BM)
+    stays_BM = (nodes_N[1:] < most_B[:, None]) & (order_BM < kept_B1) & (tokens_BM >= 0)
     node_BM = stays_BM.cumsum(1)
     # One place before all candidates for the root, and one behind them for what does not stay; the
     # same of nodes, behind which is nobody.
@@ -57,12 +59,13 @@ def choose_within(
     node_of = roots_B.new_zeros(batch_size, count + 2).scatter_(1, nowhere_BM + 1, node_BM)
     parents_BM = node_of.gather(1, found.parents_BC.gather(1, order_BM) + 1)
     place_BM = node_BM.masked_fill(~stays_BM, num_nodes)
-    tokens_BN = pad(roots_B[:, None], (0, num_nodes))
-    tokens_BN.scatter_(1, place_BM, found.tokens_BC.gather(1, order_BM))
+    tokens_BN = pad(roots_B[:, None], (0, num_nodes)).scatter_(1, place_BM, tokens_BM)
+    candidates_BN = torch.zeros_like(tokens_BN).scatter_(1, place_BM, order_BM)
     parents_BN = pad(nodes_N, (0, 1)).repeat(batch_size, 1)
     parents_BN[:, :1].fill_(-1)
     parents_BN.scatter_(1, place_BM, parents_BM)
-    return Chosen(tokens_BN[:, :num_nodes].contiguous(), parents_BN[:, :num_nodes].contiguous())
+    every = tokens_BN, parents_BN, candidates_BN
+    return Chosen(*(x[:, :num_nodes].contiguous() for x in every))
 
 
 def tree_build(
@@ -72,7 +75,8 @@ def tree_build(
         chosen = choose(roots_B, found, num_nodes)
     else:
         chosen = choose_within(roots_B, found, num_nodes, limits)
-    return climb(chosen.tokens_BN, chosen.parents_BN, num_steps)
+    tree = climb(chosen.tokens_BN, chosen.parents_BN, num_steps)
+    return replace(tree, candidates_BN=chosen.candidates_BN)
 
 
 def climb(tokens_BN: Tensor, parents_BN: Tensor, num_steps: int) -> DraftTree:

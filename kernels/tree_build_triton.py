@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -18,15 +20,21 @@ _CELLS = 8192  # of a tile in which candidates are compared
 
 
 @triton.jit
-def _ranks(scores_ptr, candidates, among, BLOCK: tl.constexpr, BLOCK_OTHERS: tl.constexpr):
-    """How many of the first `among` candidates go before each."""
+def _ranks(
+    scores_ptr, tokens_ptr, candidates, among,
+    HAVE_TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_OTHERS: tl.constexpr,
+):  # fmt: skip
+    """How many of the first `among` candidates go before each; of those that have tokens alone."""
     mine = tl.arange(0, BLOCK)
     keys = ordered_key(tl.load(scores_ptr + mine, mask=mine < candidates, other=0.0), mine)
     ranks = tl.zeros([BLOCK], tl.int32)
     for start in range(0, among, BLOCK_OTHERS):
         others = start + tl.arange(0, BLOCK_OTHERS)
         other_scores = tl.load(scores_ptr + others, mask=others < among, other=0.0)
-        other_keys = tl.where(others < among, ordered_key(other_scores, others), -1)
+        counts = others < among
+        if HAVE_TOKENS:
+            counts &= tl.load(tokens_ptr + others, mask=counts, other=-1) >= 0
+        other_keys = tl.where(counts, ordered_key(other_scores, others), -1)
         ranks += tl.sum((other_keys[None, :] > keys[:, None]).to(tl.int32), 1)
     return ranks
 
@@ -62,6 +70,7 @@ def _tree_build_kernel(
     parents_ptr,
     depths_ptr,
     mask_ptr,
+    candidates_ptr,
     node_of_ptr,
     most_ptr,
     deepest_ptr,
@@ -79,6 +88,7 @@ def _tree_build_kernel(
     parents_ptr += request * nodes
     node_of_ptr += request * candidates
     scores_ptr += request * candidates
+    found_tokens_ptr += request * candidates
     mine = tl.arange(0, BLOCK_C)
     rows = tl.arange(0, BLOCK_N)
     exists = rows < nodes
@@ -86,20 +96,31 @@ def _tree_build_kernel(
         most = tl.minimum(tl.load(most_ptr + request), nodes)
         deepest = tl.minimum(tl.load(deepest_ptr + request), most - 1)
         among = _found_within(most - 1, topk, candidates)
-        ranks = _ranks(scores_ptr, candidates, among, BLOCK_C, BLOCK_OTHERS)
+        ranks = _ranks(
+            scores_ptr, found_tokens_ptr, candidates, among, False, BLOCK_C, BLOCK_OTHERS
+        )
         kept = _found_within(deepest, topk, candidates)
         chosen = (mine < kept) & (ranks < most - 1)
-        # Whatever goes before one that stays, and is no deeper, stays as well.
-        ranks = _ranks(scores_ptr, candidates, kept, BLOCK_C, BLOCK_OTHERS)
+        chosen &= tl.load(found_tokens_ptr + mine, mask=chosen, other=-1) >= 0
+        # Whatever goes before one that stays, is no deeper and has a token, stays as well.
+        ranks = _ranks(
+            scores_ptr, found_tokens_ptr, candidates, kept, True, BLOCK_C, BLOCK_OTHERS
+        )
+        candidates_ptr += request * nodes
+        tl.store(candidates_ptr + ranks + 1, mine.to(tl.int64), mask=chosen)
         lacks = exists & (rows > tl.sum(chosen.to(tl.int32), 0))
-        tl.store(tokens_ptr + rows, tl.zeros([BLOCK_N], tl.int64), mask=lacks)
+        none = tl.zeros([BLOCK_N], tl.int64)
+        tl.store(tokens_ptr + rows, none, mask=lacks)
+        tl.store(candidates_ptr + rows, none, mask=lacks | (rows == 0))
         tl.store(parents_ptr + rows, rows.to(tl.int64), mask=lacks)
     else:
-        ranks = _ranks(scores_ptr, candidates, candidates, BLOCK_C, BLOCK_OTHERS)
+        ranks = _ranks(
+            scores_ptr, found_tokens_ptr, candidates, candidates, False, BLOCK_C, BLOCK_OTHERS
+        )
         chosen = (mine < candidates) & (ranks < nodes - 1)
     node = ranks.to(tl.int64) + 1
     tl.store(node_of_ptr + mine, node, mask=chosen)
-    token = tl.load(found_tokens_ptr + request * candidates + mine, mask=chosen, other=0)
+    token = tl.load(found_tokens_ptr + mine, mask=chosen, other=0)
     above = tl.load(found_parents_ptr + request * candidates + mine, mask=chosen, other=-1)
     tl.store(tokens_ptr + node, token, mask=chosen)
     tl.store(tokens_ptr, tl.load(roots_ptr + request))
@@ -121,6 +142,8 @@ def tree_build(
 ) -> DraftTree:
     batch_size, candidates = found.tokens_BC.shape
     tree = DraftTree.unset(batch_size, num_nodes, roots_B.device)
+    if limits is not None:
+        tree = replace(tree, candidates_BN=torch.empty_like(tree.tokens_BN))
     block = triton.next_power_of_2(candidates)
     _tree_build_kernel[(batch_size,)](
         roots_B,
@@ -131,6 +154,7 @@ def tree_build(
         tree.parents_BN,
         tree.depths_BN,
         tree.mask_BNN.view(torch.uint8),
+        tree.tokens_BN if tree.candidates_BN is None else tree.candidates_BN,
         torch.empty_like(found.tokens_BC),
         roots_B if limits is None else limits.nodes_B,
         roots_B if limits is None else limits.depths_B,

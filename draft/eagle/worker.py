@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftEdits, DraftPicks
+from specengine.core.draft_choosing import DraftEdits, DraftPicks, TreeDraws
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
@@ -132,7 +132,7 @@ class EagleWorker(DraftWorker):
 
     @property
     def tree_row_steps(self) -> int | None:
-        return self.num_steps if self.proposes_tree and not self.emits_probs else None
+        return self.num_steps if self.proposes_tree else None
 
     @property
     def row_slots(self) -> int:
@@ -150,8 +150,10 @@ class EagleWorker(DraftWorker):
     ) -> DraftTree:
         return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
 
-    def draft_limited_rows(self, rows: RowBatch, num_steps: int, limits: TreeLimits) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, limits=limits)
+    def draft_limited_rows(
+        self, rows: RowBatch, num_steps: int, limits: TreeLimits, draws: TreeDraws | None
+    ) -> DraftTree:
+        return self.tree_rows.draft(rows, num_steps, limits=limits, draws=draws)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
-    from specengine.core.draft_choosing import DraftEdits, DraftPicks
+    from specengine.core.draft_choosing import DraftEdits, DraftPicks, TreeDraws
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
     from specengine.kernels.tree_build import DraftTree, TreeLimits
@@ -238,9 +238,11 @@ class WeighedTreeDrafter(TreeRowDrafter, Protocol):
 
     topk: int
 
-    def draft_limited_rows(self, rows: RowBatch, num_steps: int, limits: TreeLimits) -> DraftTree:
-        """As draft_tree_rows, of as many nodes as there may be; those that the limits leave out are
-        their own parents."""
+    def draft_limited_rows(
+        self, rows: RowBatch, num_steps: int, limits: TreeLimits, draws: TreeDraws | None
+    ) -> DraftTree:
+        """As draft_tree_rows, of as many nodes as there may be; those that the limits leave out, or
+        for which no token was left, are their own parents. draws: of one that emits_probs."""
         ...
 
 

@@ -112,10 +112,11 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
 def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRound:
     """Of the kind that its drafts and their verifier ask for. given: as to GraphRound."""
     rule = None if isinstance(drafter, HostDrafter) else weigher(parts)
+    draws = parts.drafter.emits_probs
     if rule is not None and parts.drafter.proposes_tree:
-        return GraphWeighedTreeRound(rule, parts.worker, drafter, *given)
+        return GraphWeighedTreeRound(rule, draws, parts.worker, drafter, *given)
     if rule is not None:
-        return GraphWeighedRound(rule, parts.drafter.emits_probs, parts.worker, drafter, *given)
+        return GraphWeighedRound(rule, draws, parts.worker, drafter, *given)
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
     graph_round = (GraphTreeRound if is_tree else GraphRound)(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)

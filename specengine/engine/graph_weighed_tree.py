@@ -15,6 +15,7 @@ from specengine.engine.graph_ruled import Drafted, RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
 from specengine.engine.graph_weighed import GraphWeighedRound, features_of
 from specengine.engine.round_form import Flight, Form
+from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import SampledRound, row_sums
 from specengine.kernels.sample_rows import TEMPERATURE, Places
@@ -35,14 +36,16 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
 
     drafter: WeighedTreeDrafter
 
-    def __init__(self, verifier: SampledVerifier, *given: Any) -> None:
-        """given: as to GraphRound."""
-        super().__init__(verifier, False, *given)
+    def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
+        """draws: trees of requests that sample are sampled. given: as to GraphRound."""
+        super().__init__(verifier, draws, *given)
         largest, device = self.batch_sizes[-1], self.runner.device
         # Made before any capture, in which they would be nodes of the graph.
         counts = {self.drafter.num_tree_nodes(steps) for steps in self.steps if steps}
         self.nodes_N = {n: torch.arange(n, device=device) for n in counts}
         self.roots_B = {n: n * torch.arange(largest, device=device) for n in counts}
+        shape = largest, self.drafter.topk, self.steps[-1]
+        self.tree_numbers = TreeNumbers.of(*shape, device) if draws else None
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         if form.choosing.weighs and form.num_steps:
@@ -57,6 +60,13 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
         left_B = (ends_B - rows.lens_B - 1).clamp(min=1)
         return TreeLimits(self.drafter.topk, left_B, limits_B)
 
+    def new_tree_draws(self, rows: RowBatch) -> RowTreeDraws | None:
+        """Of one round; None where all drafts are the best tokens."""
+        if self.tree_numbers is None:
+            return None
+        vocab_size, keeps = self.runner.model.vocab_size, self.verifier.needs_draft_probs
+        return RowTreeDraws(rows, self.choices.table, self.tree_numbers, vocab_size, keeps)
+
     def weights_of(self, hidden_TH: Tensor, rows: RowBatch, tree: DraftTree) -> Tensor:
         """float32 [B * N, V], what plain decoding samples from after each node; all on the best
         token for greedy requests."""
@@ -66,15 +76,17 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
         weigh_rows(weights_TV, self.choices.table, places, int(Stream.SAMPLE))
         return weights_TV
 
-    def sampled_tree(self, rows: RowBatch, tree: DraftTree, weights_TV: Tensor) -> SampledRound:
-        """What RoundProbs.of makes on the host."""
+    def sampled_tree(
+        self, rows: RowBatch, tree: DraftTree, weights_TV: Tensor, draft_BNV: Tensor | None
+    ) -> SampledRound:
+        """What RoundProbs.of makes on the host. draft_BNV: float32, what drafts were drawn from."""
         batch_size, num_nodes = tree.tokens_BN.shape
         lacks_BN = tree.parents_BN == self.nodes_N[num_nodes]
         temperatures = self.choices.table.column(TEMPERATURE)
         return SampledRound(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
-            draft_BNV=None,
+            draft_BNV=draft_BNV,
             tokens_BN=tree.tokens_BN,
             parents_BN=tree.parents_BN.masked_fill(lacks_BN, 0).clamp(min=0),
             exists_BN=~lacks_BN,
@@ -95,6 +107,7 @@ class WeighedTreeParts(TreeParts):
     """Of a tree that is weighed."""
 
     graph_round: GraphWeighedTreeRound
+    draws: RowTreeDraws | None  # left behind by the drafting
 
     def __init__(self, graph_round: GraphWeighedTreeRound, rows_B: Tensor, form: Form) -> None:
         choosing = form.choosing
@@ -106,8 +119,9 @@ class WeighedTreeParts(TreeParts):
     def draft(self) -> None:
         flying = self.graph_round
         rows = flying.begin(self.rows_B)
-        limits = flying.tree_limits(rows)
-        self.tree = flying.drafter.draft_limited_rows(rows, self.form.num_steps, limits)
+        self.draws = flying.new_tree_draws(rows)
+        given = self.form.num_steps, flying.tree_limits(rows), self.draws
+        self.tree = flying.drafter.draft_limited_rows(rows, *given)
         self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
 
     @torch.inference_mode()
@@ -115,7 +129,8 @@ class WeighedTreeParts(TreeParts):
         flying, rows, tree = self.graph_round, self.drafted.rows, self.tree
         hidden_TH, features_TF = self.seen.hidden_TH, features_of(self.seen.batch)
         weights_TV = flying.weights_of(hidden_TH, rows, tree)
-        drafts = flying.sampled_tree(rows, tree, weights_TV)
+        draft_BNV = None if self.draws is None else self.draws.drawn_from(tree)
+        drafts = flying.sampled_tree(rows, tree, weights_TV, draft_BNV)
         found = flying.judge(drafts, flying.numbers(rows))
         given = found, tree, self.form.num_steps, flying.table.shape[1]
         paths = accept_path(flying.state, rows.rows_B, *given)

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 def trees_of(parents: list[list[int]], tokens: list[list[int]], device: torch.device) -> DraftTree:
     found = climb(torch.tensor(tokens), torch.tensor(parents), STEPS)
-    return DraftTree(**{name: x.to(device) for name, x in vars(found).items()})
+    every = found.tokens_BN, found.parents_BN, found.depths_BN, found.mask_BNN
+    return DraftTree(*(x.to(device) for x in every))
 
 
 def found_of(ends: list[int], tokens: list[int], device: torch.device) -> Accepted:

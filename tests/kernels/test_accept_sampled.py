@@ -139,6 +139,8 @@ def test_the_compiler_takes_what_the_interpreter_does(tmp_path: Path) -> None:
         "_sample_rows_kernel": 1,
         "_tree_build_kernel": 4,
         "_accept_path_kernel": 2,
+        "_tree_step_kernel": 4,
+        "_draw_siblings_kernel": 2,
     }
 
 
