@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
-from specengine.core.random_streams import Stream
 from specengine.core.spec import WeighedTreeDrafter
 from specengine.engine.graph_ruled import Drafted, RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
@@ -18,9 +17,8 @@ from specengine.engine.round_form import Flight, Form
 from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import SampledRound, row_sums
-from specengine.kernels.sample_rows import TEMPERATURE, Places
+from specengine.kernels.sample_rows import TEMPERATURE
 from specengine.kernels.tree_build import DraftTree, TreeLimits
-from specengine.kernels.weigh_rows import weigh_rows
 from specengine.target.verify.sampled import SampledVerifier
 
 
@@ -66,15 +64,6 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
             return None
         vocab_size, keeps = self.runner.model.vocab_size, self.verifier.needs_draft_probs
         return RowTreeDraws(rows, self.choices.table, self.tree_numbers, vocab_size, keeps)
-
-    def weights_of(self, hidden_TH: Tensor, rows: RowBatch, tree: DraftTree) -> Tensor:
-        """float32 [B * N, V], what plain decoding samples from after each node; all on the best
-        token for greedy requests."""
-        weights_TV = self.runner.model.compute_logits(hidden_TH)
-        depths_T = tree.depths_BN.view(-1)
-        places = Places(rows.rows_B, rows.lens_B, tree.depths_BN.shape[1], depths_T)
-        weigh_rows(weights_TV, self.choices.table, places, int(Stream.SAMPLE))
-        return weights_TV
 
     def sampled_tree(
         self, rows: RowBatch, tree: DraftTree, weights_TV: Tensor, draft_BNV: Tensor | None
@@ -128,7 +117,7 @@ class WeighedTreeParts(TreeParts):
     def decide(self) -> None:
         flying, rows, tree = self.graph_round, self.drafted.rows, self.tree
         hidden_TH, features_TF = self.seen.hidden_TH, features_of(self.seen.batch)
-        weights_TV = flying.weights_of(hidden_TH, rows, tree)
+        weights_TV = flying.target_weights(hidden_TH, rows, tree.tokens_BN.shape[1])
         draft_BNV = None if self.draws is None else self.draws.drawn_from(tree)
         drafts = flying.sampled_tree(rows, tree, weights_TV, draft_BNV)
         found = flying.judge(drafts, flying.numbers(rows))

@@ -69,7 +69,7 @@ WISHES = [  # ends by max_tokens and by context, limits, every parameter, and gr
     replace(SAMPLED[4], max_tokens=2),
     replace(SAMPLED[5], max_tokens=None, speculative=SpecControl(num_steps=2)),
     replace(SAMPLED[4], max_tokens=25, seed=11, speculative=SpecControl(enabled=False)),
-    replace(SAMPLED[6], max_tokens=9),
+    replace(SAMPLED[3], max_tokens=15, seed=8, top_k=2),  # fewer tokens than siblings
 ]
 
 Folders = dict[str, tuple[Path, SpecConfig]]
