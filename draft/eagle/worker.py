@@ -151,9 +151,14 @@ class EagleWorker(DraftWorker):
         return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
 
     def draft_limited_rows(
-        self, rows: RowBatch, num_steps: int, limits: TreeLimits, draws: TreeDraws | None
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        limits: TreeLimits,
+        edits: DraftEdits | None = None,
+        draws: TreeDraws | None = None,
     ) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, limits=limits, draws=draws)
+        return self.tree_rows.draft(rows, num_steps, edits, limits=limits, draws=draws)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

@@ -239,7 +239,12 @@ class WeighedTreeDrafter(TreeRowDrafter, Protocol):
     topk: int
 
     def draft_limited_rows(
-        self, rows: RowBatch, num_steps: int, limits: TreeLimits, draws: TreeDraws | None
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        limits: TreeLimits,
+        edits: DraftEdits | None = None,
+        draws: TreeDraws | None = None,
     ) -> DraftTree:
         """As draft_tree_rows, of as many nodes as there may be; those that the limits leave out, or
         for which no token was left, are their own parents. draws: of one that emits_probs."""

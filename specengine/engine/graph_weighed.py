@@ -150,7 +150,7 @@ class WeighedParts(RoundParts):
         nodes_BK = flying.chain_of(drafts_BK).nodes_BN[:, 1:]
         standing_BK = drafts_BK.masked_fill(nodes_BK > found.ends_B[:, None], -1)
         accepted_B = flying.accept(rows, said_BN, standing_BK)
-        output = RowsOutput(said_BN.flatten(), hidden_TH, features_of(self.seen.batch))
+        output = RowsOutput(said_BN.flatten(), hidden_TH, _features(self.seen.batch))
         flying.drafter.observe_rows(rows, output, said_BN, accepted_B)
 
 
@@ -161,6 +161,5 @@ def said(drafts_BK: Tensor, found: Accepted) -> Tensor:
     return said_BN.scatter(1, found.ends_B[:, None], found.tokens_B[:, None])
 
 
-def features_of(batch: ForwardBatch) -> Tensor | None:
-    """Of a verification, what its target's layers have left."""
+def _features(batch: ForwardBatch) -> Tensor | None:
     return torch.cat(batch.captured, dim=-1) if batch.captured else None

@@ -8,18 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
+from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.random_streams import Stream
 from specengine.core.spec import WeighedTreeDrafter
 from specengine.engine.graph_ruled import Drafted, RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
-from specengine.engine.graph_weighed import GraphWeighedRound, features_of
+from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.round_form import Flight, Form
+from specengine.engine.row_choices import Choosing
 from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import SampledRound, row_sums
-from specengine.kernels.sample_rows import TEMPERATURE
+from specengine.kernels.sample_rows import TEMPERATURE, Places
 from specengine.kernels.tree_build import DraftTree, TreeLimits
+from specengine.kernels.weigh_rows import weigh_rows
+from specengine.runner.graph_counters import count_fallback
 from specengine.target.verify.sampled import SampledVerifier
+
+
+def unweighed(choosing: Choosing) -> str | None:
+    """What rounds that weigh trees leave to the host: its drafts follow edits node by node, and are
+    cut where a grammar ends."""
+    wishes = {
+        "edits of logits": choosing.edits,
+        "logprobs": choosing.logprobs,
+        "a grammar": choosing.masks,
+    }
+    return next((name for name, is_wanted in wishes.items() if choosing.weighs and is_wanted), None)
 
 
 class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
@@ -45,6 +60,13 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
         shape = largest, self.drafter.topk, self.steps[-1]
         self.tree_numbers = TreeNumbers.of(*shape, device) if draws else None
 
+    def can_run(self, batch: ScheduleBatch) -> bool:
+        wish = unweighed(self.choices.choosing_of(batch.reqs))
+        if wish is None:
+            return super().can_run(batch)
+        count_fallback(self.counters, "round", f"{wish}, with trees that are weighed")
+        return False
+
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         if form.choosing.weighs and form.num_steps:
             return WeighedTreeParts(self, rows_B, form)
@@ -64,6 +86,15 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
             return None
         vocab_size, keeps = self.runner.model.vocab_size, self.verifier.needs_draft_probs
         return RowTreeDraws(rows, self.choices.table, self.tree_numbers, vocab_size, keeps)
+
+    def weights_of(self, hidden_TH: Tensor, rows: RowBatch, num_nodes: int) -> Tensor:
+        """float32 [B * N, V], what plain decoding samples from after each node; all on the best
+        token for greedy requests."""
+        weights_TV = self.runner.model.compute_logits(hidden_TH)
+        # Tokens that are chosen beside the weights are not read: depths do not matter.
+        places = Places(rows.rows_B, rows.lens_B, num_nodes)
+        weigh_rows(weights_TV, self.choices.table, places, int(Stream.SAMPLE))
+        return weights_TV
 
     def sampled_tree(
         self, rows: RowBatch, tree: DraftTree, weights_TV: Tensor, draft_BNV: Tensor | None
@@ -99,9 +130,7 @@ class WeighedTreeParts(TreeParts):
     draws: RowTreeDraws | None  # left behind by the drafting
 
     def __init__(self, graph_round: GraphWeighedTreeRound, rows_B: Tensor, form: Form) -> None:
-        choosing = form.choosing
-        wishes = choosing.edits, choosing.logprobs, choosing.masks
-        assert not any(wishes), "grounds.py leaves these to the host"
+        assert unweighed(form.choosing) is None, "can_run leaves it to the host"
         super().__init__(graph_round, rows_B, form)
 
     @torch.inference_mode()
@@ -109,18 +138,19 @@ class WeighedTreeParts(TreeParts):
         flying = self.graph_round
         rows = flying.begin(self.rows_B)
         self.draws = flying.new_tree_draws(rows)
-        given = self.form.num_steps, flying.tree_limits(rows), self.draws
-        self.tree = flying.drafter.draft_limited_rows(rows, *given)
+        given = rows, self.form.num_steps, flying.tree_limits(rows)
+        self.tree = flying.drafter.draft_limited_rows(*given, draws=self.draws)
         self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
 
     @torch.inference_mode()
     def decide(self) -> None:
         flying, rows, tree = self.graph_round, self.drafted.rows, self.tree
-        hidden_TH, features_TF = self.seen.hidden_TH, features_of(self.seen.batch)
-        weights_TV = flying.target_weights(hidden_TH, rows, tree.tokens_BN.shape[1])
+        hidden_TH, captured = self.seen.hidden_TH, self.seen.batch.captured
+        weights_TV = flying.weights_of(hidden_TH, rows, tree.tokens_BN.shape[1])
         draft_BNV = None if self.draws is None else self.draws.drawn_from(tree)
         drafts = flying.sampled_tree(rows, tree, weights_TV, draft_BNV)
         found = flying.judge(drafts, flying.numbers(rows))
         given = found, tree, self.form.num_steps, flying.table.shape[1]
         paths = accept_path(flying.state, rows.rows_B, *given)
+        features_TF = torch.cat(captured, dim=-1) if captured else None
         flying.observe(rows, hidden_TH, features_TF, paths)

@@ -161,7 +161,7 @@ def test_what_trees_leave_to_the_host(
     host, llm = pair_of(folders, "EAGLE3, 2")
     flying = let_fly(llm, monkeypatch)
     check(host, llm, [wish, replace(SAMPLED[2], max_tokens=50)], PROMPTS[:2])
-    assert fallbacks(flying) == {f"{why}, with a verifier that weighs drafts"}
+    assert fallbacks(flying) == {f"{why}, with trees that are weighed"}
     assert flying.counters["replays"] > 5
     before = Counter(flying.counters)
     params = [replace(wish, temperature=0.0), GREEDY]
@@ -282,7 +282,7 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
     alone = [host.generate([one], [wish])[0] for one, wish in zip(prompts, wishes, strict=True)]
     assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
     assert flying.counters["replays"] > 10
-    edits = "edits of logits, with a verifier that weighs drafts"
+    edits = "edits of logits, with trees that are weighed"
     assert fallbacks(flying) <= {edits, NEARLY_FULL}
 
 
