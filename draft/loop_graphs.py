@@ -20,9 +20,9 @@ from specengine.core.spec import (
     HesitantRowDrafter,
     RowDrafter,
     TreeRowDrafter,
-    WeighedTreeDrafter,
 )
 from specengine.core.transfer import pinned
+from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.row_edits import RowEdits
 from specengine.kernels.tree_build import TreeLimits
 from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback

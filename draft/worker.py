@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, chain
 
 import torch
@@ -95,6 +96,14 @@ class DraftWorker(TpModelWorker, ABC):
         )
         grow = draft_tree if self.proposes_tree else draft_chain
         return grow(self, batch, levels, choice)
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Of forwards in which it reads prompts."""
+        states = getattr(self, "states", None)  # as wide as what it reads beside tokens
+        for graphs in filter(None, (runner.ragged_graph for runner in self.runners)):
+            for form in graphs.sizes.forms_of_prompts():
+                if form not in graphs.captured:
+                    yield partial(graphs.prepare, form, states)
 
     def foresee(self, batch: ScheduleBatch) -> list[int] | None:
         """The nodes of each request's next draft; None for sampled trees, some of whose nodes may

@@ -24,8 +24,8 @@ class RoundState:
     limits: Tensor  # int64 [num_rows], drafts that may stand in a round, even if all are right
     turn: Tensor  # int64 [1], which half of outcomes is this round's
     # int64 [2, B, at least 2 * K + 3], on the device or pinned: accepted, the target's tokens at
-    # K + 1 nodes, of trees the K nodes below the root, and how many drafts there were where the host
-    # cannot know that (accept_path)
+    # K + 1 nodes, of trees the K nodes below the root, and how many drafts there were where the
+    # host cannot know that (accept_path)
     outcomes: Tensor
 
     @classmethod

@@ -39,9 +39,9 @@ class TreeLimits:
     """What each request may have of its tree.
 
     nodes_B: int64, the most nodes, root included, at least 1. What lies so many levels deep counts
-    as never found: there are no paths of more nodes. depths_B: int64; of what was chosen, nodes that
-    lie deeper are left out, and those behind them move up; so are those without a token (below 0),
-    whose children have none.
+    as never found: there are no paths of more nodes. depths_B: int64; of what was chosen, nodes
+    that lie deeper are left out, and those behind them move up; so are those without a token (below
+    0), whose children have none.
     """
 
     topk: int  # children found of each node that was gone on with
@@ -77,9 +77,9 @@ def tree_build(
 
     roots_B: int64 [B]. found: no child outdoes its parent, nor stands before it, so that parents of
     what is chosen are chosen; none is deeper than num_steps. num_nodes: N, at least 2, and no more
-    than there are. limits: then found as Found.of has it; what is missing to N nodes has token 0 and
-    is its own parent, so that no path comes by it, and its depth is num_steps. Any device; one
-    Triton kernel on CUDA, or, as "sgl", which knows no limits, sglang-kernel's
+    than there are. limits: then found is as Found.of has it, and what is missing to N nodes has
+    token 0, depth num_steps, and itself as its parent: no path comes by it. Any device; one Triton
+    kernel on CUDA, or, as "sgl", which knows no limits, sglang-kernel's
     build_tree_kernel_efficient.
     """
     if backend == "sgl":

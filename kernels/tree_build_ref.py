@@ -39,9 +39,7 @@ def choose(roots_B: Tensor, found: Found, num_nodes: int) -> Chosen:
     )
 
 
-def choose_within(
-    roots_B: Tensor, found: Found, num_nodes: int, limits: TreeLimits
-) -> Chosen:
+def choose_within(roots_B: Tensor, found: Found, num_nodes: int, limits: TreeLimits) -> Chosen:
     batch_size, count = found.scores_BC.shape
     most_B = limits.nodes_B.clamp(max=num_nodes)
     found_B1 = limits.found_within(most_B - 1, count)[:, None]

@@ -103,9 +103,7 @@ def _tree_build_kernel(
         chosen = (mine < kept) & (ranks < most - 1)
         chosen &= tl.load(found_tokens_ptr + mine, mask=chosen, other=-1) >= 0
         # Whatever goes before one that stays, is no deeper and has a token, stays as well.
-        ranks = _ranks(
-            scores_ptr, found_tokens_ptr, candidates, kept, True, BLOCK_C, BLOCK_OTHERS
-        )
+        ranks = _ranks(scores_ptr, found_tokens_ptr, candidates, kept, True, BLOCK_C, BLOCK_OTHERS)
         candidates_ptr += request * nodes
         tl.store(candidates_ptr + ranks + 1, mine.to(tl.int64), mask=chosen)
         lacks = exists & (rows > tl.sum(chosen.to(tl.int32), 0))

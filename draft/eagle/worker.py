@@ -10,11 +10,12 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftEdits, DraftPicks, TreeDraws
+from specengine.core.draft_choosing import DraftEdits, DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.transfer import int64, sent
+from specengine.core.weighed_trees import TreeDraws
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specengine.core.columns import joined_columns, parted_columns
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.request import Req, ReqState
@@ -229,13 +230,11 @@ class ForwardBatch:
         """The one place where batch metadata crosses to the device, in one copy."""
         B, T = batch.batch_size, batch.num_tokens
         indptr = [0, *accumulate(batch.extend_lens)]
-        rows = batch.logits_rows or []
-        packed = torch.tensor(
-            [*batch.req_pool_indices, *batch.prefix_lens, *batch.extend_lens, *indptr, *rows],
-            dtype=torch.int64,
-        )
-        sizes = [B, B, B, B + 1, len(rows)]
-        slots, prefix, extend, qo_indptr, logits_rows = torch.split(sent(packed, device), sizes)
+        lens = batch.prefix_lens, batch.extend_lens
+        given = batch.req_pool_indices, *lens, indptr, batch.logits_rows or []
+        packed = torch.from_numpy(joined_columns(given))
+        columns = parted_columns(sent(packed, device), [len(one) for one in given])
+        slots, prefix, extend, qo_indptr, logits_rows = columns
         request_T = torch.repeat_interleave(torch.arange(B, device=device), extend, output_size=T)
         place_T = prefix[request_T] + torch.arange(T, device=device) - qo_indptr[request_T]
         out_cache_loc = req_to_token_pool.req_to_token[slots[request_T], place_T]

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specengine.kernels.tree_step import Drawn
-
 
 class DraftPicks(Protocol):
     """Chooses the drafts of chains, where they are not simply the best tokens."""
@@ -31,12 +29,3 @@ class DraftEdits(DraftPicks, Protocol):
     def take(self, logits_BV: Tensor, target_ids: Tensor | None) -> Tensor:
         best_B = self.apply(logits_BV, target_ids).argmax(-1)
         return best_B if target_ids is None else target_ids[best_B]
-
-
-class TreeDraws(Protocol):
-    """Draws the children of nodes, of requests whose trees are sampled."""
-
-    def take(self, logits_TV: Tensor, target_ids: Tensor | None) -> Drawn:
-        """Of each row. logits_TV: as many rows a request, in order: the root's, then of each level
-        in turn those that are gone on with. target_ids: as in DraftPicks.take."""
-        ...

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.choice_words import choice_words, top_k_of
+from specengine.core.columns import joined_columns, parted_columns
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
@@ -174,8 +175,8 @@ class Columns:
         """int64 and float64 tensors, views of one buffer."""
         if not self._arrays:
             return {}
-        flat = torch.from_numpy(np.concatenate([a.view(np.int64) for a in self._arrays.values()]))
-        parts = torch.split(sent(flat, device), [len(a) for a in self._arrays.values()])
+        flat = torch.from_numpy(joined_columns(a.view(np.int64) for a in self._arrays.values()))
+        parts = parted_columns(sent(flat, device), [len(a) for a in self._arrays.values()])
         return {
             name: part if array.dtype == np.int64 else part.view(torch.float64)
             for (name, array), part in zip(self._arrays.items(), parts, strict=True)

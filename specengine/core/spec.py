@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, RowBatch, ScheduleBatch
-    from specengine.core.draft_choosing import DraftEdits, DraftPicks, TreeDraws
+    from specengine.core.draft_choosing import DraftEdits, DraftPicks
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req, TokenLogprob
-    from specengine.kernels.tree_build import DraftTree, TreeLimits
+    from specengine.kernels.tree_build import DraftTree
 
 
 @dataclass
@@ -132,6 +132,15 @@ class EarlyDrafter(Protocol):
 
 
 @runtime_checkable
+class PreparingDrafter(Protocol):
+    """A drafter with graphs of its own, which nobody should wait for."""
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Each captures one graph that is not there yet; nothing may be in the air."""
+        ...
+
+
+@runtime_checkable
 class TextDrafter(Protocol):
     """A drafter that looks at the text of requests and at nothing else: `observe` may be left out,
     and rounds run on the device but for the drafting."""
@@ -228,26 +237,6 @@ class TreeRowDrafter(RowDrafter, Protocol):
     ) -> DraftTree:
         """num_steps: at least 1, and no node lies deeper. num_nodes: root included, where it is to
         be fewer than there are: the first, and best, of those."""
-        ...
-
-
-@runtime_checkable
-class WeighedTreeDrafter(TreeRowDrafter, Protocol):
-    """A TreeRowDrafter that drafts of a request what its `draft` would, whoever else is drafted
-    for: rules that weigh drafts need that."""
-
-    topk: int
-
-    def draft_limited_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        limits: TreeLimits,
-        edits: DraftEdits | None = None,
-        draws: TreeDraws | None = None,
-    ) -> DraftTree:
-        """As draft_tree_rows, of as many nodes as there may be; those that the limits leave out, or
-        for which no token was left, are their own parents. draws: of one that emits_probs."""
         ...
 
 

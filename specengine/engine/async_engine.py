@@ -129,7 +129,7 @@ class AsyncEngine:
                     self._commands.popleft()()
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
-                else:
+                elif not self._engine.use_idle_moment():
                     self._wake.wait()
         except Exception as error:
             logger.exception("the engine thread failed")

@@ -17,6 +17,7 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
+from specengine.engine.idle_captures import IdleCaptures
 from specengine.engine.round_form import Flight, Wish
 from specengine.engine.text_ahead import TextAhead
 from specengine.engine.text_study import TextStudy
@@ -53,6 +54,7 @@ class Flights:
         self.depths = depths
         self.overlaps = overlaps
         self.flight: Flight | None = None
+        self.idle_captures = IdleCaptures(graph_round, drafter)
         self.naps = Naps() if depths is not None and graph_round.may_sleep else None
         self._deepest = Decision(graph_round.steps[-1], "as deep as there are graphs", None)
         self._choice = self._deepest  # of the flight
@@ -96,6 +98,11 @@ class Flights:
         if self.graph_round.counters["captures"] != captures:
             # Capturing is no round's time.
             self._since, self._drafting, self._before = perf_counter(), 0.0, None
+
+    def prepare(self) -> bool:
+        """While there is no work, and nothing in the air: whether it may be called again."""
+        self._landed = None
+        return self.idle_captures.go_on()
 
     def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
         """Something else runs: the time until the next launch is no round's. prefill: the drafter

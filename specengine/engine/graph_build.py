@@ -14,12 +14,13 @@ from specengine.core.spec import (
     TextDrafter,
     TextTreeDrafter,
     TreeRowDrafter,
-    WeighedTreeDrafter,
 )
+from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
 from specengine.engine.adaptive.host_seconds import HostSeconds
+from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
@@ -51,13 +52,14 @@ def make_flights(
 
 
 def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) -> AdaptiveSteps:
-    """What rounds of a drafter on the device cost there is measured now, if no file tells; the time
-    of the host, and of drafts that it makes, is learned from the rounds."""
+    """What rounds cost on the device is measured now, if no file tells; the time of the host, and
+    of drafts that it makes, is learned from the rounds."""
     steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
     if isinstance(graph_round.drafter, HostDrafter):
         depths = AdaptiveSteps(steps, by_hand)
-        if costs is not None:
-            costs.start(depths.costs)
+        is_told = costs is not None and costs.start(depths.costs)
+        if isinstance(depths.costs, RunningCosts) and not is_told:
+            depths.costs.start_from(_measure(graph_round), is_learned=False)
         return depths
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
     table = _measure(graph_round) if costs is None else costs.read_or(lambda: _measure(graph_round))

@@ -45,7 +45,7 @@ class GraphRound:
 
     For chains. There is a graph for each batch size and each number of steps; none at all is plain
     decoding. The target's token at every node is the one that plain decoding chooses there, as in
-    MatchVerifier; graphs of all but greedy rounds are captured when first needed.
+    MatchVerifier; graphs of others than greedy rounds are captured later.
     """
 
     samples = True  # whether requests that sample fly
@@ -103,23 +103,22 @@ class GraphRound:
         return self.num_nodes
 
     def capture(self) -> None:
-        """Every form of greedy rounds, from large to small; and one that samples, so that its
-        kernels are compiled."""
+        """Every form of greedy rounds, from large to small; and one that samples."""
         start, memory = perf_counter(), self.runner.graph_memory
         used_before = memory.used
         with without_garbage_collection():
             for bs in memory.affordable(self.batch_sizes[::-1], "round graphs"):
-                for form in self._forms(bs, BEST):
+                for form in self.forms(bs, BEST):
                     self._capture(form)
             self.batch_sizes = sorted({form.batch_size for form in self.captured})
             if self.samples and not memory.is_spent:
-                with memory.measured():
-                    self._capture(self._forms(self.batch_sizes[0], self.choices.sampled)[-1])
+                form = Form(self.batch_sizes[0], self.steps[-1], self.choices.sampled)
+                self.graph(form, logging.DEBUG)
         took, used = perf_counter() - start, memory.used - used_before
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
         logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))
 
-    def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
+    def forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         forms = [Form(batch_size, steps, choosing) for steps in self.steps]
         return [*forms, Form(batch_size, 0, choosing, asleep=True)] if self.may_sleep else forms
 
@@ -147,12 +146,13 @@ class GraphRound:
             return RuledGraphs(parts, pool)
         return capture(parts.run, pool)[0]
 
-    def _graph(self, form: Form) -> RoundGraph:
+    def graph(self, form: Form, level: int = logging.INFO) -> RoundGraph:
+        """level: of what the log says of a capture, before which nothing may be in the air."""
         if form not in self.captured:
             start = perf_counter()
             with without_garbage_collection(), self.runner.graph_memory.measured():
                 self._capture(form)
-            logger.info("captured a round graph of %s in %.2f s", form, perf_counter() - start)
+            logger.log(level, "captured a round of %s in %.2f s", form, perf_counter() - start)
         return self.captured[form]
 
     def smaller_trees(self, batch_size: int) -> dict[int, list[int]]:
@@ -164,7 +164,7 @@ class GraphRound:
         self.rows.zero_()
         self._flown = []
         form = Form(batch_size, num_steps, BEST, self.may_sleep and num_steps == 0, num_nodes)
-        return least_seconds(self._graph(form), _TIMED)
+        return least_seconds(self.graph(form), _TIMED)
 
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
         """One round of the requests in these rows of the page table."""
@@ -207,7 +207,7 @@ class GraphRound:
 
     def has_graphs(self, reqs: list[Req]) -> bool:
         """Or memory for them."""
-        forms = self._forms(self._size(len(reqs)), self.choices.choosing_of(reqs))
+        forms = self.forms(self._size(len(reqs)), self.choices.choosing_of(reqs))
         needed = (one for one in forms if one.num_nodes is None)
         return not self.runner.graph_memory.is_spent or all(one in self.captured for one in needed)
 
@@ -257,7 +257,7 @@ class GraphRound:
         )
 
     def _fly(self, reqs: list[Req], wish: Wish, form: Form) -> Flight:
-        graph = self._graph(form)
+        graph = self.graph(form)
         rows = rows_of(reqs) + [0] * (form.batch_size - len(reqs))
         if not form.asleep:
             self.wake()

@@ -91,10 +91,10 @@ class GraphTreeRound(GraphRound):
     def has_slots(self, req: Req, count: int) -> bool:
         return req.reserved_len >= req.kv_len + count
 
-    def _forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
+    def forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         smaller = self.smaller_trees(batch_size).items()
         forms = [Form(batch_size, k, choosing, num_nodes=n) for k, found in smaller for n in found]
-        return [*forms, *super()._forms(batch_size, choosing)]
+        return [*forms, *super().forms(batch_size, choosing)]
 
     def _form(self, reqs: list[Req], wish: Wish) -> Form:
         """Of the whole tree where there is no graph of smaller ones, nor memory for it."""

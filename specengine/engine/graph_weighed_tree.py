@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.random_streams import Stream
-from specengine.core.spec import WeighedTreeDrafter
+from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.engine.graph_ruled import Drafted, RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
 from specengine.engine.graph_weighed import GraphWeighedRound

@@ -36,7 +36,8 @@ from specengine.engine.flights import Flights
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
+from specengine.engine.outgoing import Choice
+from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.round import SpeculativeRound
 from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
 from specengine.runner.worker import TpModelWorker
@@ -64,40 +65,6 @@ class EngineParts:
     grammars: GrammarCompiler
     fixed_depth: Decision  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
-
-
-@dataclass(eq=False)
-class Choice:
-    """One request on its way out: what has been handed to the caller so far."""
-
-    req: Req
-    rid: str  # the caller's; choices of one n > 1 request share it
-    index: int
-    detokenizer: Detokenizer
-    streams: bool  # hands tokens out as they come
-    num_sent: int = 0
-
-    def take_output(self) -> RequestOutput:
-        req, start = self.req, self.num_sent
-        self.num_sent = len(req.output_ids)
-        new = req.output_ids[start:]
-        delta = self.detokenizer.add(new, req.finish_reason)
-        return RequestOutput(
-            rid=self.rid,
-            index=self.index,
-            new_token_ids=new,
-            token_ids=req.output_ids,
-            text_delta=delta,
-            text=self.detokenizer.text,
-            finish_reason=req.finish_reason,
-            logprobs=req.logprobs[start:],
-            all_logprobs=req.logprobs,
-            prompt_logprobs=req.prompt_logprobs,
-            num_prompt_tokens=len(req.prompt_ids),
-            num_cached_tokens=req.prefix_hit_len,
-            spec=req.spec,
-            times=RequestTimes(req.arrival_time, req.first_token_time, req.finish_time),
-        )
 
 
 class Engine:
@@ -197,6 +164,15 @@ class Engine:
                 self._commit(batch.reqs, self._run(batch))
             self._release_drafts()
         return self._collect()
+
+    def use_idle_moment(self) -> bool:
+        """Where there is no work: whether there may be more to do than to wait for some."""
+        if self.flights is None:
+            return False
+        if self.flights.in_the_air:  # of requests that have ended
+            self.step()
+            return True
+        return self.flights.prepare()
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
         """Rounds that somebody looks at keep their depth."""

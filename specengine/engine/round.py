@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.columns import joined_columns, parted_columns
 from specengine.core.interfaces import KVPool, ReqToTokenTable
 from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
 from specengine.core.transfer import sent
@@ -76,9 +77,10 @@ def compact_kv(
     width = max(map(len, kv_keep))
     padded = [path + [0] * (width - len(path)) for path in kv_keep]
     rows = [cast(int, req.req_pool_idx) for req in batch.reqs]
-    values = [*rows, *batch.prefix_lens, *(len(path) - 1 for path in kv_keep), *chain(*padded)]
-    packed = sent(torch.tensor(values), table.req_to_token.device)
-    size = batch.batch_size
-    rows_B, lens_B, accepted_B, nodes = torch.split(packed, [size] * 3 + [size * width])
-    nodes_BW = nodes.view(size, width)
+    accepted = [len(path) - 1 for path in kv_keep]
+    given = rows, batch.prefix_lens, accepted, [*chain(*padded)]
+    packed = sent(torch.from_numpy(joined_columns(given)), table.req_to_token.device)
+    sizes = [len(one) for one in given]
+    rows_B, lens_B, accepted_B, nodes = parted_columns(packed, sizes)
+    nodes_BW = nodes.view(batch.batch_size, width)
     kv.keep_paths(KVPaths(table.req_to_token, rows_B, lens_B, nodes_BW, accepted_B))

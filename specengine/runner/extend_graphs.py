@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned
 from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
@@ -46,7 +47,7 @@ class Shape:
 
     @property
     def num_inputs(self) -> int:
-        return sum(self.input_sizes)
+        return columns_size(self.input_sizes)
 
     @property
     def input_sizes(self) -> list[int]:
@@ -83,7 +84,7 @@ class Inputs:
 
     @classmethod
     def of(cls, buffer: Tensor, shape: Shape) -> Inputs:
-        return cls(*torch.split(buffer[: shape.num_inputs], shape.input_sizes))
+        return cls(*parted_columns(buffer[: shape.num_inputs], shape.input_sizes))
 
     @staticmethod
     def values(batch: ModelWorkerBatch, shape: Shape) -> NDArray[np.int64]:
@@ -94,17 +95,16 @@ class Inputs:
         places = (prefixes - ends + counts).repeat(counts) + np.arange(batch.num_tokens)
         seq_lens = _filled(prefixes + counts, requests + 1, 0)
         seq_lens[requests] = spare
-        return np.concatenate(
+        starts = _filled(ends - counts, requests + 2, ends[-1])
+        starts[-1] = shape.tokens
+        return joined_columns(
             (
                 _filled(batch.input_ids.numpy(), shape.tokens, 0),
                 _filled(np.arange(len(counts)).repeat(counts), shape.tokens, requests),
-                places,
-                np.arange(spare),
+                np.concatenate((places, np.arange(spare))),
                 _filled(batch.req_pool_indices, requests + 1, 0),
                 seq_lens,
-                (0,),
-                _filled(ends, requests, ends[-1]),
-                (shape.tokens,),
+                starts,
                 _filled(batch.logits_rows or (), requests, 0),
             )
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
 from specengine.runner.graph_counters import count_fallback
 from specengine.runner.graph_guard import GraphGuard
@@ -113,8 +114,9 @@ class DecodeGraphRunner:
         self.counters: Counter[str] = Counter()  # captures, replays, fallbacks by reason
         largest = self.batch_sizes[-1]
         self.fill = runner.attn_backend.get_cuda_graph_seq_len_fill_value()
-        self.inputs = torch.zeros(3 * largest, dtype=torch.int64, device=runner.device)
-        self.staging = torch.zeros(3 * largest, dtype=torch.int64).pin_memory()
+        count = columns_size([largest] * 3)
+        self.inputs = torch.zeros(count, dtype=torch.int64, device=runner.device)
+        self.staging = torch.zeros(count, dtype=torch.int64).pin_memory()
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def capture(self) -> None:
@@ -158,7 +160,8 @@ class DecodeGraphRunner:
         return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
 
     def _fixed_batch(self, bs: int) -> ForwardBatch:
-        tokens, slots, seq_lens = self.inputs[: 3 * bs].view(3, bs)
+        sizes = [bs] * 3
+        tokens, slots, seq_lens = parted_columns(self.inputs[: columns_size(sizes)], sizes)
         seq_lens.fill_(self.fill)
         device = self.runner.device
         ones = torch.ones(bs, dtype=torch.int64, device=device)
@@ -206,18 +209,17 @@ class DecodeGraphRunner:
         bs = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
         captured = self.captured[bs]
         pad = bs - batch.batch_size
-        values = [
-            *batch.input_ids.tolist(),
-            *[0] * pad,
-            *batch.req_pool_indices,
-            *[0] * pad,
-            *[prefix + 1 for prefix in batch.prefix_lens],
-            *[self.fill] * pad,
-        ]
+        lens = [prefix + 1 for prefix in batch.prefix_lens]
+        given = (
+            [*batch.input_ids.tolist(), *[0] * pad],
+            [*batch.req_pool_indices, *[0] * pad],
+            [*lens, *[self.fill] * pad],
+        )
+        values = torch.from_numpy(joined_columns(given))
         # The copy of the step before may still read the pinned buffer.
         self.copied.synchronize()
-        self.staging[: 3 * bs] = torch.tensor(values, dtype=torch.int64)
-        self.inputs[: 3 * bs].copy_(self.staging[: 3 * bs], non_blocking=True)
+        self.staging[: len(values)] = values
+        self.inputs[: len(values)].copy_(self.staging[: len(values)], non_blocking=True)
         self.copied.record()
         captured.batch.prefix_lens_cpu = [*batch.prefix_lens, *[self.fill - 1] * pad]
         assert captured.batch.attn_plan is not None

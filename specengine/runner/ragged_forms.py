@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
+from specengine.core.columns import columns_size, joined_columns, parted_columns
 
 MAX_TOKENS = 1024  # beyond, a forward takes longer than its launches
 MOST_PROMPTS = 8  # requests of a forward over prompts
@@ -25,6 +25,7 @@ CROWD = 64  # likewise, of prompts of at most CROWD_WIDTH tokens
 CROWD_WIDTH = 256
 
 Ints = NDArray[np.int64]
+Logits = Literal["every", "none", "chosen"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Form:
     num_tokens: int
     width: int  # tokens of a request at most
     num_past: int | None  # of trees; None is chains
-    logits: Literal["every", "none", "chosen"]  # of which rows; chosen ones are num_requests
+    logits: Logits  # of which rows; chosen ones are num_requests
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,21 @@ class Sizes:
         count, requests = batch.num_tokens, batch.batch_size
         if not self.padding:
             return None
+        given = batch.forward_mode, _logits(batch)
         if requests <= MOST_PROMPTS and count <= max(self.prompts, default=0):
-            size = _at_least(self.prompts, count)
-            return Form(batch.forward_mode, MOST_PROMPTS + 1, size, size, None, _logits(batch))
+            return _of_few_prompts(_at_least(self.prompts, count), *given)
         widest = max(batch.extend_lens)
         if requests > CROWD or widest > CROWD_WIDTH or count > max(self.crowds, default=0):
             return None
-        size = _at_least(self.crowds, count)
-        spare = -(-size // CROWD_WIDTH)
-        return Form(batch.forward_mode, CROWD + spare, size, CROWD_WIDTH, None, _logits(batch))
+        return _of_a_crowd(_at_least(self.crowds, count), *given)
+
+    def forms_of_prompts(self) -> list[Form]:
+        """Those in which a drafter reads whole prompts, whose logits nobody wants."""
+        if not self.padding:
+            return []
+        mode = ForwardMode.DRAFT_EXTEND
+        few = (_of_few_prompts(size, mode, "none") for size in self.prompts)
+        return [*few, *(_of_a_crowd(size, mode, "none") for size in self.crowds)]
 
     def limits_of_parts(self, batch: ModelWorkerBatch) -> tuple[int, int] | None:
         """Tokens and requests that prompts are cut to which no graph holds at once; None of any
@@ -118,6 +125,15 @@ class Sizes:
         return size + -(-most_missing // width), steps[place]
 
 
+def _of_few_prompts(size: int, mode: ForwardMode, logits: Logits) -> Form:
+    return Form(mode, MOST_PROMPTS + 1, size, size, None, logits)
+
+
+def _of_a_crowd(size: int, mode: ForwardMode, logits: Logits) -> Form:
+    spare = -(-size // CROWD_WIDTH)
+    return Form(mode, CROWD + spare, size, CROWD_WIDTH, None, logits)
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Views of one buffer of integers, which crosses in one copy. N requests, T tokens."""
@@ -136,16 +152,16 @@ class Inputs:
 
     @classmethod
     def of(cls, buffer: Tensor, form: Form) -> Inputs:
-        return cls(*torch.split(buffer, _sizes(form)))
+        return cls(*parted_columns(buffer, _sizes(form)))
 
 
-def _logits(batch: ModelWorkerBatch) -> Literal["every", "none", "chosen"]:
+def _logits(batch: ModelWorkerBatch) -> Logits:
     rows = batch.logits_rows
     return "every" if rows is None else "chosen" if rows else "none"
 
 
 def num_inputs(form: Form) -> int:
-    return sum(_sizes(form))
+    return columns_size(_sizes(form))
 
 
 def _sizes(form: Form) -> list[int]:
@@ -170,7 +186,7 @@ def pack(batch: ModelWorkerBatch, tokens: Tensor, form: Form) -> Ints:
         _padded(_on_host(tokens), form.num_tokens),
         _padded(depths, form.num_tokens),
     ]
-    return np.concatenate(columns)
+    return joined_columns(columns)
 
 
 def _ints(values: list[int]) -> Ints:

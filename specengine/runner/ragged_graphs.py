@@ -134,11 +134,17 @@ class RaggedGraphRunner:
         """Run a batch of this form. The output views the graph's buffers: read it before the next
         replay. tokens: int64 [T], anywhere; features: [T, F], what a drafter's model takes in
         beside tokens; last_B: int64 [B] on the device, in place of each request's last one."""
+        captured = self.prepare(form, features)
+        self.load(captured, form, batch, tokens)
+        return self.launch(captured, batch, tokens, features, last_B), captured
+
+    @torch.inference_mode()
+    def prepare(self, form: Form, features: Tensor | None) -> CapturedForward:
+        """Capture it, where that has not been done. features: of any number of tokens."""
         captured = self.captured.get(form)
         if captured is None:
             captured = self.captured[form] = self._capture(form, features)
-        self.load(captured, form, batch, tokens)
-        return self.launch(captured, batch, tokens, features, last_B), captured
+        return captured
 
     def load(
         self, captured: CapturedForward, form: Form, batch: ModelWorkerBatch, tokens: Tensor

@@ -208,5 +208,17 @@ def test_a_table_is_where_learning_starts() -> None:
     assert costs.of(1, 4) == 5.0, "rounds go on teaching"
 
 
+def test_rounds_take_the_place_of_what_was_measured_without_a_host() -> None:
+    costs = RunningCosts()
+    costs.start_from(StepCosts({4: {0: 1.0, 2: 2.0}}), is_learned=False)
+    assert (costs.of(3, 0), costs.of(3, 1), costs.of(3, 2)) == (1.0, 1.5, 2.0)
+    assert not costs.is_given(3)
+    assert costs.table() is None, "nothing has run"
+    costs.record(3, 2, 6, 6.0)
+    assert (costs.of(3, 0), costs.of(3, 2)) == (1.0, 6.0)
+    costs.record(3, 2, 6, 4.0)
+    assert costs.of(3, 2) == 5.0, "beside the first of them"
+
+
 def test_buckets_are_powers_of_two() -> None:
     assert [bucket(size) for size in (1, 2, 3, 4, 5, 64, 65)] == [1, 2, 4, 4, 8, 64, 128]

@@ -231,7 +231,7 @@ def test_rounds_in_flight_count_where_their_graph_was_deep(
     flying.steps = [0, 1, 2, 3]
     for size in flying.batch_sizes:  # nobody follows into a graph that is not there yet
         for steps in flying.steps:
-            flying._graph(Form(size, steps))
+            flying.graph(Form(size, steps))
     parts = llm.engine.parts
     flights = Flights(flying, parts.drafter, parts.scheduler, AdaptiveSteps([0]), overlaps)
     llm.engine.flights = flights

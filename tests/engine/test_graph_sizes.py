@@ -154,7 +154,7 @@ def test_smaller_trees_have_graphs_where_nodes_cost(
     assert flying._form(reqs, wish).num_nodes == 8
     assert flying._form(reqs[:1], wish).num_nodes is None
     assert flying._form(reqs, Wish([1] * 3, num_nodes=8)).num_nodes is None
-    forms = {(one.num_steps, one.num_nodes) for one in flying._forms(4, Choosing())}
+    forms = {(one.num_steps, one.num_nodes) for one in flying.forms(4, Choosing())}
     assert forms == {(0, None), (1, None), (2, None), (3, None), (2, 4), (3, 4), (3, 8)}
     flying.runner.graph_memory.budget = 0
     assert flying._form(reqs, wish).num_nodes is None

@@ -55,7 +55,9 @@ def form_of(batch: ModelWorkerBatch, sizes: Sizes = SIZES) -> Form:
 def packed(batch: ModelWorkerBatch, form: Form) -> Inputs:
     values = torch.from_numpy(pack(batch, batch.input_ids, form))
     assert len(values) == num_inputs(form)
-    return Inputs.of(values, form)
+    inputs = Inputs.of(values, form)
+    assert not any(one.storage_offset() % 2 for one in vars(inputs).values())
+    return inputs
 
 
 def test_sizes_are_few() -> None:

@@ -17,6 +17,7 @@ import torch
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.errors import GraphInputError
 from specengine.core.sampling import SpecControl
+from specengine.core.spec import PreparingDrafter
 from specengine.draft import loop_graphs
 from specengine.draft.worker import DraftWorker
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
@@ -195,6 +196,37 @@ def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
             drafted, due = (x.completions[0].spec.num_draft_tokens for x in (found, expected))
             assert drafted == due
     assert counters["draft loop"]["replays"] > 8
+
+
+@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE", "MTP"])
+def test_prompts_find_graphs_that_were_captured_before(
+    name: str,
+    target: Path,
+    with_mtp: Path,
+    specs: dict[str, SpecConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (ragged_graphs, loop_graphs):
+        monkeypatch.setattr(module, "capture", capture)
+    folder = with_mtp if name == "MTP" else target
+    eager, replayed = (make(folder, specs[name], device="cpu") for _ in range(2))
+    counters = graphs_on_the_cpu(replayed)["draft"]
+    drafter = replayed.engine.drafter
+    assert isinstance(drafter, PreparingDrafter)
+    captures = [*drafter.captures()]
+    assert len(captures) >= 5
+    for prepare in captures:
+        prepare()
+    assert not [*drafter.captures()]
+    assert counters["captures"] == len(captures)
+    for count in (1, 4):
+        prompts, params = [one * 9 for one in PROMPTS[:count]], replace(GREEDY, max_tokens=1)
+        expected = eager.generate(prompts, params)
+        found = replayed.generate(prompts, params)
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert counters["replays"] > 1
+    assert counters["captures"] == len(captures)
+    assert tokens(replayed, [GREEDY] * 4) == tokens(eager, [GREEDY] * 4)
 
 
 @pytest.mark.parametrize(("name", "context"), [("EAGLE3", 60), ("EAGLE3", 140), ("STANDALONE", 64)])

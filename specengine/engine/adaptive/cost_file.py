@@ -91,11 +91,13 @@ class CostFile:
         self._keep(table, {_SECONDS: took})
         return table
 
-    def start(self, costs: Costs) -> None:
-        """From what earlier rounds have taught; rounds go on to teach."""
-        if isinstance(costs, RunningCosts) and self._table is not None:
-            costs.start_from(self._table)
-            logger.info("round costs: what was learned before, from %s", self.path)
+    def start(self, costs: Costs) -> bool:
+        """From what earlier rounds have taught; rounds go on to teach. Whether any have."""
+        if not isinstance(costs, RunningCosts) or self._table is None:
+            return False
+        costs.start_from(self._table)
+        logger.info("round costs: what was learned before, from %s", self.path)
+        return True
 
     def keep_learned(self, costs: RunningCosts) -> None:
         table = costs.table()

@@ -94,15 +94,17 @@ class RunningCosts:
         row = self._rows.get(bucket(batch_size))
         return row is not None and row.is_given
 
-    def start_from(self, table: StepCosts) -> None:
-        """One measurement each, that others come beside; nothing is settled."""
+    def start_from(self, table: StepCosts, is_learned: bool = True) -> None:
+        """Nothing is settled. is_learned: by rounds, so that others come beside each; else it
+        was measured without a host that drafts, and the first round of a kind takes its place."""
         for num_nodes, curves in ((None, table.seconds), *table.smaller_trees.items()):
             for size, curve in curves.items():
                 row = self._rows.setdefault(bucket(size), _Row())
-                row.is_given = True
+                row.is_given = is_learned
+                now = row.round if is_learned else -_STALE
                 for depth, seconds in curve.items():
                     place = row.curves.setdefault(num_nodes if depth else None, _Curve())
-                    place.record(_CELLS * depth, seconds, row.round)
+                    place.record(_CELLS * depth, seconds, now)
 
     def table(self) -> StepCosts | None:
         """What is known of batch sizes that have run for a while, at whole depths up to what was

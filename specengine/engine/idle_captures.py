@@ -1,0 +1,62 @@
+"""Graphs that are captured while nobody waits for anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
+
+from specengine.core.spec import Drafter, PreparingDrafter
+from specengine.engine.graph_round import GraphRound
+
+logger = logging.getLogger(__name__)
+
+Capture = Callable[[], object]
+
+
+class IdleCaptures:
+    """The first requests of a server would wait for these one by one: forwards in which the drafter
+    reads prompts; and rounds in which somebody samples, which a start has one of. Small ones come
+    first, as they do with whoever asks first. What requests seldom want (edits, logprobs, grammars)
+    is captured when they do."""
+
+    def __init__(self, graph_round: GraphRound, drafter: Drafter) -> None:
+        self.graph_round = graph_round
+        self.drafter = drafter
+        self._left: Iterator[Capture] | None = None
+        self._count, self._seconds = 0, 0.0
+
+    def go_on(self) -> bool:
+        """Capture one; nothing may be in the air. False: there is nothing left to do."""
+        if self._left is None:
+            self._left = self._captures()
+        if self.graph_round.runner.graph_memory.is_spent:
+            self._left = iter(())
+        capture = next(self._left, None)
+        if capture is None:
+            self._tell()
+            return False
+        start = perf_counter()
+        try:
+            capture()
+        except RuntimeError as error:
+            # Not tried again: who needs one of these, and has no other, is told why.
+            logger.warning("no more graphs are captured while idle: %s", error)
+            self._left = iter(())
+        self._count, self._seconds = self._count + 1, self._seconds + perf_counter() - start
+        return True
+
+    def _captures(self) -> Iterator[Capture]:
+        if isinstance(self.drafter, PreparingDrafter):
+            yield from self.drafter.captures()
+        flying = self.graph_round
+        for batch_size in flying.batch_sizes if flying.samples else ():
+            for form in flying.forms(batch_size, flying.choices.sampled):
+                if form not in flying.captured:
+                    yield partial(flying.graph, form, logging.DEBUG)
+
+    def _tell(self) -> None:
+        if self._count:
+            logger.info("captured %d graphs while idle, %.1f s of it", self._count, self._seconds)
+        self._count, self._seconds = 0, 0.0
