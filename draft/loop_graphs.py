@@ -23,7 +23,7 @@ from specengine.core.spec import (
 )
 from specengine.core.transfer import pinned
 from specengine.core.weighed_trees import WeighedTreeDrafter
-from specengine.draft.row_edits import RowEdits
+from specengine.draft.row_edits import RowEdits, is_exact
 from specengine.kernels.tree_build import TreeLimits
 from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback
 from specengine.runner.graph_guard import GraphGuard
@@ -104,13 +104,16 @@ class DraftLoops:
         batch_sizes: tuple[int, ...],
         padding: bool,
         counters: Counter[str],
+        weighed: bool = False,
     ) -> None:
-        """batch_sizes: ascending. padding: let a larger graph serve a batch."""
+        """batch_sizes: ascending. padding: let a larger graph serve a batch. weighed: what a seed
+        says follows from drafts, where somebody samples."""
         self.drafter = drafter
         self.runner = drafter.runner
         self.batch_sizes = batch_sizes
         self.padding = padding
         self.counters = counters
+        self.weighed = weighed
         self.draws_trees = draws_trees(drafter)
         # Asked once: a protocol is looked at in 20 us, which each round would wait for.
         self._hesitant = drafter if isinstance(drafter, HesitantRowDrafter) else None
@@ -141,7 +144,9 @@ class DraftLoops:
             return "batch larger than any captured"
         if not self.padding and batch.batch_size not in self.batch_sizes:
             return "batch size not captured, padding off"
-        edited = batch.sampling.edits is not None
+        sampling, edited = batch.sampling, batch.sampling.edits is not None
+        if self.weighed and not sampling.all_greedy and not is_exact(sampling):
+            return "edits that follow drafts, with a verifier that weighs those"
         drafter = self._hesitant
         if drafter is not None and not all(map(drafter.is_ready, batch.reqs)):
             return "a request that the drafter has seen too little of"

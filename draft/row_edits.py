@@ -48,6 +48,13 @@ class RowEdits(DraftEdits):
         return scaled_TV + shift_TV
 
 
+def is_exact(sampling: SamplingBatch) -> bool:
+    """Whether RowEdits' drafts are bound to be DraftChoice's: nobody's edits look at more than the
+    token."""
+    edits = sampling.edits
+    return edits is None or (edits.penalties is None and edits.min_tokens is None)
+
+
 def _dense(sampling: SamplingBatch, edits: LogitEdits) -> tuple[Tensor, Tensor]:
     """Scale and shift, [B, V]."""
     slots_B = edits.slots

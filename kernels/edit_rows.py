@@ -60,7 +60,8 @@ def edit_rows_(
         logits = logits - frequency * count - presence * (count > 0)
         where the position lies below held_until: logits of tokens that end the request = -inf
 
-    logits_RV: float32, contiguous, R = B * N. Any device; Triton on CUDA.
+    logits_RV: float32, contiguous, R = B * N; of chains also R = B, of the last node alone. Any
+    device; Triton on CUDA.
     """
     if use_triton(backend, logits_RV):
         from specengine.kernels import edit_rows_triton

@@ -15,9 +15,10 @@ def edit_rows_(logits_RV: Tensor, tables: EditTables, drafted: Drafted) -> Tenso
     from specengine.kernels.edit_rows import ENDS, FREQUENCY, IN_PROMPT, PRESENCE, REPETITION
 
     nodes = drafted.tokens_BN.shape[1]
-    slots_R = tables.slots[drafted.rows_B].repeat_interleave(nodes)
+    each = len(logits_RV) // len(drafted.rows_B)  # rows of a request, those of its last nodes
+    slots_R = tables.slots[drafted.rows_B].repeat_interleave(each)
     counts = tables.counts[slots_R]
-    counts.scatter_add_(1, *_above(drafted, counts.dtype))
+    counts.scatter_add_(1, *_above(drafted, each, counts.dtype))
     flags = tables.flags[slots_R]
     frequency, presence, repetition = (
         tables.penalties[slots_R, index, None] for index in (FREQUENCY, PRESENCE, REPETITION)
@@ -29,23 +30,24 @@ def edit_rows_(logits_RV: Tensor, tables: EditTables, drafted: Drafted) -> Tenso
     edited = edited - frequency * counts - presence * generated
     depths_R = drafted.depths_R
     if depths_R is None:
-        depths_R = torch.arange(len(slots_R), device=slots_R.device) % nodes
-    position_R = drafted.starts_B.repeat_interleave(nodes) + depths_R
+        depths_R = torch.arange(len(slots_R), device=slots_R.device) % each + nodes - each
+    position_R = drafted.starts_B.repeat_interleave(each) + depths_R
     is_held = (position_R < tables.held_until[slots_R])[:, None]
     edited = edited.masked_fill(is_held & (flags & ENDS > 0), float("-inf"))
     return logits_RV.copy_(edited.where((slots_R > 0)[:, None], logits_RV))
 
 
-def _above(drafted: Drafted, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Tokens of all nodes of the request of each row, and 1 where they count: [R, N] each."""
+def _above(drafted: Drafted, each: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tokens of all nodes of the request of each row, and 1 where they count: [R, N] both. each:
+    rows of a request."""
     size, nodes = drafted.tokens_BN.shape
     mask = drafted.mask_BNN
     if mask is None:
         ones = torch.ones(nodes, nodes, dtype=torch.bool, device=drafted.tokens_BN.device)
         mask = ones.tril().expand(size, -1, -1)
     below_root = torch.arange(nodes, device=mask.device) > 0
-    on_path = (mask & below_root).reshape(size * nodes, nodes)
-    return drafted.tokens_BN.repeat_interleave(nodes, dim=0), on_path.to(dtype)
+    on_path = (mask & below_root)[:, nodes - each :].reshape(size * each, nodes)
+    return drafted.tokens_BN.repeat_interleave(each, dim=0), on_path.to(dtype)
 
 
 def count_tokens_(tables: EditTables, rows_B: Tensor, tokens_BN: Tensor, last_B: Tensor) -> None:

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 _BLOCK = 2048
 
 
-@triton.jit(do_not_specialize=["nodes"])
+@triton.jit(do_not_specialize=["nodes", "each"])
 def _edit_rows_kernel(
     logits_ptr, slots_ptr, penalties_ptr, held_until_ptr, bias_ptr, counts_ptr, flags_ptr,
-    rows_ptr, starts_ptr, tokens_ptr, depths_ptr, mask_ptr, vocab, nodes,
+    rows_ptr, starts_ptr, tokens_ptr, depths_ptr, mask_ptr, vocab, nodes, each,
     HAS_DEPTHS: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """each: rows of a request, those of its last nodes."""
     row = tl.program_id(0).to(tl.int64)
-    request, node = row // nodes, row % nodes
+    request, node = row // each, row % each + nodes - each
     slot = tl.load(slots_ptr + tl.load(rows_ptr + request))
     if slot > 0:
         place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -71,6 +72,7 @@ def edit_rows_(logits_RV: Tensor, tables: EditTables, drafted: Drafted) -> Tenso
         drafted.rows_B if drafted.mask_BNN is None else drafted.mask_BNN,
         vocab,
         drafted.tokens_BN.shape[1],
+        rows // len(drafted.rows_B),
         HAS_DEPTHS=drafted.depths_R is not None,
         HAS_MASK=drafted.mask_BNN is not None,
         BLOCK=block,

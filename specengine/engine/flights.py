@@ -71,7 +71,8 @@ class Flights:
         if self._reads_text and isinstance(drafter, TextDrafter):
             self._study = TextStudy(drafter)
         if self._reads_text and overlaps and isinstance(drafter, AheadDrafter):
-            self._ahead = TextAhead(drafter, scheduler) if drafter.drafts_ahead else None
+            ahead = TextAhead(drafter, scheduler, graph_round.choices.weighs)
+            self._ahead = ahead if drafter.drafts_ahead else None
 
     @property
     def _reads_text(self) -> bool:

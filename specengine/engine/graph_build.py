@@ -113,26 +113,33 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
 
 def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRound:
     """Of the kind that its drafts and their verifier ask for. given: as to GraphRound."""
-    rule = None if isinstance(drafter, HostDrafter) else weigher(parts)
-    draws = parts.drafter.emits_probs
+    rule, draws = weigher(parts), parts.drafter.emits_probs
     if rule is not None and parts.drafter.proposes_tree:
         return GraphWeighedTreeRound(rule, draws, parts.worker, drafter, *given)
     if rule is not None:
         return GraphWeighedRound(rule, draws, parts.worker, drafter, *given)
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
     graph_round = (GraphTreeRound if is_tree else GraphRound)(parts.worker, drafter, *given)
-    graph_round.samples = not getattr(parts.verifier, "follows_drafts", True)
+    graph_round.samples = not getattr(parts.verifier, "follows_drafts", True) or _matches(parts)
     return graph_round
 
 
 def weigher(parts: EngineParts) -> SampledVerifier | None:
     """The rule for what the engine's drafter drafts, if it weighs that and a graph can hold it."""
     verifier, drafter = parts.verifier, parts.drafter
-    if not isinstance(verifier, SampledVerifier):
+    if not isinstance(verifier, SampledVerifier) or _matches(parts):
         return None
     if drafter.proposes_tree and not isinstance(drafter, WeighedTreeDrafter):
         return None
     return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
+
+
+def _matches(parts: EngineParts) -> bool:
+    """Whether a verifier that could weigh drafts has none to weigh, and so matches them."""
+    verifier = parts.verifier
+    if not isinstance(verifier, SampledVerifier):
+        return False
+    return verifier.needs_draft_probs and not parts.drafter.emits_probs
 
 
 def _row_drafter(

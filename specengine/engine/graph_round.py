@@ -10,14 +10,15 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch, ScheduleBatch
-from specengine.core.draft_choosing import DraftEdits
+from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import RowDrafter, SleepyRowDrafter, VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.graph_ruled import RoundParts, RuledGraphs
+from specengine.engine.graph_ruled import RoundParts, RuledGraphs, Seen
 from specengine.engine.grounds import find_ground, if_hesitant
+from specengine.engine.node_logits import node_logits
 from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
 from specengine.engine.row_choices import BEST, Choosing, RowChoices, rows_of
 from specengine.engine.row_logprobs import RowLogprobs
@@ -174,23 +175,19 @@ class GraphRound:
         """The requests as the round before has left them; it is this round's turn from here on."""
         return RowBatch(rows_B, *begin_round(self.state, rows_B))
 
-    def draft_edits(self, rows: RowBatch, choosing: Choosing) -> DraftEdits | None:
-        return self.choices.edits.for_drafts(rows) if choosing.edits else None
+    def picks(self, rows: RowBatch, form: Form) -> DraftPicks | None:
+        """How chains are drafted; None: of the best tokens."""
+        return self.choices.edited_best(rows) if form.choosing.edits else None
 
-    def choose(
-        self, hidden_TH: Tensor, batch: ForwardBatch, rows: RowBatch, choosing: Choosing
-    ) -> RowsOutput:
-        """The target's tokens, as requests want them chosen. hidden_TH: what the model gives."""
-        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
+    def choose(self, seen: Seen, rows: RowBatch, choosing: Choosing) -> RowsOutput:
+        """The target's tokens, as requests want them chosen."""
+        hidden_TH, features = seen.hidden_TH, seen.features()
         if choosing == BEST:
             return RowsOutput(self.runner.model.best_tokens(hidden_TH), hidden_TH, features)
-        logits_TV = self.runner.model.compute_logits(hidden_TH)
-        raw_TV = logits_TV.clone() if choosing.logprobs else None
-        if choosing.masks:
-            logits_TV = self.masks.apply(logits_TV)
-        tokens_T = self.choices.tokens(logits_TV, rows, batch, choosing)
-        if raw_TV is not None:
-            self.logprobs.take(raw_TV, tokens_T)
+        logits = node_logits(self, seen, rows, choosing)
+        tokens_T = self.choices.tokens(logits.edited_TV, rows, seen.batch)
+        if logits.raw_TV is not None:
+            self.logprobs.take(logits.raw_TV, tokens_T)
         return RowsOutput(tokens_T, hidden_TH, features)
 
     def accept(self, rows: RowBatch, chosen_BN: Tensor, drafts_BK: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.request import Req
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.round_form import Form
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 class Drafted:
     rows: RowBatch
     drafts_BK: Tensor
+    picks: DraftPicks | None = None  # by which they were drafted
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class Seen:
 
     batch: ForwardBatch
     hidden_TH: Tensor
+
+    def features(self) -> Tensor | None:
+        """Of the captured layers, for drafters that want them."""
+        return torch.cat(self.batch.captured, dim=-1) if self.batch.captured else None
 
 
 class RoundParts:
@@ -52,10 +58,11 @@ class RoundParts:
 
     @torch.inference_mode()
     def draft(self) -> None:
-        rows = self.graph_round.begin(self.rows_B)
         flying, form = self.graph_round, self.form
-        edits = flying.draft_edits(rows, form.choosing)
-        self.drafted = Drafted(rows, flying.drafter.draft_rows(rows, form.num_steps, edits))
+        rows = flying.begin(self.rows_B)
+        picks = flying.picks(rows, form)
+        drafts_BK = flying.drafter.draft_rows(rows, form.num_steps, picks)
+        self.drafted = Drafted(rows, drafts_BK, picks)
 
     @torch.inference_mode()
     def look(self) -> None:
@@ -71,7 +78,7 @@ class RoundParts:
     @torch.inference_mode()
     def decide(self) -> None:
         flying, choosing, rows = self.graph_round, self.form.choosing, self.drafted.rows
-        output = flying.choose(self.seen.hidden_TH, self.seen.batch, rows, choosing)
+        output = flying.choose(self.seen, rows, choosing)
         chosen_BN = output.best.view(len(self.rows_B), -1)
         accepted_B = flying.accept(rows, chosen_BN, self.drafted.drafts_BK)
         flying.choices.count(rows, chosen_BN, accepted_B, choosing)
@@ -88,6 +95,10 @@ class RoundParts:
         above = list(range(-1, self.form.num_steps))
         drafts = shown[: len(reqs)].tolist()
         return [HostTree([r.last_token, *run], above) for r, run in zip(reqs, drafts, strict=True)]
+
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> None:
+        """The device what the decision needs of the host. trees: what was drafted."""
+        self.graph_round.masks.send(reqs, trees)
 
 
 class RuledGraphs:
@@ -116,5 +127,5 @@ class RuledGraphs:
         after the tokens that the round starts from."""
         if self.parts.form.num_steps:
             self._drafted.synchronize()
-        self.parts.graph_round.masks.send(reqs, self.parts.trees(self._shown, reqs))
+        self.parts.tell(reqs, self.parts.trees(self._shown, reqs))
         self._decide.replay()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch, Tree
+from specengine.core.draft_choosing import DraftEdits
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import TreeRowDrafter, VerifyResult
@@ -54,10 +55,13 @@ class GraphTreeRound(GraphRound):
         if form.choosing.logprobs:
             self.logprobs.keep(paths.rows_T)
         self.choices.count(rows, paths.tokens_BW, paths.accepted_B, form.choosing)
-        self.observe(rows, output.hidden, output.features, paths)
+        self.observe(rows, output, paths)
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return (TreeParts if form.num_steps else RoundParts)(self, rows_B, form)
+
+    def draft_edits(self, rows: RowBatch, choosing: Choosing) -> DraftEdits | None:
+        return self.choices.edits.for_trees(rows) if choosing.edits else None
 
     def batch_of(self, rows: RowBatch, tree: DraftTree) -> ForwardBatch:
         """The verification."""
@@ -72,16 +76,10 @@ class GraphTreeRound(GraphRound):
         given = rows.rows_B, chosen_BN, tree, num_steps, self.table.shape[1], self.simulated
         return accept_tree(self.state, *given)
 
-    def observe(
-        self, rows: RowBatch, hidden_TH: Tensor, features_TF: Tensor | None, paths: AcceptedPaths
-    ) -> None:
-        """Keep what stands of a verification that gave these, and show it to the drafter."""
+    def observe(self, rows: RowBatch, output: RowsOutput, paths: AcceptedPaths) -> None:
+        """Keep what stands of all nodes, and show it to the drafter."""
         self.keep(rows, paths)
-        tokens_T, hidden_TH = paths.tokens_BW.flatten(), hidden_TH.index_select(0, paths.rows_T)
-        if features_TF is not None:
-            features_TF = features_TF.index_select(0, paths.rows_T)
-        output = RowsOutput(tokens_T, hidden_TH, features_TF)
-        self.drafter.observe_rows(rows, output, paths.tokens_BW, paths.accepted_B)
+        self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
     def keep(self, rows: RowBatch, paths: AcceptedPaths) -> None:
         """The target's KV of the accepted paths, as if they had been chains."""
@@ -157,7 +155,7 @@ class TreeParts(RoundParts):
     @torch.inference_mode()
     def decide(self) -> None:
         flying, choosing, rows = self.graph_round, self.form.choosing, self.drafted.rows
-        output = flying.choose(self.seen.hidden_TH, self.seen.batch, rows, choosing)
+        output = flying.choose(self.seen, rows, choosing)
         flying.go_on(rows, output, self.tree, self.form)
 
     @property
@@ -167,3 +165,12 @@ class TreeParts(RoundParts):
     def trees(self, shown: Tensor, reqs: list[Req]) -> list[HostTree]:
         tokens, parents = shown[:, : len(reqs)].tolist()
         return [HostTree(*pair) for pair in zip(tokens, parents, strict=True)]
+
+
+def _of_paths(output: RowsOutput, paths: AcceptedPaths) -> RowsOutput:
+    """Of all nodes' rows those on the accepted paths."""
+    features = None
+    if output.features is not None:
+        features = output.features.index_select(0, paths.rows_T)
+    hidden = output.hidden.index_select(0, paths.rows_T)
+    return RowsOutput(paths.tokens_BW.flatten(), hidden, features)

@@ -9,12 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.batch import RowBatch
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import RowsOutput
 from specengine.core.random_streams import Stream
+from specengine.core.request import Req
+from specengine.core.transfer import pinned
+from specengine.engine.draft_nodes import HostTree
+from specengine.engine.grammar.drafts import count_kept
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_ruled import Drafted, RoundParts
-from specengine.engine.round_form import Form
+from specengine.engine.host_drafts import HostDrafter
+from specengine.engine.node_logits import node_logits
+from specengine.engine.round_form import Flight, Form, Wish
+from specengine.engine.row_choices import Choosing
 from specengine.engine.row_draws import RowDraws
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound, row_sums
 from specengine.kernels.sample_rows import SEED, SHIFT, TEMPERATURE, Places
@@ -48,9 +56,9 @@ class GraphWeighedRound(GraphRound):
     rounds of greedy requests alone are matched, as no rule accepts more.
 
     What a seed says follows from the drafts here, and from how many there are. So whatever the host
-    would not draft does not exist for the rule: what lies past a request's limit, or past the last
-    token but one that it may still say. Drafts are drawn, weighed and judged by the numbers that
-    DraftChoice and SampledVerifier take.
+    would not draft does not exist for the rule: what lies past a request's limit, past the last
+    token but one that it may still say, past what its text gave, or past what its grammar allows.
+    Drafts are drawn, weighed and judged by the numbers that DraftChoice and SampledVerifier take.
     """
 
     def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
@@ -61,38 +69,44 @@ class GraphWeighedRound(GraphRound):
         self.choices.weighs = True
         largest, device = self.batch_sizes[-1], self.runner.device
         self.chains = {n: ChainShape.of(largest, n + 1, device) for n in self.steps}
+        self.reads_text = isinstance(self.drafter, HostDrafter)
+        # int64 [B], of each request of a round: drafts that the host has made, and those that
+        # grammars leave; read where there is such a drafter, or a grammar.
+        counts = torch.zeros(2, largest, dtype=torch.int64, device=device)
+        self.num_drafted, self.num_allowed = counts
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         weighs = form.choosing.weighs and form.num_steps
         return (WeighedParts if weighs else RoundParts)(self, rows_B, form)
 
-    def new_draws(self, rows: RowBatch, num_steps: int) -> RowDraws | None:
-        """Of one round; None where all drafts are the best tokens."""
-        if not self.draws:
-            return None
-        vocab_size, keeps = self.runner.model.vocab_size, self.verifier.needs_draft_probs
-        return RowDraws(rows, self.choices.table, num_steps + 1, vocab_size, keeps)
+    def picks(self, rows: RowBatch, form: Form) -> DraftPicks | None:
+        choosing = form.choosing
+        if not (self.draws and choosing.weighs and form.num_steps):
+            return super().picks(rows, form)
+        edits = self.choices.edits.for_chains(rows) if choosing.edits else None
+        keeps = self.verifier.needs_draft_probs
+        given = rows, self.choices.table, form.num_steps + 1, self.choices.vocab_size
+        return RowDraws(*given, keeps, edits)
 
-    def target_weights(self, hidden_TH: Tensor, rows: RowBatch, num_nodes: int) -> Tensor:
-        """float32 [T, V], what plain decoding samples from after each node; all on the best token
-        for greedy requests."""
-        weights_TV = self.runner.model.compute_logits(hidden_TH)
-        places = Places(rows.rows_B, rows.lens_B, num_nodes)
-        weigh_rows(weights_TV, self.choices.table, places, int(Stream.SAMPLE))
-        return weights_TV
+    def target_weights(self, logits_TV: Tensor, rows: RowBatch) -> Tensor:
+        """float32 [T, V], written over edited logits: what plain decoding samples from after each
+        node; all on the best token for greedy requests."""
+        places = Places(rows.rows_B, rows.lens_B, len(logits_TV) // len(rows.rows_B))
+        weigh_rows(logits_TV, self.choices.table, places, int(Stream.SAMPLE))
+        return logits_TV
 
     def sampled_round(
-        self, rows: RowBatch, drafts_BK: Tensor, weights_TV: Tensor, draft_BNV: Tensor | None
+        self, drafted: Drafted, weights_TV: Tensor, choosing: Choosing
     ) -> SampledRound:
-        """What RoundProbs.of makes on the host. draft_BNV: float32, what drafts were drawn from."""
-        chain = self.chain_of(drafts_BK)
-        lacks_BN = chain.nodes_BN > self.levels(rows)[:, None]
-        tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
+        """What RoundProbs.of makes on the host."""
+        rows, picks, chain = drafted.rows, drafted.picks, self.chain_of(drafted.drafts_BK)
+        lacks_BN = chain.nodes_BN > self.levels(rows, choosing)[:, None]
+        tokens_BN = torch.cat([rows.roots_B[:, None], drafted.drafts_BK], dim=1)
         temperatures = self.choices.table.column(TEMPERATURE)
         return SampledRound(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
-            draft_BNV=draft_BNV,
+            draft_BNV=picks.weights_BNV if isinstance(picks, RowDraws) else None,
             tokens_BN=tokens_BN.masked_fill(lacks_BN, 0),
             parents_BN=chain.parents_BN.masked_fill(lacks_BN, 0),
             exists_BN=~lacks_BN,
@@ -105,13 +119,34 @@ class GraphWeighedRound(GraphRound):
         batch_size, num_steps = drafts_BK.shape
         return self.chains[num_steps].first(batch_size)
 
-    def levels(self, rows: RowBatch) -> Tensor:
+    def levels(self, rows: RowBatch, choosing: Choosing) -> Tensor:
         """int64 [B], as DraftWorker.levels and limits of requests have it on the host: what is
         drafted and the token behind it must not go past the request's end. A request that has ended
-        may be a round late in leaving, and drafts nothing."""
+        may be a round late in leaving, and drafts nothing. Of these what the host tells of."""
         ends_B = self.choices.ends.index_select(0, rows.rows_B)
         limits_B = self.state.limits.index_select(0, rows.rows_B)
-        return limits_B.minimum(ends_B - rows.lens_B - 2).clamp(min=0)
+        levels_B = limits_B.minimum(ends_B - rows.lens_B - 2).clamp(min=0)
+        if self.reads_text:
+            levels_B = levels_B.minimum(self.num_drafted[: len(levels_B)])
+        return levels_B.minimum(self.num_allowed[: len(levels_B)]) if choosing.masks else levels_B
+
+    def _fly(self, reqs: list[Req], wish: Wish, form: Form) -> Flight:
+        if self.reads_text and form.choosing.weighs and form.num_steps:
+            self._tell(self.num_drafted, wish.num_drafted)
+        return super()._fly(reqs, wish, form)
+
+    def tell_allowed(self, reqs: list[Req], trees: list[HostTree]) -> None:
+        """What `constrain` leaves of drafts: of those that were drawn, the first that a grammar
+        forbids as well, which the rule must see."""
+        counts = [
+            count_kept(req, tree, keeps_rejected=self.draws) - 1
+            for req, tree in zip(reqs, trees, strict=True)
+        ]
+        self._tell(self.num_allowed, counts)
+
+    def _tell(self, counts_B: Tensor, counts: list[int]) -> None:
+        moved = pinned(torch.tensor(counts), counts_B.device)
+        counts_B[: len(counts)].copy_(moved, non_blocking=True)
 
     def numbers(self, rows: RowBatch) -> Draws:
         """What the uniforms of a round are keyed by."""
@@ -128,30 +163,29 @@ class WeighedParts(RoundParts):
     """Of drafts that are weighed."""
 
     graph_round: GraphWeighedRound
-    draws: RowDraws | None  # left behind by the drafting
-
-    @torch.inference_mode()
-    def draft(self) -> None:
-        flying, num_steps = self.graph_round, self.form.num_steps
-        rows = flying.begin(self.rows_B)
-        self.draws = flying.new_draws(rows, num_steps)
-        self.drafted = Drafted(rows, flying.drafter.draft_rows(rows, num_steps, self.draws))
 
     @torch.inference_mode()
     def decide(self) -> None:
-        flying, rows, drafts_BK = self.graph_round, self.drafted.rows, self.drafted.drafts_BK
-        hidden_TH, num_nodes = self.seen.hidden_TH, self.form.num_steps + 1
-        weights_TV = flying.target_weights(hidden_TH, rows, num_nodes)
-        draft_BNV = None if self.draws is None else self.draws.weights_BNV
-        drafts = flying.sampled_round(rows, drafts_BK, weights_TV, draft_BNV)
+        flying, choosing = self.graph_round, self.form.choosing
+        rows, drafts_BK = self.drafted.rows, self.drafted.drafts_BK
+        logits = node_logits(flying, self.seen, rows, choosing)
+        weights_TV = flying.target_weights(logits.edited_TV, rows)
+        drafts = flying.sampled_round(self.drafted, weights_TV, choosing)
         found = flying.judge(drafts, flying.numbers(rows))
         said_BN = said(drafts_BK, found)
         # A draft past the path's end may be what follows it, too: it is not to be counted.
         nodes_BK = flying.chain_of(drafts_BK).nodes_BN[:, 1:]
         standing_BK = drafts_BK.masked_fill(nodes_BK > found.ends_B[:, None], -1)
         accepted_B = flying.accept(rows, said_BN, standing_BK)
-        output = RowsOutput(said_BN.flatten(), hidden_TH, _features(self.seen.batch))
+        flying.choices.count(rows, said_BN, accepted_B, choosing)
+        output = RowsOutput(said_BN.flatten(), self.seen.hidden_TH, self.seen.features())
+        if logits.raw_TV is not None:
+            flying.logprobs.take(logits.raw_TV, output.best)
         flying.drafter.observe_rows(rows, output, said_BN, accepted_B)
+
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> None:
+        super().tell(reqs, trees)
+        self.graph_round.tell_allowed(reqs, trees)
 
 
 def said(drafts_BK: Tensor, found: Accepted) -> Tensor:
@@ -159,7 +193,3 @@ def said(drafts_BK: Tensor, found: Accepted) -> Tensor:
     are tokens that exist."""
     said_BN = torch.cat([drafts_BK, found.tokens_B[:, None]], dim=1)
     return said_BN.scatter(1, found.ends_B[:, None], found.tokens_B[:, None])
-
-
-def _features(batch: ForwardBatch) -> Tensor | None:
-    return torch.cat(batch.captured, dim=-1) if batch.captured else None

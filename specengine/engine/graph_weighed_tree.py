@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
-from specengine.core.random_streams import Stream
+from specengine.core.interfaces import RowsOutput
 from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.engine.graph_ruled import Drafted, RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
@@ -19,9 +19,8 @@ from specengine.engine.row_choices import Choosing
 from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import SampledRound, row_sums
-from specengine.kernels.sample_rows import TEMPERATURE, Places
+from specengine.kernels.sample_rows import TEMPERATURE
 from specengine.kernels.tree_build import DraftTree, TreeLimits
-from specengine.kernels.weigh_rows import weigh_rows
 from specengine.runner.graph_counters import count_fallback
 from specengine.target.verify.sampled import SampledVerifier
 
@@ -87,15 +86,6 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
         vocab_size, keeps = self.runner.model.vocab_size, self.verifier.needs_draft_probs
         return RowTreeDraws(rows, self.choices.table, self.tree_numbers, vocab_size, keeps)
 
-    def weights_of(self, hidden_TH: Tensor, rows: RowBatch, num_nodes: int) -> Tensor:
-        """float32 [B * N, V], what plain decoding samples from after each node; all on the best
-        token for greedy requests."""
-        weights_TV = self.runner.model.compute_logits(hidden_TH)
-        # Tokens that are chosen beside the weights are not read: depths do not matter.
-        places = Places(rows.rows_B, rows.lens_B, num_nodes)
-        weigh_rows(weights_TV, self.choices.table, places, int(Stream.SAMPLE))
-        return weights_TV
-
     def sampled_tree(
         self, rows: RowBatch, tree: DraftTree, weights_TV: Tensor, draft_BNV: Tensor | None
     ) -> SampledRound:
@@ -145,12 +135,12 @@ class WeighedTreeParts(TreeParts):
     @torch.inference_mode()
     def decide(self) -> None:
         flying, rows, tree = self.graph_round, self.drafted.rows, self.tree
-        hidden_TH, captured = self.seen.hidden_TH, self.seen.batch.captured
-        weights_TV = flying.weights_of(hidden_TH, rows, tree.tokens_BN.shape[1])
+        logits_TV = flying.runner.model.compute_logits(self.seen.hidden_TH)
+        weights_TV = flying.target_weights(logits_TV, rows)
         draft_BNV = None if self.draws is None else self.draws.drawn_from(tree)
         drafts = flying.sampled_tree(rows, tree, weights_TV, draft_BNV)
         found = flying.judge(drafts, flying.numbers(rows))
         given = found, tree, self.form.num_steps, flying.table.shape[1]
         paths = accept_path(flying.state, rows.rows_B, *given)
-        features_TF = torch.cat(captured, dim=-1) if captured else None
-        flying.observe(rows, hidden_TH, features_TF, paths)
+        tokens_T, features_TF = tree.tokens_BN.view(-1), self.seen.features()
+        flying.observe(rows, RowsOutput(tokens_T, self.seen.hidden_TH, features_TF), paths)

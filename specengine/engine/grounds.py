@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import HesitantRowDrafter, RowDrafter
-from specengine.engine.row_choices import Choosing
 from specengine.runner.graph_counters import MEMORY_SPENT
 
 if TYPE_CHECKING:
@@ -21,16 +20,6 @@ def if_hesitant(drafter: RowDrafter) -> HesitantRowDrafter | None:
     return drafter if isinstance(drafter, HesitantRowDrafter) else None
 
 
-def _unweighed(choosing: Choosing) -> str | None:
-    """What rounds that weigh drafts leave to the host."""
-    wishes = {
-        "edits of logits": choosing.edits,
-        "logprobs": choosing.logprobs,
-        "a grammar": choosing.masks,
-    }
-    return next((name for name, is_wanted in wishes.items() if choosing.weighs and is_wanted), None)
-
-
 def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
     """What keeps a batch from being of the kind that the graphs were made for; None: nothing."""
     size, sampling = batch.batch_size, batch.sampling
@@ -42,8 +31,6 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "more requests edit their logits than there are tables for"
     if not sampling.all_greedy and not flying.samples:
         return "sampling, with a verifier that weighs drafts"
-    if (wish := _unweighed(flying.choices.choosing_of(batch.reqs))) is not None:
-        return f"{wish}, with a verifier that weighs drafts"
     if any(req.grammar is not None for req in batch.reqs) and not flying.masks_fly:
         return "grammar"
     drafter = flying.hesitant

@@ -35,7 +35,8 @@ class HostDrafter(ABC):
 
 
 class HostDrafts(HostDrafter):
-    """Chains. Shorter ones are padded with token 0, which stands where the target chooses it."""
+    """Chains. Shorter ones are padded with token 0, or with what lies there: where rounds are
+    matched, it stands if the target chooses it."""
 
     def __init__(self, batch_size: int, num_steps: int, device: torch.device) -> None:
         self.row_steps = num_steps

@@ -87,9 +87,12 @@ def add_ragged_graphs(
     return counters
 
 
-def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter[str]]:
+def add_draft_loops(
+    config: EngineConfig, drafter: Drafter, weighed: bool = False
+) -> dict[str, Counter[str]]:
     """Let a drafter that has a model draft in one graph, where neither it nor its attention needs
-    the host. Gives the counters; without graphs or without a model there are none."""
+    the host. Gives the counters; without graphs or without a model there are none. weighed: as to
+    DraftLoops."""
     sizes = config.graph.cuda_graph_bs
     inner = getattr(drafter, "inner", drafter)
     if config.graph.disable_cuda_graph or sizes is None or not isinstance(inner, DraftWorker):
@@ -102,7 +105,7 @@ def add_draft_loops(config: EngineConfig, drafter: Drafter) -> dict[str, Counter
     else:
         assert isinstance(inner, LoopDrafter)
         padding = not config.graph.disable_cuda_graph_padding
-        inner.loops = DraftLoops(inner, sizes, padding, Counter())
+        inner.loops = DraftLoops(inner, sizes, padding, Counter(), weighed)
     return {"draft loop": inner.loops.counters}
 
 

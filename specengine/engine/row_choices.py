@@ -13,6 +13,7 @@ from specengine.core.choice_words import choice_words
 from specengine.core.random_streams import Stream
 from specengine.core.request import Req
 from specengine.core.transfer import sent
+from specengine.engine.row_draws import EditedBest
 from specengine.engine.row_edits import MOST_EDITING, RowEdits, edits_logits
 from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_rows
 
@@ -98,13 +99,13 @@ class RowChoices:
         for row, req in new:
             self._owners[row] = req
 
-    def tokens(
-        self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch, choosing: Choosing
-    ) -> Tensor:
-        """int64 [R], as plain decoding would choose them; the logits of the verification `batch`
-        are written over."""
-        if choosing.edits:
-            self.edits.apply(logits_RV, rows, batch)
+    def edited_best(self, rows: RowBatch) -> EditedBest:
+        """For the drafts of one round."""
+        return EditedBest(self.edits.for_chains(rows), self.vocab_size)
+
+    def tokens(self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch) -> Tensor:
+        """int64 [R], as plain decoding would choose them; the edited logits of the verification
+        `batch` are written over."""
         nodes = len(logits_RV) // len(rows.rows_B)
         depths_R = None if batch.tree is None else batch.tree.depths_T
         places = Places(rows.rows_B, rows.lens_B, nodes, depths_R)

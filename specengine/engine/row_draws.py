@@ -1,4 +1,4 @@
-"""Drafts that are sampled on the device, as requests ask for it by row of the page table."""
+"""How rounds on the device pick drafts of chains, where these are not simply the best tokens."""
 
 from __future__ import annotations
 
@@ -8,9 +8,26 @@ from torch import Tensor
 from specengine.core.batch import RowBatch
 from specengine.core.draft_choosing import DraftPicks
 from specengine.core.random_streams import Stream
+from specengine.engine.row_edits import EditsOfChains
 from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.sample_rows import ChoiceTable, Places, sample_rows
 from specengine.kernels.weigh_rows import weigh_rows
+
+
+class EditedBest(DraftPicks):
+    """Of one round: the best tokens of edited logits."""
+
+    def __init__(self, edits: EditsOfChains, vocab_size: int) -> None:
+        """vocab_size: of the target."""
+        self.edits = edits
+        self.vocab_size = vocab_size
+
+    def take(self, logits_BV: Tensor, target_ids: Tensor | None) -> Tensor:
+        full_BV = expanded(logits_BV, target_ids, self.vocab_size)
+        self.edits.apply(full_BV)
+        best_B = full_BV.argmax(-1)
+        self.edits.go_on(best_B)
+        return best_B
 
 
 class RowDraws(DraftPicks):
@@ -23,12 +40,19 @@ class RowDraws(DraftPicks):
     """
 
     def __init__(
-        self, rows: RowBatch, table: ChoiceTable, num_nodes: int, vocab_size: int, keeps: bool
+        self,
+        rows: RowBatch,
+        table: ChoiceTable,
+        num_nodes: int,
+        vocab_size: int,
+        keeps: bool,
+        edits: EditsOfChains | None = None,
     ) -> None:
         """num_nodes: root included. vocab_size: of the target."""
         self.rows = rows
         self.table = table
         self.vocab_size = vocab_size
+        self.edits = edits
         self.weights_BNV: Tensor | None = None
         if keeps:
             size = num_nodes, len(rows.rows_B), vocab_size
@@ -40,22 +64,26 @@ class RowDraws(DraftPicks):
         # A draw is keyed by output position, and by the node as its lane.
         places = Places(self.rows.rows_B, self.rows.lens_B + (depth + self._node * LANE))
         given = self.table, places, int(Stream.DRAFT)
-        if self.weights_BNV is None:
-            full_BV = logits_BV
-            if target_ids is not None:
-                full_BV = self._expand(logits_BV.new_empty(self._shape), logits_BV, target_ids)
-            return sample_rows(full_BV, *given, in_place=True)
-        full_BV = self.weights_BNV[:, self._node]
-        if target_ids is None:
-            full_BV.copy_(logits_BV)
+        kept_BV = None if self.weights_BNV is None else self.weights_BNV[:, self._node]
+        full_BV = expanded(logits_BV, target_ids, self.vocab_size, kept_BV)
+        if self.edits is not None:
+            self.edits.apply(full_BV)
+        if kept_BV is None:
+            tokens_B = sample_rows(full_BV, *given, in_place=True)
         else:
-            self._expand(full_BV, logits_BV, target_ids)
-        return weigh_rows(full_BV, *given)
+            tokens_B = weigh_rows(full_BV, *given)
+        if self.edits is not None:
+            self.edits.go_on(tokens_B)
+        return tokens_B
 
-    @property
-    def _shape(self) -> tuple[int, int]:
-        return len(self.rows.rows_B), self.vocab_size
 
-    def _expand(self, full_BV: Tensor, logits_BV: Tensor, target_ids: Tensor) -> Tensor:
-        """Over the target's vocabulary; what the draft cannot say has minus infinity."""
-        return full_BV.fill_(float("-inf")).index_copy_(1, target_ids, logits_BV)
+def expanded(
+    logits_BV: Tensor, target_ids: Tensor | None, vocab_size: int, out_BV: Tensor | None = None
+) -> Tensor:
+    """Over the target's vocabulary; what the draft cannot say has minus infinity. out_BV: where
+    they are to be."""
+    if target_ids is None:
+        return logits_BV if out_BV is None else out_BV.copy_(logits_BV)
+    if out_BV is None:
+        out_BV = logits_BV.new_empty(len(logits_BV), vocab_size)
+    return out_BV.fill_(float("-inf")).index_copy_(1, target_ids, logits_BV)

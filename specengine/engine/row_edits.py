@@ -30,7 +30,7 @@ def edits_logits(req: Req) -> bool:
 
 
 @dataclass(frozen=True)
-class EditsOfDrafts(DraftEdits):
+class EditsOfTrees(DraftEdits):
     """The logits of each draft are edited as those of the round's root."""
 
     tables: EditTables
@@ -48,6 +48,25 @@ class EditsOfDrafts(DraftEdits):
         )
         edit_rows_(full_TV, self.tables, Drafted(rows_T, starts_T, roots_T[:, None].contiguous()))
         return full_TV if target_ids is None else full_TV[:, target_ids]
+
+
+class EditsOfChains:
+    """The logits of each draft are edited as the target's will be there: as in DraftChoice, tokens
+    that were drafted above it count."""
+
+    def __init__(self, tables: EditTables, rows: RowBatch) -> None:
+        self.tables = tables
+        self.rows = rows
+        self._above_BN = rows.roots_B[:, None]
+
+    def apply(self, logits_BV: Tensor) -> None:
+        """In place, to the next level; of the target's vocabulary."""
+        above = Drafted(self.rows.rows_B, self.rows.lens_B, self._above_BN)
+        edit_rows_(logits_BV, self.tables, above)
+
+    def go_on(self, tokens_B: Tensor) -> None:
+        """By what was drafted there."""
+        self._above_BN = torch.cat([self._above_BN, tokens_B[:, None]], dim=1)
 
 
 class RowEdits:
@@ -118,9 +137,13 @@ class RowEdits:
         drafted = Drafted(rows.rows_B, rows.lens_B, tokens_BN, depths, mask)
         return edit_rows_(logits_RV, self.tables, drafted)
 
-    def for_drafts(self, rows: RowBatch) -> EditsOfDrafts:
+    def for_trees(self, rows: RowBatch) -> EditsOfTrees:
         """What drafts follow of the same."""
-        return EditsOfDrafts(self.tables, rows)
+        return EditsOfTrees(self.tables, rows)
+
+    def for_chains(self, rows: RowBatch) -> EditsOfChains:
+        """Likewise, of one round."""
+        return EditsOfChains(self.tables, rows)
 
     def count(self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor) -> None:
         """Of the tokens at each node of the accepted paths."""

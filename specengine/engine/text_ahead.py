@@ -16,10 +16,13 @@ class TextAhead:
     request goes on is seen at a glance: one that ends by a stop string or a grammar flies for
     nothing."""
 
-    def __init__(self, drafter: AheadDrafter, scheduler: Scheduler) -> None:
+    def __init__(self, drafter: AheadDrafter, scheduler: Scheduler, cuts: bool = False) -> None:
+        """cuts: less than all is asked for by cutting, as in rounds of the host, where a verifier
+        makes of other drafts other tokens. What is drafted for less room may promise more."""
         self.drafter = drafter
         self.scheduler = scheduler
-        self._is_tree = isinstance(drafter, TextTreeDrafter) and drafter.proposes_tree
+        is_tree = isinstance(drafter, TextTreeDrafter) and drafter.proposes_tree
+        self._cuts = cuts or is_tree
         self._going: dict[Req, tuple[list[int], int]] = {}  # what each has said, and has left
 
     def follow(self, reqs: Sequence[Req], said: Sequence[list[int]], slots: int) -> list[Req]:
@@ -37,10 +40,10 @@ class TextAhead:
         given = [self._going[req] for req in reqs]
         levels = [depth_within(req, depth) for req in reqs]
         most = [min(left, self.drafter.max_nodes) for _, left in given]
-        if not self._is_tree:
+        if not self._cuts:
             most = [min(count, 1 + limit) for count, limit in zip(most, levels, strict=True)]
         proposal = self.drafter.draft_ahead(reqs, [new for new, _ in given], most)
-        return cut_to_depth(proposal, levels) if self._is_tree else proposal
+        return cut_to_depth(proposal, levels) if self._cuts else proposal
 
     def forget(self) -> None:
         """What was said may not be committed: texts are to be read again."""

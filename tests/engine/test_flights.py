@@ -37,6 +37,7 @@ class ScriptedRound:
     landed_at: float = 0.0
 
     known: Any = field(default_factory=lambda: SimpleNamespace(forget=lambda: None))
+    choices: Any = field(default_factory=lambda: SimpleNamespace(weighs=False))
 
     def wake(self) -> None:
         """Nothing was missed."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, SamplingParams, SpecConfig
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
@@ -33,11 +33,8 @@ from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_weighed import (
     CONTEXT,
-    EDITED,
     MANY,
     ON_CPU,
-    RULED,
-    TOLD,
     check,
     fallbacks,
     flags,
@@ -71,6 +68,10 @@ WISHES = [  # ends by max_tokens and by context, limits, every parameter, and gr
     replace(SAMPLED[4], max_tokens=25, seed=11, speculative=SpecControl(enabled=False)),
     replace(SAMPLED[3], max_tokens=15, seed=8, top_k=2),  # fewer tokens than siblings
 ]
+
+EDITED = replace(SAMPLED[0], frequency_penalty=0.6, max_tokens=20)
+TOLD = replace(SAMPLED[4], logprobs=2, max_tokens=20)
+RULED = replace(SAMPLED[4], grammar=GrammarSpec.regex("[a-c ]{4,30}"), ignore_eos=False)
 
 Folders = dict[str, tuple[Path, SpecConfig]]
 

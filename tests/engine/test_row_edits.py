@@ -11,7 +11,9 @@ from specengine.core.batch import RowBatch
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
+from specengine.draft.choice import DraftChoice
 from specengine.engine import row_edits
+from specengine.engine.row_draws import expanded
 from specengine.engine.row_edits import RowEdits, edits_logits
 from specengine.kernels.edit_rows import Drafted, edit_rows_
 from specengine.layers.logits import RowMap, edit_logits
@@ -65,6 +67,31 @@ def test_tables_say_what_the_other_round_says(reqs: list[Req]) -> None:
     edits = RowEdits(8, VOCAB, CPU)
     check(edits, reqs)
     check(edits, reqs[::-1])
+
+
+@pytest.mark.parametrize("narrow", [True, False], ids=["some of the vocabulary", "all"])
+def test_chains_are_edited_as_on_the_host(narrow: bool, reqs: list[Req]) -> None:
+    """Level by level, with what was drafted above counted; one is held back no longer halfway."""
+    reqs.append(make_req(6, {"min_tokens": 5, "stop_token_ids": (2, 39)}, [7, 8, 8]))
+    edits, target_ids = RowEdits(8, VOCAB, CPU), torch.arange(1, VOCAB, 2) if narrow else None
+    rows = torch.tensor([req.req_pool_idx for req in reqs])
+    edits.write(reqs, rows)
+    lens, roots = ([req.kv_len for req in reqs], [req.last_token for req in reqs])
+    of_chains = edits.for_chains(RowBatch(rows, torch.tensor(lens), torch.tensor(roots)))
+    choice = DraftChoice(SamplingBatch.from_reqs(reqs, VOCAB, CPU), target_ids)
+    paths, draw, held = torch.zeros(len(reqs), 0).long(), torch.Generator().manual_seed(1), []
+    for token in (9, 9, 8, 39):
+        width = VOCAB if target_ids is None else len(target_ids)
+        logits = torch.randn(len(reqs), width, generator=draw)
+        expected = choice._edited(logits, paths)
+        full = expanded(logits, target_ids, VOCAB)
+        of_chains.apply(full)
+        assert torch.equal(full, expected)
+        held.append(bool(full[-1, 39].isinf()))
+        tokens = torch.full_like(rows, token)
+        of_chains.go_on(tokens)
+        paths = torch.cat([paths, tokens[:, None]], dim=1)
+    assert held == [True, True, False, False]
 
 
 def test_what_the_device_has_counted_is_not_written_again(reqs: list[Req]) -> None:

@@ -68,9 +68,9 @@ class Text:
         return DraftProposal(tokens, parents, counts, is_chain=True)
 
 
-def ahead(drafter: Text) -> TextAhead:
+def ahead(drafter: Text, cuts: bool = False) -> TextAhead:
     scheduler = SimpleNamespace(policy=POLICY, follow=lambda reqs, slots: reqs)
-    return TextAhead(cast(Any, drafter), cast(Any, scheduler))
+    return TextAhead(cast(Any, drafter), cast(Any, scheduler), cuts)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,17 @@ def test_drafts_are_as_deep_as_requests_allow() -> None:
     assert one.draft(going, 3).num_nodes == [4, 2, 2]
     assert one.draft(going, 7).num_nodes == [6, 2, 2]
     assert drafter.asked == [([[1], [2], [3, 4]], [4, 2, 2]), ([[1], [2], [3, 4]], [6, 2, 2])]
+
+
+def test_drafts_that_are_weighed_are_those_of_the_host() -> None:
+    """Which asks for all that is left, and cuts it."""
+    drafter = Text()
+    one = ahead(drafter, cuts=True)
+    reqs = [request(), request(speculative=SpecControl(num_steps=1)), request(max_tokens=7)]
+    said = [[1], [2], [3, 4]]
+    assert one.follow(reqs, said, 8) == reqs
+    assert one.draft(reqs, 3).num_nodes == [4, 2, 2]
+    assert drafter.asked == [(said, [6, 6, 2])]
 
 
 class TreesOfText(Text):
@@ -210,6 +221,19 @@ def test_a_choice_without_a_graph_is_kept_for_the_next_launch(
     flights.land()
     assert not flights.in_the_air
     assert flights._choose(1).num_steps == 3
+
+
+@pytest.mark.parametrize("weighs", [True, False])
+def test_which_flights_cut(weighs: bool) -> None:
+    device = Device()
+    device.choices.weighs = weighs
+    flights = flights_of(device, [0, 3])
+    text = cast(Any, flights.drafter)
+    text.max_nodes = 4
+    shallow = request(speculative=SpecControl(num_steps=1))
+    flights.launch(cast(Any, SimpleNamespace(reqs=[shallow], batch_size=1)))
+    flights.land()
+    assert text.asked[0][1] == [4 if weighs else 2]
 
 
 @IN_C

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 
 from specengine import SpecConfig
 from specengine.draft.standalone.worker import StandaloneWorker
-from specengine.engine.graph_build import make_graph_round
+from specengine.engine.graph_build import _row_drafter, make_graph_round, new_round
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
+from specengine.target.verify.sibling import SiblingVerifier
 from tests.engine.test_graph_round import DeviceLengths, make
 from tests.engine.test_no_graphs import with_graphs
 
@@ -39,8 +41,10 @@ from tests.engine.test_no_graphs import with_graphs
         ("EAGLE3", {"eagle_topk": 2, "simulate_accept_length": 2.5}, False, GraphTreeRound),
         ("EAGLE3", {}, True, GraphWeighedRound),
         ("STANDALONE", {"verify": "sibling"}, True, GraphWeighedRound),
-        ("NGRAM", {"verify": "target_only"}, False, GraphRound),
+        ("NGRAM", {"verify": "target_only"}, False, GraphWeighedRound),
+        ("SUFFIX", {"verify": "target_only"}, False, GraphWeighedRound),
         ("NGRAM", {"verify": "target_only", "ngram_branches": 2}, False, GraphTreeRound),
+        ("NGRAM", {}, False, GraphRound),
     ],
 )
 def test_who_is_weighed(
@@ -72,3 +76,33 @@ def test_who_is_weighed(
     may_sample = given.get("verify") != "target_only" or made.choices.weighs
     assert made.samples == may_sample
     assert (made.simulated is None) == ("simulate_accept_length" not in given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("NGRAM", {}, GraphRound),
+        ("NGRAM", {"ngram_branches": 2}, GraphTreeRound),
+        ("EAGLE3", {}, GraphRound),
+        ("EAGLE3", {"eagle_topk": 2}, GraphTreeRound),
+    ],
+)
+def test_what_cannot_be_weighed_is_matched(
+    name: str,
+    given: dict[str, Any],
+    expected: type[GraphRound],
+    target: Path,
+    drafters: dict[str, str],
+) -> None:
+    """On the host, too. No configuration asks for it."""
+    given = {"num_draft_tokens": 4, "adaptive": False} | given
+    if name in drafters:
+        given |= {"draft_model_path": drafters[name], "num_steps": 3}
+    llm = make(target, SpecConfig(algorithm=name, **given), device="cpu")
+    parts = replace(llm.engine.parts, verifier=SiblingVerifier())
+    found = _row_drafter(parts.drafter, 2, torch.device("cpu"), chooses=False)
+    assert found is not None
+    made = new_round(parts, *found, [1, 2])
+    assert type(made) is expected
+    assert made.samples
+    assert not made.choices.weighs

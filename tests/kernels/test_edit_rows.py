@@ -56,24 +56,26 @@ def check(found: Tensor, expected: list[list[float]]) -> None:
     torch.testing.assert_close(found.cpu(), torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
-def test_chains(device: torch.device, backend: str) -> None:
+@pytest.mark.parametrize("each", [3, 1], ids=["all nodes", "the last"])
+def test_chains(each: int, device: torch.device, backend: str) -> None:
     tables, nodes = tables_of(device), 3
     rows = torch.tensor([3, 2, 1], device=device)
     starts = torch.tensor([10, 0, 5], device=device)
     tokens = torch.tensor([[9, 3, 3], [1, 2, 3], [60, 20, 20]], device=device)
     logits = 2 * torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(1)).to(device)
+    logits = logits[: 3 * each]
     before = logits.tolist()
     edit_rows_(logits, tables, Drafted(rows, starts, tokens), backend=backend)  # type: ignore[arg-type]
     expected = []
     for r, row in enumerate(before):
-        request, node = divmod(r, nodes)
+        request, node = r // each, r % each + nodes - each
         slot = int(tables.slots[rows[request]])
         above = tokens[request, 1 : node + 1].tolist()
         position = int(starts[request]) + node
         expected.append(read_plainly(row, tables, slot, above, position) if slot else row)
     check(logits, expected)
-    assert bool(logits[0, 7].isinf())
-    assert not bool(logits[2, 7].isinf()), "held no longer"
+    assert bool(logits[0, 7].isinf()) == (each == nodes)
+    assert not bool(logits[each - 1, 7].isinf()), "held no longer"
 
 
 def test_trees(device: torch.device, backend: str) -> None:

@@ -160,7 +160,7 @@ def test_parts_of_a_round_that_weighs_drafts(
     with watching(captured_parts(llm.engine, flying), note):
         flying.run(torch.zeros(2, dtype=torch.int64), 2, flying.choices.sampled)
     heads = ["draft", "draft head", "draft head"]
-    assert entered == [*heads, "verify", "sample", "verify head", "accept", "observe"]
+    assert entered == [*heads, "verify", "verify head", "sample", "accept", "observe"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="operators stand for kernels")

@@ -110,6 +110,14 @@ def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft
     return ConstrainedDraft(keep_nodes(proposal, kept, parents), trees)
 
 
+def count_kept(req: Req, tree: HostTree, keeps_rejected: bool) -> int:
+    """Nodes that `constrain` leaves of a request's tree, root included. keeps_rejected: they were
+    sampled. Of a request that has ended nobody asks."""
+    if req.grammar is None or req.is_finished:
+        return len(tree.tokens)
+    return len(_kept(req.grammar, tree, keeps_rejected))
+
+
 def _grammar(req: Req) -> GrammarState:
     assert req.grammar is not None
     return req.grammar
