@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.sample_rows_ref import LEAST_WEIGHT, invert_cdf
+from specengine.kernels.draw_siblings import draw_siblings
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
 
 # Chance that the sibling of each rank stands, if those before it fell: 0.7, then 0.3 of the one
@@ -97,19 +97,13 @@ class DraftChoice:
         assert self.random is not None
         per_request = len(weights_RV) // self.sampling.batch_size
         row_R = torch.arange(len(weights_RV), device=weights_RV.device) % per_request
+        lane_RK = first_node + row_R[:, None] * count + torch.arange(count, device=row_R.device)
         seeds_R, position_R = rows.per_row(self.random.seeds), rows.output_pos(self.sampling)
-        left_RV, tokens, exists = weights_RV, [], []
-        for rank in range(count):
-            lane_R = first_node + row_R * count + rank
-            token_R1 = invert_cdf(left_RV, draw(seeds_R, position_R, Stream.DRAFT, lane_R))[:, None]
-            tokens.append(token_R1)
-            exists.append(left_RV.gather(1, token_R1) > 0)
-            if rank + 1 < count:
-                left_RV = left_RV.double().scatter(1, token_R1, 0.0)
-                # Weights are rounded to units of the best one's: what is left may be tiny.
-                left_RV /= left_RV.amax(-1, keepdim=True).clamp(min=LEAST_WEIGHT)
-        tokens_RK = torch.cat(tokens, dim=1)
-        return Chosen(tokens_RK, rank_scores(tokens_RK), weights_RV, torch.cat(exists, dim=1))
+        seeds, position = (x.repeat_interleave(count) for x in (seeds_R, position_R))
+        uniforms = draw(seeds, position, Stream.DRAFT, lane_RK.flatten())
+        tokens_RK = draw_siblings(weights_RV, uniforms.view_as(lane_RK))
+        exists_RK = tokens_RK >= 0
+        return Chosen(tokens_RK.clamp(min=0), rank_scores(tokens_RK), weights_RV, exists_RK)
 
     def _edited(self, logits_RV: Tensor, paths_RD: Tensor) -> Tensor:
         return edit_logits(self._expand(logits_RV), self.sampling, self._row_map(paths_RD))

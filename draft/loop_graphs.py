@@ -22,7 +22,9 @@ from specengine.core.spec import (
     TreeRowDrafter,
 )
 from specengine.core.transfer import pinned
+from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.row_edits import RowEdits, is_exact
+from specengine.kernels.tree_build import TreeLimits
 from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graphs import capture, without_garbage_collection
@@ -39,6 +41,10 @@ class LoopDrafter(RowDrafter, Protocol):
     target_ids: Tensor | None
     emits_probs: bool
 
+    def nodes(self, req: Req) -> int:
+        """The most nodes that a request can use in this round, root included."""
+        ...
+
 
 @dataclass(frozen=True)
 class DraftRows:
@@ -51,7 +57,7 @@ class DraftRows:
 @dataclass(frozen=True)
 class CapturedLoop:
     graph: torch.cuda.CUDAGraph
-    inputs_3B: Tensor  # rows of the page table, lengths, roots; row 0 pads
+    inputs_4B: Tensor  # rows of the page table, lengths, roots, most nodes; row 0 pads
     drafted: DraftRows
     edits: RowEdits | None
     guard: GraphGuard | None
@@ -67,8 +73,10 @@ class LoopForm:
 
 
 def draws_trees(drafter: object) -> bool:
-    """Whether a drafter grows trees on the device alone."""
-    return isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
+    """Whether a drafter grows trees on the device alone, and need not say what it drew from."""
+    if not isinstance(drafter, WeighedTreeDrafter) or drafter.tree_row_steps is None:
+        return False
+    return not getattr(drafter, "emits_probs", False)
 
 
 def draws_chains(drafter: object) -> bool:
@@ -112,23 +120,23 @@ class DraftLoops:
         self.captured: dict[LoopForm, CapturedLoop] = {}
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> DraftProposal | None:
-        """levels: how deep each request may draft, the largest at least 1. Of trees, all have as
-        many nodes, whatever a request may still emit. None where no graph serves the batch; counts
-        the reason."""
+        """levels: how deep each request may draft, the largest at least 1. None where no graph
+        serves the batch; counts the reason."""
         form = self._form(batch, max(levels))
         if isinstance(form, str):
             count_fallback(self.counters, "draft loop", form)
             return None
         loop = self.captured.get(form) or self._capture(form)
-        inputs_3B = self._inputs(batch.reqs, levels, form.batch_size)
-        loop.inputs_3B.copy_(inputs_3B, non_blocking=True)
+        most = [self.drafter.nodes(req) for req in batch.reqs] if self.draws_trees else levels
+        inputs_4B = self._inputs(batch.reqs, levels, most, form.batch_size)
+        loop.inputs_4B.copy_(inputs_4B, non_blocking=True)
         if loop.edits is not None:
             loop.edits.fill(batch.sampling, self.drafter.target_ids)
         if loop.guard is not None:
             loop.guard.check()
         loop.graph.replay()
         self.counters["replays"] += 1
-        return self._proposal(loop.drafted, levels)
+        return self._proposal(loop.drafted, levels, most)
 
     def _form(self, batch: ScheduleBatch, steps: int) -> LoopForm | str:
         """Of the graph that serves a batch, or why none does."""
@@ -157,44 +165,51 @@ class DraftLoops:
             return max(self.drafter.num_tree_nodes(steps), self.drafter.row_slots)
         return steps + 1
 
-    def _inputs(self, reqs: list[Req], levels: list[int], size: int) -> Tensor:
-        """int64 [3, size]. Requests that draft nothing pad."""
+    def _inputs(self, reqs: list[Req], levels: list[int], most: list[int], size: int) -> Tensor:
+        """int64 [4, size]. Requests that draft nothing pad. most: nodes, root included; of chains
+        nobody looks."""
         pad = [0] * (size - len(reqs))
         rows = [req.req_pool_idx if level else 0 for req, level in zip(reqs, levels, strict=True)]
         lens, roots = [req.kv_len for req in reqs], [req.last_token for req in reqs]
-        return pinned(torch.tensor([rows + pad, lens + pad, roots + pad]), self.runner.device)
+        told = [rows + pad, lens + pad, roots + pad, most + [1] * len(pad)]
+        return pinned(torch.tensor(told), self.runner.device)
 
-    def _proposal(self, drafted: DraftRows, levels: list[int]) -> DraftProposal:
+    def _proposal(self, drafted: DraftRows, levels: list[int], most: list[int]) -> DraftProposal:
         # Copies: a graph of verification may write where this one has left its tokens.
         tokens_BN = drafted.tokens_BN[: len(levels)].clone()
         parents_BN = drafted.parents_BN[: len(levels)].clone()
         if not self.draws_trees:
             return DraftProposal(tokens_BN, parents_BN, [1 + n for n in levels], is_chain=True)
-        num_nodes = [tokens_BN.shape[1]] * len(levels)
+        assert isinstance(self.drafter, WeighedTreeDrafter)
+        whole = [self.drafter.num_tree_nodes(level) if level else 1 for level in levels]
+        num_nodes = list(map(min, whole, most))
         ranks = [range(count) for count in num_nodes]
         return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=False, ranks=ranks)
 
     @torch.inference_mode()
     def _capture(self, form: LoopForm) -> CapturedLoop:
         start, device = perf_counter(), self.runner.device
-        inputs_3B = torch.zeros(3, form.batch_size, dtype=torch.int64, device=device)
+        inputs_4B = torch.ones(4, form.batch_size, dtype=torch.int64, device=device)
+        inputs_4B[:3].zero_()
         edits = None
         if form.edited:
             vocab = self.runner.model.vocab_size
             edits = RowEdits.neutral(form.batch_size, vocab, device)
-        run = partial(self._run, RowBatch(*inputs_3B), form.num_steps, edits)
+        rows = RowBatch(*inputs_4B[:3])
+        run = partial(self._run, rows, inputs_4B[3], form.num_steps, edits)
         memory = self.runner.graph_memory
         with without_garbage_collection(), memory.measured():
             graph, drafted = capture(run, memory.pool)
         self.counters["captures"] += 1
         logger.info("captured a draft loop in %.2f s: %s", perf_counter() - start, form)
-        guard = self.runner.guard_of(loops=self, inputs=inputs_3B, edits=edits)
-        self.captured[form] = CapturedLoop(graph, inputs_3B, drafted, edits, guard)
+        guard = self.runner.guard_of(loops=self, inputs=inputs_4B, edits=edits)
+        self.captured[form] = CapturedLoop(graph, inputs_4B, drafted, edits, guard)
         return self.captured[form]
 
-    def _run(self, rows: RowBatch, steps: int, edits: RowEdits | None) -> DraftRows:
-        if isinstance(self.drafter, TreeRowDrafter) and self.draws_trees:
-            tree = self.drafter.draft_tree_rows(rows, steps, edits)
+    def _run(self, rows: RowBatch, most_B: Tensor, steps: int, edits: RowEdits | None) -> DraftRows:
+        if isinstance(self.drafter, WeighedTreeDrafter) and self.draws_trees:
+            limits = TreeLimits(self.drafter.topk, most_B, most_B)
+            tree = self.drafter.draft_limited_rows(rows, steps, limits, edits=edits)
             return DraftRows(tree.tokens_BN, tree.parents_BN)
         drafts_BK = self.drafter.draft_rows(rows, steps, edits)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, cast
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch, Tree
 from specengine.core.draft_choosing import DraftEdits
+from specengine.core.weighed_trees import TreeDraws
 from specengine.draft.choice import rank_scores
 from specengine.kernels.head_topk import Shares
-from specengine.kernels.tree_build import DraftTree, tree_build
+from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
 from specengine.runner.model_runner import ModelRunner
 
@@ -60,33 +62,46 @@ class TreeRows:
         num_steps: int,
         edits: DraftEdits | None = None,
         num_nodes: int | None = None,
+        limits: TreeLimits | None = None,
+        draws: TreeDraws | None = None,
     ) -> DraftTree:
-        """num_nodes: root included; None is as many as there may be."""
+        """num_nodes: root included; None is as many as there may be. limits: as to tree_build.
+        draws: in place of the best; without edits, and with limits, which leave out what is not
+        there."""
         worker = self.worker
         states_TH = worker.states.index_select(0, rows.rows_B)
         found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
-        beams = self._branch(states_TH, None, found, edits)
+        beams = self._branch(states_TH, None, found, edits, draws)
         for _ in range(1, num_steps):
-            states_TH = self._descend(rows, states_TH, beams)
-            beams = self._branch(states_TH, beams, found, edits)
+            # What is not there has no token.
+            tokens_BK = beams.tokens_BK if draws is None else beams.tokens_BK.clamp(min=0)
+            states_TH = self._descend(rows, states_TH, beams, tokens_BK)
+            beams = self._branch(states_TH, beams, found, edits, draws)
         count = self.num_nodes(num_steps) if num_nodes is None else num_nodes
-        return tree_build(rows.roots_B, found, count, num_steps)
+        return tree_build(rows.roots_B, found, count, num_steps, limits)
 
-    def _descend(self, rows: RowBatch, states_TH: Tensor, beams: Beams) -> Tensor:
+    def _descend(
+        self, rows: RowBatch, states_TH: Tensor, beams: Beams, tokens_BK: Tensor
+    ) -> Tensor:
         """States of the beams. states_TH: of the nodes above them."""
-        runner, width = self.worker.runner, beams.tokens_BK.shape[1]
+        runner, width = self.worker.runner, tokens_BK.shape[1]
         past = beams.mask_BKN.shape[2] - width
         tree = Tree(beams.depths_T, beams.mask_BKN, num_past=past)
-        step = runner.new_row_batch(rows, beams.tokens_BK, past, tree)
+        step = runner.new_row_batch(rows, tokens_BK, past, tree)
         step.features = states_TH.index_select(0, beams.above_T)
         return runner.forward_extend(step)
 
     def _branch(
-        self, states_TH: Tensor, beams: Beams | None, found: Found, edits: DraftEdits | None
+        self,
+        states_TH: Tensor,
+        beams: Beams | None,
+        found: Found,
+        edits: DraftEdits | None,
+        draws: TreeDraws | None,
     ) -> Beams:
         worker = self.worker
         given = worker.topk, self.counters, worker.target_ids, self.rank_scores
-        if edits is None:
+        if edits is None and draws is None:
             model = cast(TreeModel, worker.runner.model)
             shares = model.compute_shares(states_TH, worker.topk)
             if shares is not None:
@@ -94,4 +109,8 @@ class TreeRows:
         logits_TV = worker.runner.model.compute_logits(states_TH)
         if edits is not None:
             logits_TV = edits.apply(logits_TV, worker.target_ids)
-        return tree_step(logits_TV, beams, found, *given)
+        drawn = None if draws is None else draws.take(logits_TV, worker.target_ids)
+        if drawn is not None and beams is not None:
+            lacks_T1 = beams.tokens_BK.view(-1, 1) < 0
+            drawn = replace(drawn, tokens_TK=drawn.tokens_TK.masked_fill(lacks_T1, -1))
+        return tree_step(logits_TV, beams, found, *given, drawn)

@@ -23,14 +23,15 @@ class RoundState:
     roots: Tensor  # int64 [num_rows], the last token
     limits: Tensor  # int64 [num_rows], drafts that may stand in a round, even if all are right
     turn: Tensor  # int64 [1], which half of outcomes is this round's
-    # int64 [2, B, at least 2 * K + 2], on the device or pinned: accepted, the target's tokens at
-    # K + 1 nodes, and of trees the K nodes below the root
+    # int64 [2, B, at least 2 * K + 3], on the device or pinned: accepted, the target's tokens at
+    # K + 1 nodes, of trees the K nodes below the root, and how many drafts there were where the
+    # host cannot know that (accept_path)
     outcomes: Tensor
 
     @classmethod
     def of(cls, num_rows: int, batch_size: int, num_steps: int, device: torch.device) -> RoundState:
         lens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        outcomes = torch.zeros(2, batch_size, 2 * num_steps + 2, dtype=torch.int64)
+        outcomes = torch.zeros(2, batch_size, 2 * num_steps + 3, dtype=torch.int64)
         return cls(
             lens,
             torch.zeros_like(lens),

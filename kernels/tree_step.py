@@ -41,6 +41,15 @@ class Beams:
     mask_BKN: Tensor  # bool [B, K, M + K]: of the M beams of levels before, and these, its path
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Children of each row that were drawn, for requests that want these and not the best."""
+
+    tokens_TK: Tensor  # int64, of the target; -1 where there is none
+    scores_K: Tensor  # float32, falling: they must not tell what was drawn
+    greedy_B: Tensor  # bool, whose children are the best all the same
+
+
 def tree_step(
     logits_TV: Tensor | Shares,
     beams: Beams | None,
@@ -49,6 +58,7 @@ def tree_step(
     counters: Tensor,
     ids: Tensor | None = None,
     rank_scores: Tensor | None = None,
+    drawn: Drawn | None = None,
     *,
     backend: Backend = "auto",
 ) -> Beams:
@@ -60,7 +70,10 @@ def tree_step(
                 x = logits[b * P + p]
                 for k, v in enumerate(topk(x, K)):
                     score = rank_scores[k] if given else min(x[v] - logsumexp(x), 0)
-                    new.append((ids[v] if given else v, beam.score + score, beam.candidate))
+                    token = ids[v] if given else v
+                    if drawn and not drawn.greedy[b]:
+                        token, score = drawn.tokens[b * P + p, k], drawn.scores[k]
+                    new.append((token, beam.score + score, beam.candidate))
             found[b, first : first + P * K] = new        # first: how many there were
             next_beams[b] = topk(new, K) by score
 
@@ -75,5 +88,5 @@ def tree_step(
     if use_triton(backend, found.tokens_BC):
         from specengine.kernels import tree_step_triton
 
-        return tree_step_triton.tree_step(*given, counters, ids, rank_scores)
-    return tree_step_ref.tree_step(*given, ids, rank_scores)
+        return tree_step_triton.tree_step(*given, counters, ids, rank_scores, drawn)
+    return tree_step_ref.tree_step(*given, ids, rank_scores, drawn)

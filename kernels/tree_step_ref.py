@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.kernels.head_topk import Shares
 
 if TYPE_CHECKING:
-    from specengine.kernels.tree_step import Beams, Found
+    from specengine.kernels.tree_step import Beams, Drawn, Found
 
 
 def tree_step(
@@ -20,6 +20,7 @@ def tree_step(
     topk: int,
     ids: Tensor | None,
     rank_scores: Tensor | None,
+    drawn: Drawn | None,
 ) -> Beams:
     from specengine.kernels.tree_step import Beams
 
@@ -28,10 +29,14 @@ def tree_step(
     first = 0 if beams is None else topk + (past // topk - 1) * topk**2
     columns_TK, scores_TK = _children(logits_TV, topk, rank_scores)
     rows = len(columns_TK) // batch_size
+    tokens_TK = columns_TK if ids is None else ids[columns_TK]
+    if drawn is not None:
+        greedy_T1 = drawn.greedy_B.repeat_interleave(rows)[:, None]
+        tokens_TK = tokens_TK.where(greedy_T1, drawn.tokens_TK)
+        scores_TK = scores_TK.where(greedy_T1, drawn.scores_K)
     if beams is not None:
         scores_TK = scores_TK + beams.scores_BK.view(-1, 1)
     new = slice(first, first + rows * topk)
-    tokens_TK = columns_TK if ids is None else ids[columns_TK]
     found.tokens_BC[:, new] = tokens_TK.reshape(batch_size, -1)
     found.scores_BC[:, new] = scores_TK.reshape(batch_size, -1)
     found.parents_BC[:, new] = (

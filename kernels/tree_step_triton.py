@@ -26,7 +26,7 @@ from specengine.kernels.shares_triton import (
     make_share,
     ordered_key,
 )
-from specengine.kernels.tree_step import Beams, Found
+from specengine.kernels.tree_step import Beams, Drawn, Found
 
 _MIN_SHARE, _MAX_SHARES = 1024, 32  # columns of one program; programs of one row
 
@@ -36,6 +36,9 @@ def _tree_step_kernel(
     logits_ptr,
     ids_ptr,
     ranks_ptr,
+    drawn_ptr,
+    drawn_scores_ptr,
+    greedy_ptr,
     old_scores_ptr,
     old_candidates_ptr,
     old_mask_ptr,
@@ -64,6 +67,7 @@ def _tree_step_kernel(
     DEPENDENT: tl.constexpr,
     HAS_IDS: tl.constexpr,
     BY_RANK: tl.constexpr,
+    HAS_DRAWN: tl.constexpr,
     IS_ROOT: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -117,6 +121,12 @@ def _tree_step_kernel(
         tokens = tl.load(ids_ptr + tokens, mask=is_new, other=0)
     if not BY_RANK:
         own = tl.minimum(key_value(found) - log_sums(largest, sums, is_beam)[:, None], 0.0)
+    if HAS_DRAWN:
+        is_greedy = tl.load(greedy_ptr + request) != 0
+        drawn = tl.load(drawn_ptr + rows[:, None] * K + ranks[None, :], mask=is_new, other=0)
+        tokens = tl.where(is_greedy, tokens, drawn)
+        drawn_scores = tl.load(drawn_scores_ptr + ranks, mask=is_rank, other=0.0)[None, :]
+        own = tl.where(is_greedy, own, drawn_scores)
     scores = path_scores[:, None] + own
     index = beams[:, None] * K + ranks[None, :]
     places = request * candidates + first + index
@@ -179,6 +189,7 @@ def tree_step(
     counters: Tensor,
     ids: Tensor | None,
     rank_scores: Tensor | None,
+    drawn: Drawn | None,
 ) -> Beams:
     batch_size, candidates = found.tokens_BC.shape
     per_request = 1 if beams is None else topk
@@ -192,6 +203,9 @@ def tree_step(
         given.logits,
         given.logits if ids is None else ids,
         given.logits if rank_scores is None else rank_scores,
+        given.logits if drawn is None else drawn.tokens_TK,
+        given.logits if drawn is None else drawn.scores_K,
+        given.logits if drawn is None else drawn.greedy_B.view(torch.uint8),
         old.scores_BK,
         old.candidates_BK,
         old.mask_BKN.view(torch.uint8),
@@ -220,6 +234,7 @@ def tree_step(
         DEPENDENT=dependent,
         HAS_IDS=ids is not None,
         BY_RANK=rank_scores is not None,
+        HAS_DRAWN=drawn is not None,
         IS_ROOT=beams is None,
         BLOCK=given.width,
         BLOCK_K=triton.next_power_of_2(topk),

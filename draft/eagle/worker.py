@@ -15,11 +15,12 @@ from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.transfer import int64, sent
+from specengine.core.weighed_trees import TreeDraws
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker, row_of
 from specengine.kernels.keep_rows import keep_rows
-from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.tree_build import DraftTree, TreeLimits
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 
@@ -132,7 +133,7 @@ class EagleWorker(DraftWorker):
 
     @property
     def tree_row_steps(self) -> int | None:
-        return self.num_steps if self.proposes_tree and not self.emits_probs else None
+        return self.num_steps if self.proposes_tree else None
 
     @property
     def row_slots(self) -> int:
@@ -149,6 +150,16 @@ class EagleWorker(DraftWorker):
         num_nodes: int | None = None,
     ) -> DraftTree:
         return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
+
+    def draft_limited_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        limits: TreeLimits,
+        edits: DraftEdits | None = None,
+        draws: TreeDraws | None = None,
+    ) -> DraftTree:
+        return self.tree_rows.draft(rows, num_steps, edits, limits=limits, draws=draws)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

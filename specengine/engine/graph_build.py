@@ -15,6 +15,7 @@ from specengine.core.spec import (
     TextTreeDrafter,
     TreeRowDrafter,
 )
+from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
@@ -25,6 +26,7 @@ from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
 from specengine.engine.host_trees import HostTrees
@@ -111,9 +113,11 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
 
 def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRound:
     """Of the kind that its drafts and their verifier ask for. given: as to GraphRound."""
-    rule = weigher(parts)
+    rule, draws = weigher(parts), parts.drafter.emits_probs
+    if rule is not None and parts.drafter.proposes_tree:
+        return GraphWeighedTreeRound(rule, draws, parts.worker, drafter, *given)
     if rule is not None:
-        return GraphWeighedRound(rule, parts.drafter.emits_probs, parts.worker, drafter, *given)
+        return GraphWeighedRound(rule, draws, parts.worker, drafter, *given)
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
     graph_round = (GraphTreeRound if is_tree else GraphRound)(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True) or _matches(parts)
@@ -121,11 +125,11 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
 
 
 def weigher(parts: EngineParts) -> SampledVerifier | None:
-    """The rule for chains of the engine's drafter, if it weighs them and a graph can hold it."""
-    verifier = parts.verifier
+    """The rule for what the engine's drafter drafts, if it weighs that and a graph can hold it."""
+    verifier, drafter = parts.verifier, parts.drafter
     if not isinstance(verifier, SampledVerifier) or _matches(parts):
         return None
-    if parts.drafter.proposes_tree:
+    if drafter.proposes_tree and not isinstance(drafter, WeighedTreeDrafter):
         return None
     return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
 

@@ -269,7 +269,7 @@ class GraphRound:
         self.counters["replays"] += 1
         self._turn = 1 - self._turn
         self.known.fly(reqs)
-        outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 2]
+        outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 3]
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         given = reqs, wish.num_drafted, outcome, landed, form, self._turn
         flight = Flight(*given, wish.drafted_nodes)

@@ -52,11 +52,10 @@ class GraphTreeRound(GraphRound):
     def go_on(self, rows: RowBatch, output: RowsOutput, tree: DraftTree, form: Form) -> None:
         """By the path that stands."""
         paths = self.accept_tree(rows, output.best, tree, form.num_steps)
-        self.keep(rows, paths)
         if form.choosing.logprobs:
             self.logprobs.keep(paths.rows_T)
         self.choices.count(rows, paths.tokens_BW, paths.accepted_B, form.choosing)
-        self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
+        self.observe(rows, output, paths)
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return (TreeParts if form.num_steps else RoundParts)(self, rows_B, form)
@@ -76,6 +75,11 @@ class GraphTreeRound(GraphRound):
         chosen_BN = chosen_T.view(tree.tokens_BN.shape)
         given = rows.rows_B, chosen_BN, tree, num_steps, self.table.shape[1], self.simulated
         return accept_tree(self.state, *given)
+
+    def observe(self, rows: RowBatch, output: RowsOutput, paths: AcceptedPaths) -> None:
+        """Keep what stands of all nodes, and show it to the drafter."""
+        self.keep(rows, paths)
+        self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
     def keep(self, rows: RowBatch, paths: AcceptedPaths) -> None:
         """The target's KV of the accepted paths, as if they had been chains."""
@@ -115,7 +119,7 @@ class GraphTreeRound(GraphRound):
         result.num_drafted = self.num_drafts(flight, flight.num_drafted) if nodes is None else nodes
         if self.sizes:
             # Nodes stand best first: a node's number is its rank.
-            paths = flight.outcome[:, flight.form.num_steps + 2 :].tolist()
+            paths = flight.outcome[:, flight.form.num_steps + 2 : -1].tolist()
             pairs = zip(paths, result.num_accepted, strict=True)
             result.path_ranks = [row[:count] for row, count in pairs]
         return result

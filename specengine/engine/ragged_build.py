@@ -45,8 +45,16 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
         prompts=() if graph.disable_cuda_graph_padding else tuple(one.tokens for one in SHAPES),
-        keeps_weights=spec.draft_sampling,
+        kept_weights=_kept_weights(spec),
     ).num_bytes
+
+
+def _kept_weights(spec: SpecConfig) -> int:
+    """Of sampled drafts a row of each; of trees, beside these, one of each node gone on with."""
+    if not spec.draft_sampling or spec.num_steps is None:
+        return 0
+    gone_on_with = 1 + (spec.num_steps - 1) * spec.eagle_topk
+    return 1 if spec.eagle_topk == 1 else 1 + -(-gone_on_with // spec.max_nodes)
 
 
 def _kinds_of_rounds(spec: SpecConfig) -> int:

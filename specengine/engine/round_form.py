@@ -44,8 +44,8 @@ class Flight(NamedTuple):
 
     reqs: list[Req]
     num_drafted: list[int]
-    # int64 [B, 2 * num_steps + 2], pinned: accepted drafts, the target's tokens, and of trees the
-    # nodes that they stand at
+    # int64 [B, 2 * num_steps + 3], pinned: accepted drafts, the target's tokens, and of trees the
+    # nodes that they stand at; of weighed ones how many nodes there were, root left out
     outcome: Tensor
     landed: torch.cuda.Event
     form: Form

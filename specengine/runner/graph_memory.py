@@ -31,7 +31,7 @@ class GraphDemand:
     vocab_size: int
     bytes_per_token: int  # that a forward needs for a moment, without logits
     prompts: tuple[int, ...] = ()  # tokens of each graph of prefills
-    keeps_weights: bool = False  # of drafts, beside the target's logits
+    kept_weights: int = 0  # rows of drafts' weights a token, beside the target's logits
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +40,7 @@ class GraphDemand:
         leave hidden states and features, a quarter of that; and the launches."""
         rows = min(self.batch_sizes[-1] * self.nodes, MAX_TOKENS)
         kept = sum(self.batch_sizes) + (2 * rows if self.nodes > 1 else 0)
-        moment = rows * (self.bytes_per_token + (6 + 4 * self.keeps_weights) * self.vocab_size)
+        moment = rows * (self.bytes_per_token + (6 + 4 * self.kept_weights) * self.vocab_size)
         graphs = len(self.batch_sizes) * (2 + self.depths)
         prefills = (max(self.prompts, default=0) + sum(self.prompts) // 4) * self.bytes_per_token
         launches = (graphs + len(self.prompts)) * self.num_layers * _LAUNCHES

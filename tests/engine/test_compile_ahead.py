@@ -25,6 +25,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "chains": {"eagle_topk": 1, "num_draft_tokens": 4},
     "trees": {"eagle_topk": 4, "num_draft_tokens": 16},
     "weighed chains": {"eagle_topk": 1, "num_draft_tokens": 4, "draft_sampling": True},
+    "weighed trees": {"eagle_topk": 4, "num_draft_tokens": 16, "verify": "target_only"},
+    "sampled trees": {"eagle_topk": 4, "num_draft_tokens": 16, "draft_sampling": True},
     "trees of text": {"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16},
 }
 
@@ -93,6 +95,27 @@ def test_a_rule_that_weighs_drafts_is_rehearsed(asked_by_kind: dict[str, Asked])
     assert of_rule <= kernels.keys()
     assert not of_rule & missed.keys()
     assert not of_rule & asked_by_kind["chains"]["kernels"].keys()
+
+
+@WITHOUT_A_GPU
+@pytest.mark.parametrize(
+    ("kind", "of_kind"),
+    [
+        ("weighed trees", {"_walk_kernel", "_draw_kernel", "_accept_path_kernel"}),
+        (
+            "sampled trees",
+            {"_descend_kernel", "_draw_siblings_kernel", "_accept_path_kernel"},
+        ),
+    ],
+)
+def test_rules_for_trees_are_rehearsed(
+    kind: str, of_kind: set[str], asked_by_kind: dict[str, Asked]
+) -> None:
+    asked = asked_by_kind[kind]
+    assert asked["rounds"] == "GraphWeighedTreeRound"
+    assert of_kind <= asked["kernels"].keys()
+    assert not of_kind & asked["missed"].keys()
+    assert not of_kind & asked_by_kind["trees"]["kernels"].keys()
 
 
 @pytest.mark.parametrize(

@@ -77,14 +77,26 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         ),
         (
             as_it_is,
-            {"draft_sampling": True, "eagle_topk": 2, "num_draft_tokens": 6},
+            {
+                "draft_sampling": True,
+                "verify": "match",
+                "eagle_topk": 2,
+                "num_draft_tokens": 6,
+            },
+            {},
+            "drafts are sampled, and the verifier does not weigh them",
+            "the drafter needs the host in the middle of a draft",
+        ),
+        (
+            as_it_is,
+            {"algorithm": "STANDALONE", "eagle_topk": 2, "num_draft_tokens": 6},
             {},
             "the drafter needs the host in the middle of a round",
             "the drafter needs the host in the middle of a draft",
         ),
         (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
     ],
-    ids=["plans on the host", "traced", "sampled drafts", "sampled tree", "weighs drafts"],
+    ids=["plans on the host", "traced", "sampled drafts", "sampled tree", "tree", "weighs drafts"],
 )
 def test_every_round_is_counted(
     change: Callable[[LLM], None],
@@ -98,7 +110,8 @@ def test_every_round_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     plain = make(target, None, device="cpu")
-    spec = replace(SPEC, draft_model_path=drafters["EAGLE3"], **given)
+    path = drafters[given.get("algorithm", "EAGLE3")]
+    spec = replace(SPEC, draft_model_path=path, **given)
     llm = make(target, spec, device="cpu")
     change(llm)
     engine, config = llm.engine, with_graphs(llm, **trace)

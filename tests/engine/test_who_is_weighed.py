@@ -15,6 +15,7 @@ from specengine.engine.graph_build import _row_drafter, make_graph_round, new_ro
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.target.verify.sibling import SiblingVerifier
 from tests.engine.test_graph_round import DeviceLengths, make
 from tests.engine.test_no_graphs import with_graphs
@@ -30,11 +31,14 @@ from tests.engine.test_no_graphs import with_graphs
             "drafts are sampled, and the verifier does not weigh",
         ),
         ("EAGLE3", {"simulate_accept_length": 2.5}, True, "drafts are sampled, and the verifier"),
-        ("EAGLE3", {"eagle_topk": 2}, True, "the drafter needs the host in the middle of a round"),
+        ("EAGLE3", {"eagle_topk": 2}, True, GraphWeighedTreeRound),
+        ("EAGLE3", {"eagle_topk": 2, "verify": "match"}, True, "drafts are sampled, and"),
         ("EAGLE3", {}, False, GraphRound),
         ("EAGLE3", {"simulate_accept_length": 2.5}, False, GraphRound),
         ("EAGLE3", {"verify": "target_only"}, False, GraphWeighedRound),
-        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, False, GraphTreeRound),
+        ("EAGLE3", {"verify": "target_only", "eagle_topk": 2}, False, GraphWeighedTreeRound),
+        ("EAGLE3", {"eagle_topk": 2}, False, GraphTreeRound),
+        ("EAGLE3", {"eagle_topk": 2, "simulate_accept_length": 2.5}, False, GraphTreeRound),
         ("EAGLE3", {}, True, GraphWeighedRound),
         ("STANDALONE", {"verify": "sibling"}, True, GraphWeighedRound),
         ("NGRAM", {"verify": "target_only"}, False, GraphWeighedRound),
@@ -68,8 +72,8 @@ def test_who_is_weighed(
         assert made.startswith(expected)
         return
     assert type(made) is expected
-    assert made.choices.weighs == (expected is GraphWeighedRound)
-    may_sample = given.get("verify") != "target_only" or expected is GraphWeighedRound
+    assert made.choices.weighs == issubclass(expected, GraphWeighedRound)
+    may_sample = given.get("verify") != "target_only" or made.choices.weighs
     assert made.samples == may_sample
     assert (made.simulated is None) == ("simulate_accept_length" not in given)
 

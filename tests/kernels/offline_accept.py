@@ -13,12 +13,18 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from specengine.kernels.accept_block import accept_block
+from specengine.kernels.accept_chain import RoundState
+from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_relaxed import accept_relaxed
+from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.draw_siblings import draw_siblings
 from specengine.kernels.sample_rows import ChoiceTable, Places
+from specengine.kernels.tree_build import TreeLimits, tree_build
 from specengine.kernels.tree_shape import tree_shape
+from specengine.kernels.tree_step import Drawn, Found, tree_step
 from specengine.kernels.weigh_rows import weigh_rows
 from tests.kernels import offline_triton, relaxed_world
 from tests.kernels.sampled_world import CPU, draws_of, random_round
@@ -45,6 +51,19 @@ def main() -> None:
         tree_shape(nodes[:, 0, 0].contiguous(), nodes, num_nodes, num_steps, backend="triton")
     table, place = ChoiceTable.of(3, CPU), torch.arange(3)
     weigh_rows(torch.zeros(6, 9000), table, Places(place, place, 2), 0, backend="triton")
+    for topk, num_steps, num_nodes in ((2, 3, 2), (4, 5, 40)):
+        found, roots = Found.of(3, topk, num_steps, CPU), torch.zeros(3, dtype=torch.int64)
+        for limits in (None, TreeLimits(topk, roots, roots)):
+            tree = tree_build(roots, found, num_nodes, num_steps, limits, backend="triton")
+        state, ended = RoundState.of(3, 3, num_steps, CPU), Accepted(roots, roots)
+        accept_path(state, roots, ended, tree, num_steps, 99, backend="triton")
+        drawn = Drawn(torch.zeros(3, topk, dtype=torch.int64), torch.zeros(topk), roots == 0)
+        for given in (None, drawn):
+            counters = torch.zeros(3, dtype=torch.int32)
+            tree_step(
+                torch.zeros(3, 9000), None, found, topk, counters, drawn=given, backend="triton"
+            )
+        draw_siblings(torch.zeros(3, 9000), torch.zeros(3, topk).double(), backend="triton")
     print(json.dumps(compiled))
 
 

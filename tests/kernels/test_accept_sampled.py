@@ -137,6 +137,10 @@ def test_the_compiler_takes_what_the_interpreter_does(tmp_path: Path) -> None:
         "_accept_relaxed_kernel": 2,
         "_tree_shape_kernel": 3,
         "_sample_rows_kernel": 1,
+        "_tree_build_kernel": 4,
+        "_accept_path_kernel": 2,
+        "_tree_step_kernel": 4,
+        "_draw_siblings_kernel": 2,
     }
 
 

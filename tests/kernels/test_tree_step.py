@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.head_topk_ref import shares_of
-from specengine.kernels.tree_build import tree_build
-from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.kernels.tree_build import TreeLimits, tree_build
+from specengine.kernels.tree_step import Beams, Drawn, Found, tree_step
 
 STEPS = 3
 RANKS = [0.0, -1.25, -2.5]
@@ -222,3 +224,82 @@ def test_trees_of_both_backends(topk: int, num_nodes: int, device: torch.device)
     tree = tree_build(roots, found, num_nodes, STEPS, backend="triton")
     for name in ("tokens_BN", "parents_BN", "depths_BN", "mask_BNN"):
         assert torch.equal(getattr(tree, name), getattr(expected, name)), name
+
+
+@pytest.mark.parametrize(("topk", "num_nodes"), [(2, 7), (4, 16), (3, 2), (4, 37)])
+def test_limited_trees_of_both_backends(topk: int, num_nodes: int, device: torch.device) -> None:
+    num_nodes = min(num_nodes, 1 + topk + (STEPS - 1) * topk**2)
+    cases = list(product([1, 2, 3, 4, num_nodes, 99], range(STEPS + 1)))
+    found, _ = grow(logits_of(len(cases), topk, 90, device), topk, PLAIN)
+    found.scores_BC.copy_((found.scores_BC * 2).round() / 2)  # ties; no child outdoes its parent
+    roots = torch.arange(len(cases), device=device)
+    limits = TreeLimits(topk, *torch.tensor(cases, device=device).T.contiguous())
+    given = roots, found, num_nodes, STEPS, limits
+    expected = tree_build(*given, backend="torch")
+    tree = tree_build(*given, backend="triton")
+    for name in ("tokens_BN", "parents_BN", "depths_BN", "mask_BNN", "candidates_BN"):
+        assert torch.equal(getattr(tree, name), getattr(expected, name)), name
+    counts = (expected.parents_BN.cpu() != torch.arange(num_nodes)).sum(1)
+    assert counts[: STEPS + 1].tolist() == [1] * (STEPS + 1)
+    assert int(counts[-1]) == num_nodes
+
+
+def test_children_that_were_drawn(by: Given, device: torch.device) -> None:
+    """Of the second request and the third; the first wants the best."""
+    backend, num_shares, width = by
+    logits = logits_of(3, 3, 40, device)[1].flatten(0, 1)
+    roots = torch.zeros(3, 40, device=device)
+    found = Found.of(3, 3, 2, device)
+    counters = torch.zeros(3, dtype=torch.int32, device=device)
+    scores = torch.tensor([-0.25, -1.5, -1.75], device=device)
+    greedy = torch.tensor([True, False, False], device=device)
+    drawn = Drawn(torch.arange(100, 109, device=device).view(3, 3), scores, greedy)
+    drawn.tokens_TK[2, 1:] = -1
+    told = shares_of(roots, 3, num_shares, width) if num_shares else roots
+    given = told, None, found, 3, counters
+    beams = tree_step(*given, drawn=drawn, backend=backend)
+    best, _ = grow([roots[:, None].expand(-1, 3, -1)], 3, PLAIN)
+    assert found.tokens_BC[:, :3].tolist() == [
+        best.tokens_BC[0].tolist(),
+        [103, 104, 105],
+        [106, -1, -1],
+    ]
+    assert torch.allclose(found.scores_BC[0, :3], best.scores_BC[0])
+    assert found.scores_BC[1:, :3].tolist() == [scores.tolist()] * 2
+    assert beams.tokens_BK[1:].tolist() == [[103, 104, 105], [106, -1, -1]]
+    lower = Drawn(torch.arange(200, 227, device=device).view(9, 3), scores, greedy)
+    told = shares_of(logits, 3, num_shares, width) if num_shares else logits
+    given = told, beams, found, 3, counters
+    after = tree_step(*given, drawn=lower, backend=backend)
+    assert found.tokens_BC[1, 3:].tolist() == list(range(209, 218))
+    expected = scores[:, None] + scores
+    assert found.scores_BC[2, 3:].tolist() == expected.flatten().tolist()
+    assert found.parents_BC[1, 3:].tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert after.tokens_BK[1:].tolist() == [[209, 210, 212], [218, 219, 221]]
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_nodes_without_a_token_are_left_out(backend: Backend, device: torch.device) -> None:
+    """
+    9 ─┬─ 10 ─┬─ 20
+       │      └─ none
+       └─ none ─┬─ none
+                └─ none
+    """
+    found = Found(
+        tokens_BC=torch.tensor([[10, -1, 20, -1, -1, -1]], device=device),
+        scores_BC=torch.tensor([[-0.5, -1.0, -1.25, -2.0, -1.5, -3.0]], device=device),
+        parents_BC=torch.tensor([[-1, -1, 0, 0, 1, 1]], device=device),
+    )
+    roots = torch.tensor([9], device=device)
+    for nodes, tokens, candidates in (
+        (6, [9, 10, 20, 0, 0, 0], [0, 0, 2, 0, 0, 0]),
+        (3, [9, 10, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),  # nobody moves up in place of the second
+    ):
+        limits = TreeLimits(2, roots.new_tensor([nodes]), roots.new_tensor([2]))
+        tree = tree_build(roots, found, 6, 2, limits, backend=backend)
+        assert tree.candidates_BN is not None
+        assert tree.tokens_BN.tolist() == [tokens]
+        assert tree.candidates_BN.tolist() == [candidates]
+        parents = [-1, 0, 1 if nodes == 6 else 2, 3, 4, 5]
+        assert tree.parents_BN.tolist() == [parents]

@@ -17,7 +17,7 @@ from torch import Tensor
 from specengine.kernels.accept_chain import Simulated
 from specengine.kernels.accept_coins import accept_coins
 from specengine.kernels.accept_tree import accept_tree
-from specengine.kernels.tree_build import tree_build
+from specengine.kernels.tree_build import TreeLimits, tree_build
 from specengine.kernels.tree_step import Found
 from specengine.target.verify.target_only import TargetOnlyVerifier
 from tests.device import DEVICE
@@ -185,8 +185,15 @@ def test_the_same_trees_are_built(seed: int) -> None:
     roots = torch.tensor([7, 9], device=DEVICE)
     ours = tree_build(roots, moved, 8, levels, backend="torch")
     theirs = tree_build(roots, moved, 8, levels, backend="sgl")
-    for name, tensor in vars(ours).items():
-        assert torch.equal(getattr(theirs, name), tensor), name
+    for name in ("tokens_BN", "parents_BN", "depths_BN", "mask_BNN"):
+        assert torch.equal(getattr(theirs, name), getattr(ours, name)), name
+
+
+def test_nothing_is_limited() -> None:
+    roots = torch.tensor([7, 9], device=DEVICE)
+    limits = TreeLimits(2, roots, roots)
+    with pytest.raises(ValueError, match="leave `limits` out"):
+        tree_build(roots, Found.of(2, 2, 2, DEVICE), 4, 2, limits, backend="sgl")
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -40,7 +40,7 @@ def test_what_graphs_are_expected_to_take() -> None:
     demand = GraphDemand((1, 8), 4, 1, num_layers=2, vocab_size=1000, bytes_per_token=500)
     launches = 6 * 2 * 65536
     assert demand.num_bytes == (9 + 2 * 32) * 4000 + 32 * 6500 + launches
-    weighed = replace(demand, keeps_weights=True)
+    weighed = replace(demand, kept_weights=1)
     assert weighed.num_bytes == demand.num_bytes + 32 * 4000
     plain = replace(demand, nodes=1)
     assert plain.num_bytes == 9 * 4000 + 8 * 6500 + launches

@@ -176,6 +176,28 @@ def test_rounds_of_functions(
 LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
+    target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near the end of a request its trees are smaller in a loop, too."""
+    for module in (ragged_graphs, loop_graphs):
+        monkeypatch.setattr(module, "capture", capture)
+    spec = replace(specs["EAGLE3 tree"], verify="target_only")
+    eager, replayed = make(target, spec), make(target, spec)
+    counters = graphs_on_the_cpu(replayed)
+    for first in range(4):
+        params = [replace(BATCHES[0][0], seed=n, max_tokens=2 + first + 3 * n) for n in range(4)]
+        params[first] = replace(params[first], speculative=LIMITED.speculative)
+        pairs = [one.generate(PROMPTS[:4], params) for one in (replayed, eager)]
+        for found, expected in zip(*pairs, strict=True):
+            assert found.token_ids == expected.token_ids
+            assert found.completions[0].spec.histogram == expected.completions[0].spec.histogram
+            drafted, due = (x.completions[0].spec.num_draft_tokens for x in (found, expected))
+            assert drafted == due
+    assert counters["draft loop"]["replays"] > 8
+
+
 @pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE", "MTP"])
 def test_prompts_find_graphs_that_were_captured_before(
     name: str,

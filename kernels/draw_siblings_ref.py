@@ -1,0 +1,20 @@
+"""Draws without replacement in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.kernels.sample_rows_ref import LEAST_WEIGHT, invert_cdf
+
+
+def draw_siblings(weights_RV: Tensor, uniforms_RK: Tensor) -> Tensor:
+    left_RV, tokens = weights_RV, list[Tensor]()
+    for rank, uniforms_R in enumerate(uniforms_RK.unbind(1)):
+        if rank:
+            left_RV = left_RV.double().scatter(1, tokens[-1].clamp(min=0), 0.0)
+            # Weights are rounded to units of the best one's: what is left may be tiny.
+            left_RV /= left_RV.amax(-1, keepdim=True).clamp(min=LEAST_WEIGHT)
+        token_R1 = invert_cdf(left_RV, uniforms_R)[:, None]
+        tokens.append(token_R1.where(left_RV.gather(1, token_R1) > 0, -1))
+    return torch.cat(tokens, dim=1)
