@@ -200,9 +200,11 @@ def test_what_the_engine_makes(
     assert not flying.sizes
     assert not flying.may_sleep
     assert (flying.steps, flying.num_nodes, flying.num_slots) == ([0, 3, 11], 12, 12)
-    assert {form.num_nodes for form in flying._forms(16, BEST)} == {None}
+    assert {form.num_nodes for form in flying.forms(16, BEST)} == {None}
+    monkeypatch.setattr(flying, "seconds_of", lambda size, steps, nodes=None: 1.0 + steps)
     depths = _depths(flying, None, HostSeconds(True))
     assert (depths.steps, depths.sizes) == ([0, 3, 11], {})
     assert isinstance(depths.costs, RunningCosts)
+    assert depths.costs.of(16, 11) == 12.0, "without the host"
     assert depths.host is None
     assert _round_facts(flying)["rounds"] == "in graphs, drafts of the host"
