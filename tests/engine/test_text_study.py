@@ -139,7 +139,7 @@ def flying(
         monkeypatch.setattr(torch.cuda, "Event", Behind)
     for size in graph_round.batch_sizes:  # nobody follows into a graph that is not there yet
         for steps in graph_round.steps:
-            graph_round._graph(Form(size, steps))
+            graph_round.graph(Form(size, steps))
     assert llm.engine.flights is not None
     llm.engine.flights.depths = Steered(lambda number: 0 if number % EVERY else 3)
     watched = Watched(llm)
