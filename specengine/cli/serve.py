@@ -35,6 +35,6 @@ def serve_forever(config: EngineConfig) -> None:
 
             engine = build_engine(config)
             until_the_end.enter_context(settled())
-            return AsyncEngine(engine)
+            return AsyncEngine(engine, prepares=True)
 
         serve(config.server, build)

@@ -31,8 +31,11 @@ class Caller:
 class AsyncEngine:
     """Every call into the Engine is made by the engine thread; other threads post commands."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, prepares: bool = False) -> None:
+        """prepares: capture graphs while there is no work. Only where nothing else in the process
+        uses the device: beside a capture nobody may wait for it or give memory back to it."""
         self._engine = engine
+        self._prepares = prepares
         self._callers: dict[str, Caller] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -129,7 +132,7 @@ class AsyncEngine:
                     self._commands.popleft()()
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
-                elif not self._engine.use_idle_moment():
+                elif not (self._prepares and self._engine.use_idle_moment()):
                     self._wake.wait()
         except Exception as error:
             logger.exception("the engine thread failed")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_one_at_a_time = Lock()  # engines in threads of one process share the stream
 
 
 @dataclass(frozen=True)
@@ -55,14 +58,16 @@ def without_garbage_collection() -> Iterator[None]:
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
     runs once before, which compiles kernels and creates library handles outside the capture."""
-    _warm_up([run])
-    return _record(run, pool)
+    with _one_at_a_time:
+        _warm_up([run])
+        return _record(run, pool)
 
 
 def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torch.cuda.CUDAGraph]:
     """Likewise of each part. What one leaves for the next stays where it is: hold on to it."""
-    _warm_up(parts)
-    return [_record(part, pool)[0] for part in parts]
+    with _one_at_a_time:
+        _warm_up(parts)
+        return [_record(part, pool)[0] for part in parts]
 
 
 def _warm_up(parts: Sequence[Callable[[], object]]) -> None:

@@ -110,10 +110,14 @@ def test_it_ends_where_there_is_no_memory(
 
 
 @ON_CPU
-def test_a_server_does_it_between_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prepares", [True, False])
+def test_a_server_does_it_between_requests(
+    prepares: bool, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where others may use the device."""
     flying = let_fly(llm, monkeypatch)
     flying.capture()
-    served = AsyncEngine(llm.engine)
+    served = AsyncEngine(llm.engine, prepares)
 
     async def ask(rid: str) -> list[int]:
         ids = llm.engine.parts.tokenizer.encode(PROMPTS[0])
@@ -121,14 +125,14 @@ def test_a_server_does_it_between_requests(llm: LLM, monkeypatch: pytest.MonkeyP
 
     try:
         said = asyncio.run(ask("first"))
-        for _ in range(500):
+        for _ in range(500 if prepares else 0):
             if sampling_sizes(flying) == [1, 2, 4]:
                 break
             time.sleep(0.01)
-        assert sampling_sizes(flying) == [1, 2, 4]
         assert asyncio.run(ask("second")) == said
     finally:
         served.shutdown()
+    assert sampling_sizes(flying) == ([1, 2, 4] if prepares else [1])
 
 
 def test_without_rounds_on_the_device_there_is_nothing_to_do(target: Path) -> None:

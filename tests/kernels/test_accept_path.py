@@ -84,5 +84,6 @@ def test_each_turn_has_its_half(backend: Backend, device: torch.device) -> None:
     state.turn.fill_(1)
     given = torch.tensor([1], device=device), found_of([1], [9], device), tree, 1, CONTEXT
     accept_path(replace(state), *given, backend=backend)
+    assert state.roots.tolist() == [0, 9], "outcomes are pinned: this waits for them, too"
     assert state.outcomes[1, 0, :5].tolist() == [1, 7, 9, 1, 1]
     assert not state.outcomes[0].any()
