@@ -11,12 +11,13 @@ from specengine.kernels.dispatch import Backend, use_triton
 def draw_siblings(weights_RV: Tensor, uniforms_RK: Tensor, *, backend: Backend = "auto") -> Tensor:
     """K tokens of each row, in the order drawn, int64 [R, K]::
 
-        left = weights
+        left, scale = weights, 1
         for k in range(K):
-            weight = floor(left * 2^43)
-            if not any(weight): token[k] = -1       # nor is there any later one
+            weight = floor(left * scale * 2^43)
+            if not any(weight): token[k] = -1    # nor is there any later one
             token[k] = first with weight[0] + .. + weight[token] > floor(u[k] * sum(weight))
-            left[token[k]] = 0, left /= max(left)   # in float64; of weights near 0 much is left
+            left[token[k]] = 0
+            scale = 1 / max(left)                # in float64: what is left may be tiny
 
     Sums are those of integers, exact in any order: no bit depends on other rows, nor on the device.
 

@@ -18,14 +18,12 @@ _MAX_BLOCK = 8192
 
 
 @triton.jit
-def _left(weights_ptr, place, vocab, drawn, largest, ranks, number):
-    """float64, what `number` draws have left at some places. drawn, largest: of the ranks, what was
-    drawn, and by what weights were then divided."""
-    left = tl.load(weights_ptr + place, mask=place < vocab, other=0.0).to(tl.float64)
+def _left(weights_ptr, place, vocab, drawn, ranks, number):
+    """float32, what `number` draws have left at some places. drawn: what each of them drew."""
+    left = tl.load(weights_ptr + place, mask=place < vocab, other=0.0)
     for rank in range(number):
         token = tl.sum(tl.where(ranks == rank, drawn, 0), 0)
-        divisor = tl.sum(tl.where(ranks == rank, largest, 0.0), 0)
-        left = tl.where(place == token, 0.0, left) / divisor
+        left = tl.where(place == token, 0.0, left)
     return left
 
 
@@ -46,13 +44,13 @@ def _draw_siblings_kernel(
     tokens_ptr += row * K
     ranks = tl.arange(0, BLOCK_K)
     drawn = tl.full([BLOCK_K], -1, tl.int32)
-    largest = tl.full([BLOCK_K], 1.0, tl.float64)
+    scale = tl.full([], _UNIT, tl.float64)
     for rank in range(K):
         sums = tl.zeros([BLOCK], tl.int64)
         for start in range(0, vocab, BLOCK):
             place = start + tl.arange(0, BLOCK)
-            left = _left(weights_ptr, place, vocab, drawn, largest, ranks, rank)
-            sums += (left * _UNIT).to(tl.int64)
+            left = _left(weights_ptr, place, vocab, drawn, ranks, rank)
+            sums += (left.to(tl.float64) * scale).to(tl.int64)
         total = tl.sum(sums, 0)
         target = (tl.load(uniforms_ptr + rank) * total.to(tl.float64)).to(tl.int64)
         target = tl.minimum(target, total - 1)
@@ -60,8 +58,8 @@ def _draw_siblings_kernel(
         token = tl.full([], -1, tl.int32)
         while start < tl.where(total > 0, vocab, 0):
             place = start + tl.arange(0, BLOCK)
-            left = _left(weights_ptr, place, vocab, drawn, largest, ranks, rank)
-            weight = (left * _UNIT).to(tl.int64)
+            left = _left(weights_ptr, place, vocab, drawn, ranks, rank)
+            weight = (left.to(tl.float64) * scale).to(tl.int64)
             sum_ = tl.sum(weight, 0)
             start += BLOCK
             if before + sum_ > target:
@@ -72,13 +70,14 @@ def _draw_siblings_kernel(
         tl.store(tokens_ptr + rank, token.to(tl.int64))
         if rank + 1 < K:
             drawn = tl.where(ranks == rank, token, drawn)
-            most = tl.zeros([BLOCK], tl.float64)
+            most = tl.zeros([BLOCK], tl.float32)
             for start in range(0, vocab, BLOCK):
                 place = start + tl.arange(0, BLOCK)
-                left = _left(weights_ptr, place, vocab, drawn, largest, ranks, rank + 1)
+                left = _left(weights_ptr, place, vocab, drawn, ranks, rank + 1)
                 most = tl.maximum(most, left)
-            divisor = tl.maximum(tl.max(most, 0), _LEAST)
-            largest = tl.where(ranks == rank, divisor, largest)
+            largest = tl.maximum(tl.max(most, 0).to(tl.float64), _LEAST)
+            # A power of two more is exact.
+            scale = (1.0 / largest) * _UNIT
 
 
 def draw_siblings(weights_RV: Tensor, uniforms_RK: Tensor) -> Tensor:

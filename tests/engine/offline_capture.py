@@ -119,12 +119,13 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
 def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
     runner, flying = make(config)
     asked.clear()
-    with torch.inference_mode(), stage():
-        acts = [*rehearsal._telling_acts(runner, SIZES, True, flying)]
-        for act in acts:
-            act()
-        foreseen = set(asked)
-        with Operators() as operators:
+    with torch.inference_mode():
+        with stage():
+            acts = [*rehearsal._telling_acts(runner, SIZES, True, flying)]
+            for act in acts:
+                act()
+        foreseen = set(asked)  # a stage ends when all has been asked for
+        with stage(), Operators() as operators:
             count = sum(1 for _ in every_act(runner, flying))
     missed = Counter(name for name, _ in asked - foreseen)
     kernels = Counter(name for name, _ in foreseen)

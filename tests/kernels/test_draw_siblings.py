@@ -35,9 +35,9 @@ def random_uniforms(rows: int, count: int) -> Tensor:
 
 
 def drawn_plainly(weights: list[float], uniforms: list[float]) -> list[int]:
-    left, tokens = list(weights), []
+    left, scale, tokens = list(weights), 1.0, []
     for u in uniforms:
-        weight = [math.floor(x * 2.0**43) for x in left]
+        weight = [math.floor(x * scale * 2.0**43) for x in left]
         if not any(weight):
             tokens.append(-1)
             continue
@@ -45,8 +45,7 @@ def drawn_plainly(weights: list[float], uniforms: list[float]) -> list[int]:
         token = next(n for n, reached in enumerate(accumulate(weight)) if reached > target)
         tokens.append(token)
         left[token] = 0.0
-        most = max(left)
-        left = [x / most for x in left] if most else left
+        scale = 1.0 / max(*left, LEAST_WEIGHT)
     return tokens
 
 
