@@ -31,9 +31,8 @@ from specengine.engine.phases import Phases
 from specengine.lab.throughput.plan import Plan, prepare
 
 
-def milliseconds(engine: Engine, prompts: list[list[int]], new_tokens: int) -> list[float]:
+def milliseconds(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[float]:
     """Of each step of one batch; of the first one with its requests' queueing."""
-    params = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
     last, times = perf_counter(), list[float]()
     for number, prompt in enumerate(prompts):
         engine.add_request(str(number), prompt, params, stream=False)
@@ -59,7 +58,8 @@ def summary(times: list[float]) -> dict[str, float]:
 
 def measure(plan: Plan) -> list[dict[str, Any]]:
     """A row an engine and batch size: of each figure the median, of `all` the best, too."""
-    rows = []
+    rows, count = [], plan.workload.new_tokens
+    params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
     with ExitStack() as stack:
         config = prepare(plan, stack)
         loaded, spec = load(config, Phases()), str(config.spec.algorithm)
@@ -71,7 +71,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
             batches = plan.workload.batches(batch_size, loaded.model.vocab_size)
             for number, prompts in enumerate(batches):
                 for name in engines if number % 2 else reversed(engines):
-                    times = milliseconds(engines[name], prompts, plan.workload.new_tokens)
+                    times = milliseconds(engines[name], prompts, params)
                     if number:
                         runs[name].append(summary(times))
             for name, found in runs.items():

@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
+from by_turns import milliseconds
 
 from specengine.cli.bench import throughput
 from specengine.core.sampling import SamplingParams
@@ -30,19 +31,6 @@ from specengine.engine.garbage import settled
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.lab.throughput.plan import Plan, prepare
-
-
-def milliseconds(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[float]:
-    """Of each step of one batch."""
-    last, times = perf_counter(), list[float]()
-    for number, prompt in enumerate(prompts):
-        engine.add_request(str(number), prompt, params, stream=False)
-    while engine.has_work:
-        engine.step()
-        now = perf_counter()
-        times.append(1000 * (now - last))
-        last = now
-    return times
 
 
 def rows_of(engine: Engine, plan: Plan, vocab_size: int) -> Iterator[dict[str, float]]:

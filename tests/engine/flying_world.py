@@ -3,15 +3,17 @@ replayed, and nothing is late."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from specengine import LLM, SpecConfig
+from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine import graph_round, graph_ruled
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _row_drafter, new_round
@@ -74,3 +76,29 @@ def let_fly(
     flying = new_round(parts, drafter, steps, [1, 2, most])
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps)
     return flying
+
+
+def come_and_go(
+    host: LLM,
+    llm: LLM,
+    prompts: Sequence[str],
+    wishes: Sequence[SamplingParams],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever runs around it, on the device or not, a seed says what it says alone. prompts: of
+    the wishes in turn."""
+    can_fly, draw = llm.engine._can_fly, random.Random(2)
+    monkeypatch.setattr(
+        llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
+    )
+    found, waiting = dict[str, list[int]](), draw.sample(range(len(wishes)), len(wishes))
+    while waiting or llm.engine.has_work:
+        if waiting and draw.random() < 0.4:
+            number = waiting.pop()
+            ids = llm.tokenizer.encode(prompts[number % len(prompts)])
+            llm.engine.add_request(str(number), ids, wishes[number])
+        found |= {one.rid: one.token_ids for one in llm.engine.step()}
+        llm.engine.scheduler.check_invariant()
+    pairs = zip(cycle(prompts), wishes, strict=False)
+    alone = [host.generate([one], [wish])[0] for one, wish in pairs]
+    assert found == {str(number): one.token_ids for number, one in enumerate(alone)}

@@ -3,7 +3,6 @@ in rounds of the host, as drafts, limits and ends of requests do."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.draft.eagle_checkpoints import almost_bigram
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import TARGETS, predictable
-from tests.engine.flying_world import let_fly
+from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 
@@ -200,23 +199,9 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
     host, llm = make(folder, spec, **given), make(folder, spec, **given)
     let_drafters_fly(llm)
     flying = let_fly(llm, monkeypatch, most=8)
-    can_fly, draw = llm.engine._can_fly, random.Random(2)
-    monkeypatch.setattr(
-        llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
-    )
     held = replace(SAMPLED[1], temperature=0.9, seed=9, min_tokens=5, max_tokens=22)
     wishes = [*WISHES, replace(held, ignore_eos=False)]
-    prompts, found = [*MANY, "0a"], dict[str, list[int]]()
-    waiting = list(range(len(wishes)))
-    while waiting or llm.engine.has_work:
-        if waiting and draw.random() < 0.4:
-            number = waiting.pop()
-            ids = llm.tokenizer.encode(prompts[number])
-            llm.engine.add_request(str(number), ids, wishes[number])
-        found |= {one.rid: one.token_ids for one in llm.engine.step()}
-        llm.engine.scheduler.check_invariant()
-    alone = [host.generate([one], [wish])[0] for one, wish in zip(prompts, wishes, strict=True)]
-    assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
+    come_and_go(host, llm, [*MANY, "0a"], wishes, monkeypatch)
     assert flying.counters["replays"] > 20
     assert not fallbacks(flying)
 

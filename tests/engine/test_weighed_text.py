@@ -12,10 +12,10 @@ import torch
 from specengine import SpecConfig
 from specengine.core.sampling import SpecControl
 from specengine.engine.graph_weighed import GraphWeighedRound
-from tests.engine.flying_world import let_fly
+from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, SAMPLED, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, check, fallbacks, flags
-from tests.engine.test_weighed_wishes import WISHES, come_and_go
+from tests.engine.test_weighed_wishes import WISHES
 from tests.engine.test_weighed_wishes import check as check_wishes
 
 SPECS = {
@@ -86,7 +86,7 @@ def test_greedy_requests_alone_are_matched(
 def test_requests_come_and_go(name: str, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, llm = (make(target, SPECS[name], **flags()) for _ in range(2))
     flying = let_fly(llm, monkeypatch, most=8)
-    come_and_go(host, llm, [*ENDS, *WISHES["all"], *WISHES["grammars"]], monkeypatch)
+    come_and_go(host, llm, MANY, [*ENDS, *WISHES["all"], *WISHES["grammars"]], monkeypatch)
     assert flying.counters["replays"] > 20
     assert not fallbacks(flying)
 

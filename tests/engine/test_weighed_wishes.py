@@ -3,7 +3,6 @@ alone: a seed says what it says in rounds of the host."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from specengine.kernels import accept_block, accept_chain, edit_rows, weigh_rows
 from tests.draft.eagle_checkpoints import almost_bigram
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import TARGETS, predictable
-from tests.engine.flying_world import let_fly
+from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, SAMPLED, assert_close, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, fallbacks, flags, let_drafters_fly
@@ -189,27 +188,6 @@ def test_loops_of_the_host_draft_what_seeds_follow_from(
         assert (loops._form(batch, 3) == form) == (is_drafted or not weighed)
 
 
-def come_and_go(
-    host: LLM, llm: LLM, wishes: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever runs around it, on the device or not, a seed says what it says alone."""
-    can_fly, draw = llm.engine._can_fly, random.Random(3)
-    monkeypatch.setattr(
-        llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
-    )
-    prompts, found = [MANY[i % len(MANY)] for i in range(len(wishes))], dict[str, list[int]]()
-    waiting = draw.sample(range(len(wishes)), len(wishes))
-    while waiting or llm.engine.has_work:
-        if waiting and draw.random() < 0.4:
-            number = waiting.pop()
-            ids = llm.tokenizer.encode(prompts[number])
-            llm.engine.add_request(str(number), ids, wishes[number])
-        found |= {one.rid: one.token_ids for one in llm.engine.step()}
-        llm.engine.scheduler.check_invariant()
-    alone = [host.generate([one], [wish])[0] for one, wish in zip(prompts, wishes, strict=True)]
-    assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
-
-
 @ON_CPU
 @pytest.mark.parametrize(
     ("rule", "name"),
@@ -231,7 +209,8 @@ def test_those_with_wishes_come_and_go(
     host, llm = make(folder, spec, **more), make(folder, spec, **more)
     let_drafters_fly(llm)
     flying = let_fly(llm, monkeypatch, most=8)
-    come_and_go(host, llm, [one for params in WISHES.values() for one in params], monkeypatch)
+    wishes = [one for params in WISHES.values() for one in params]
+    come_and_go(host, llm, MANY, wishes, monkeypatch)
     assert flying.counters["replays"] > 20
     assert not fallbacks(flying)
 
