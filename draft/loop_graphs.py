@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -180,8 +180,8 @@ class DraftLoops:
         parents_BN = drafted.parents_BN[: len(levels)].clone()
         if not self.draws_trees:
             return DraftProposal(tokens_BN, parents_BN, [1 + n for n in levels], is_chain=True)
-        assert isinstance(self.drafter, WeighedTreeDrafter)
-        whole = [self.drafter.num_tree_nodes(level) if level else 1 for level in levels]
+        drafter = cast(WeighedTreeDrafter, self.drafter)
+        whole = [drafter.num_tree_nodes(level) if level else 1 for level in levels]
         num_nodes = list(map(min, whole, most))
         ranks = [range(count) for count in num_nodes]
         return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=False, ranks=ranks)

@@ -126,8 +126,10 @@ class AsyncEngine:
 
     def _run(self) -> None:
         try:
-            while not self._stopped:
-                self._wake.clear()
+            while True:
+                self._wake.clear()  # whoever stops the thread wakes it behind that
+                if self._stopped:
+                    break
                 while self._commands:
                     self._commands.popleft()()
                 if self._engine.has_work:

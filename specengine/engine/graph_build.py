@@ -56,10 +56,10 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     of drafts that it makes, is learned from the rounds."""
     steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
     if isinstance(graph_round.drafter, HostDrafter):
+        if costs is None or not costs.tells:
+            return AdaptiveSteps(steps, RunningCosts(_measure(graph_round)))
         depths = AdaptiveSteps(steps, by_hand)
-        is_told = costs is not None and costs.start(depths.costs)
-        if isinstance(depths.costs, RunningCosts) and not is_told:
-            depths.costs.start_from(_measure(graph_round), is_learned=False)
+        costs.start(depths.costs)
         return depths
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
     table = _measure(graph_round) if costs is None else costs.read_or(lambda: _measure(graph_round))

@@ -281,7 +281,9 @@ class GraphRound:
         """Where grammars rule a request of a round: what they allow, and the rest of the round."""
         graph = self.captured[flight.form]
         if isinstance(graph, RuledGraphs):
-            graph.finish(flight.reqs)
+            counts = graph.finish(flight.reqs)
+            if counts is not None:
+                flight.num_drafted[:] = map(min, flight.num_drafted, counts)
             self._end(flight)
 
     def _end(self, flight: Flight) -> None:

@@ -96,9 +96,11 @@ class RoundParts:
         drafts = shown[: len(reqs)].tolist()
         return [HostTree([r.last_token, *run], above) for r, run in zip(reqs, drafts, strict=True)]
 
-    def tell(self, reqs: list[Req], trees: list[HostTree]) -> None:
-        """The device what the decision needs of the host. trees: what was drafted."""
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> list[int] | None:
+        """The device what the decision needs of the host. trees: what was drafted. Gives how many
+        drafts of each request exist, where grammars have a say in that."""
         self.graph_round.masks.send(reqs, trees)
+        return None
 
 
 class RuledGraphs:
@@ -122,10 +124,11 @@ class RuledGraphs:
             self._drafted.record()
         self._look.replay()
 
-    def finish(self, reqs: list[Req]) -> None:
+    def finish(self, reqs: list[Req]) -> list[int] | None:
         """Make the masks while the device looks, and launch the rest. The requests' grammars stand
         after the tokens that the round starts from."""
         if self.parts.form.num_steps:
             self._drafted.synchronize()
-        self.parts.tell(reqs, self.parts.trees(self._shown, reqs))
+        counts = self.parts.tell(reqs, self.parts.trees(self._shown, reqs))
         self._decide.replay()
+        return counts

@@ -135,7 +135,7 @@ class GraphWeighedRound(GraphRound):
             self._tell(self.num_drafted, wish.num_drafted)
         return super()._fly(reqs, wish, form)
 
-    def tell_allowed(self, reqs: list[Req], trees: list[HostTree]) -> None:
+    def tell_allowed(self, reqs: list[Req], trees: list[HostTree]) -> list[int]:
         """What `constrain` leaves of drafts: of those that were drawn, the first that a grammar
         forbids as well, which the rule must see."""
         counts = [
@@ -143,6 +143,7 @@ class GraphWeighedRound(GraphRound):
             for req, tree in zip(reqs, trees, strict=True)
         ]
         self._tell(self.num_allowed, counts)
+        return counts
 
     def _tell(self, counts_B: Tensor, counts: list[int]) -> None:
         moved = pinned(torch.tensor(counts), counts_B.device)
@@ -183,9 +184,9 @@ class WeighedParts(RoundParts):
             flying.logprobs.take(logits.raw_TV, output.best)
         flying.drafter.observe_rows(rows, output, said_BN, accepted_B)
 
-    def tell(self, reqs: list[Req], trees: list[HostTree]) -> None:
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> list[int]:
         super().tell(reqs, trees)
-        self.graph_round.tell_allowed(reqs, trees)
+        return self.graph_round.tell_allowed(reqs, trees)
 
 
 def said(drafts_BK: Tensor, found: Accepted) -> Tensor:

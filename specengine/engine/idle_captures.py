@@ -31,7 +31,7 @@ class IdleCaptures:
         """Capture one; nothing may be in the air. False: there is nothing left to do."""
         if self._left is None:
             self._left = self._captures()
-        if self.graph_round.runner.graph_memory.is_spent:
+        if not self.graph_round.runner.graph_memory.has_plenty:
             self._left = iter(())
         capture = next(self._left, None)
         if capture is None:
@@ -40,9 +40,9 @@ class IdleCaptures:
         start = perf_counter()
         try:
             capture()
-        except RuntimeError as error:
+        except Exception as error:  # Triton's are of many kinds
             # Not tried again: who needs one of these, and has no other, is told why.
-            logger.warning("no more graphs are captured while idle: %s", error)
+            logger.warning("no more graphs are captured while idle: %s", error, exc_info=True)
             self._left = iter(())
         self._count, self._seconds = self._count + 1, self._seconds + perf_counter() - start
         return True

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LAUNCHES = 64 << 10  # bytes of one graph's launches, a layer: a guess on the safe side
+_AHEAD = 0.75  # of the budget
 _LITTLE = 16 << 20  # bytes that a graph may add to what is spent
 
 
@@ -71,6 +72,11 @@ class GraphMemory:
     def is_spent(self) -> bool:
         return self.budget is not None and self.used >= self.budget
 
+    @property
+    def has_plenty(self) -> bool:
+        """Of what may be captured ahead, so that enough is left for what somebody asks for."""
+        return self.budget is None or self.used < _AHEAD * self.budget
+
     @contextmanager
     def measured(self) -> Iterator[Callable[[], int]]:
         """What is captured inside counts as used. Gives a function that tells the bytes so far."""
@@ -79,9 +85,11 @@ class GraphMemory:
             return
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
-        yield lambda: free - torch.cuda.mem_get_info()[0]
-        torch.cuda.empty_cache()
-        self.used += free - torch.cuda.mem_get_info()[0]
+        try:
+            yield lambda: free - torch.cuda.mem_get_info()[0]
+        finally:  # what a capture that failed has left is used, too
+            torch.cuda.empty_cache()
+            self.used += free - torch.cuda.mem_get_info()[0]
 
     def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
         """One by one, to be captured meanwhile, and from large to small: when the budget is spent,

@@ -41,18 +41,41 @@ class CapturedDecode:
     guard: GraphGuard | None
 
 
+class _Collection:
+    """Python's garbage collector, which stands still as long as anybody says so."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._stopped = 0  # how often
+        self._was_enabled = False
+
+    def stop(self) -> None:
+        with self._lock:
+            if not self._stopped:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._stopped += 1
+
+    def go_on(self) -> None:
+        with self._lock:
+            self._stopped -= 1
+            if not self._stopped and self._was_enabled:
+                gc.enable()
+
+
+_collection = _Collection()
+
+
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """A collection in the middle of a capture may free another engine's graphs or memory, which
     invalidates the capture. None comes before it either: that takes as long as several captures,
     and rounds wait for those that come late."""
-    was_enabled = gc.isenabled()
-    gc.disable()
+    _collection.stop()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        _collection.go_on()
 
 
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:

@@ -208,16 +208,20 @@ def test_a_table_is_where_learning_starts() -> None:
     assert costs.of(1, 4) == 5.0, "rounds go on teaching"
 
 
-def test_rounds_take_the_place_of_what_was_measured_without_a_host() -> None:
-    costs = RunningCosts()
-    costs.start_from(StepCosts({4: {0: 1.0, 2: 2.0}}), is_learned=False)
+def test_what_the_device_takes_is_known_until_rounds_have_run() -> None:
+    costs = RunningCosts(StepCosts({4: {0: 1.0, 2: 2.0}}))
     assert (costs.of(3, 0), costs.of(3, 1), costs.of(3, 2)) == (1.0, 1.5, 2.0)
     assert not costs.is_given(3)
-    assert costs.table() is None, "nothing has run"
     costs.record(3, 2, 6, 6.0)
-    assert (costs.of(3, 0), costs.of(3, 2)) == (1.0, 6.0)
-    costs.record(3, 2, 6, 4.0)
-    assert costs.of(3, 2) == 5.0, "beside the first of them"
+    assert costs.of(3, 1) == 1.5, "nothing ran without drafts"
+    costs.record(3, 0, 0, 4.0)
+    assert (costs.of(3, 0), costs.of(3, 1), costs.of(3, 2)) == (4.0, 5.0, 6.0)
+    assert costs.of(16, 2) == 2.0
+    for _ in range(8):
+        costs.record(3, 0, 0, 4.0)
+    table = costs.table()
+    assert table is not None
+    assert table.seconds == {4: {0: 4.0, 1: 5.0, 2: 6.0}}, "what no round has taught is not kept"
 
 
 def test_buckets_are_powers_of_two() -> None:

@@ -198,7 +198,7 @@ def test_graphs_with_drafts_of_the_host_learn_and_keep(
     spec = replace(TEXT, cost_table=str(path))
     first = Start(target, spec, monkeypatch)
     assert first.asked, "of the device alone"
-    assert first.depths.costs.of(3, 1) == 1.0 + 4 / 3
+    assert first.depths.costs.of(4, 1) == 1.0 + 4 / 3
     assert "measuring the cost" in first.depths.choose(3).reason, "the host is to be heard, too"
     first.llm.generate(PROMPTS[0], GREEDY)
     assert not path.exists()

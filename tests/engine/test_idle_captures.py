@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +88,8 @@ def test_what_is_in_the_air_lands_first(
 
 
 @ON_CPU
-@pytest.mark.parametrize("why", ["spent", "failed"])
-def test_it_ends_where_there_is_no_memory(
+@pytest.mark.parametrize("why", ["spent", "no memory", "no compiler"])
+def test_it_ends_where_nothing_can_be_captured(
     why: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     flying = let_fly(llm, monkeypatch)
@@ -94,19 +97,43 @@ def test_it_ends_where_there_is_no_memory(
     if why == "spent":
         flying.runner.graph_memory.budget = 0
     else:
+        error = torch.cuda.OutOfMemoryError if why == "no memory" else KeyError
 
         def fail(*_: Any) -> None:
-            raise torch.cuda.OutOfMemoryError("none left")
+            raise error("none left")
 
         monkeypatch.setattr(graph_round, "capture", fail)
     while llm.engine.use_idle_moment():
         pass
     assert sampling_sizes(flying) == [1]
-    assert ("none left" in caplog.text) == (why == "failed")
+    assert ("none left" in caplog.text) == (why != "spent")
     monkeypatch.setattr(graph_round, "capture", flying_world.capture)
     assert not llm.engine.use_idle_moment()
     assert sampling_sizes(flying) == [1]
     assert len(tokens(llm, [GREEDY])[0]) == GREEDY.max_tokens
+
+
+@ON_CPU
+def test_memory_is_left_for_what_somebody_asks_for(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flying = let_fly(llm, monkeypatch)
+    flying.capture()
+    memory = flying.runner.graph_memory
+
+    @contextmanager
+    def measured() -> Iterator[Callable[[], int]]:
+        yield lambda: 0
+        memory.used += 1
+
+    monkeypatch.setattr(memory, "measured", measured)
+    memory.used, memory.budget = 6, 8
+    while llm.engine.use_idle_moment():
+        pass
+    assert memory.used == 6
+    told = llm.generate(PROMPTS[:1], [replace(GREEDY, logprobs=1)])[0]
+    assert len(told.completions[0].logprobs) == GREEDY.max_tokens
+    assert flying.counters.keys() == {"captures", "replays"}, "all of it has flown"
 
 
 @ON_CPU

@@ -111,7 +111,8 @@ def spec_of(rule: str, spec: SpecConfig) -> SpecConfig:
 def said(outputs: list[Generation]) -> Iterator[Any]:
     for one in outputs:
         (found,) = one.completions
-        yield found.token_ids, found.finish_reason, found.spec.histogram
+        spec = found.spec
+        yield found.token_ids, found.finish_reason, spec.histogram, spec.num_draft_tokens
 
 
 def check(host: LLM, llm: LLM, params: list[SamplingParams]) -> list[Generation]:

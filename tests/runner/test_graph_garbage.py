@@ -40,6 +40,17 @@ def test_one_inside_another(collections: list[str]) -> None:
     assert gc.isenabled()
 
 
+def test_two_threads_that_overlap() -> None:
+    """The one that ends first collects nothing for the other."""
+    first, second = without_garbage_collection(), without_garbage_collection()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 def test_who_collects_by_hand_goes_on_so() -> None:
     gc.disable()
     try:

@@ -62,6 +62,11 @@ class CostFile:
         is_ours = self._table is not None and _FACTS in self._table.notes
         return None if is_ours else self._table
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
+
     def settle(self, more: Facts) -> None:
         """The last of the facts. Raises ConfigError where the table that is there was measured for
         something else."""
@@ -91,13 +96,11 @@ class CostFile:
         self._keep(table, {_SECONDS: took})
         return table
 
-    def start(self, costs: Costs) -> bool:
-        """From what earlier rounds have taught; rounds go on to teach. Whether any have."""
-        if not isinstance(costs, RunningCosts) or self._table is None:
-            return False
-        costs.start_from(self._table)
-        logger.info("round costs: what was learned before, from %s", self.path)
-        return True
+    def start(self, costs: Costs) -> None:
+        """From what earlier rounds have taught; rounds go on to teach."""
+        if isinstance(costs, RunningCosts) and self._table is not None:
+            costs.start_from(self._table)
+            logger.info("round costs: what was learned before, from %s", self.path)
 
     def keep_learned(self, costs: RunningCosts) -> None:
         table = costs.table()

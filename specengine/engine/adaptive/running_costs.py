@@ -57,8 +57,10 @@ class RunningCosts:
 
     is_fixed = False
 
-    def __init__(self) -> None:
+    def __init__(self, device: StepCosts | None = None) -> None:
+        """device: what rounds take there, which is all that is known of sizes until they run."""
         self._rows: dict[int, _Row] = {}
+        self._device = device
 
     def record(
         self,
@@ -78,7 +80,14 @@ class RunningCosts:
         curve.record(place, seconds, row.round)
 
     def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
-        """None until rounds of this size have run with such drafts and without."""
+        """None until rounds of this size have run with such drafts and without, unless what the
+        device takes is known."""
+        learned = self._learned(batch_size, depth, num_nodes)
+        if learned is None and self._device is not None:
+            return self._device.of(batch_size, depth, num_nodes)
+        return learned
+
+    def _learned(self, batch_size: int, depth: float, num_nodes: int | None) -> float | None:
         row = self._rows.get(bucket(batch_size))
         if row is None or None not in row.curves or num_nodes not in row.curves:
             return None
@@ -94,17 +103,15 @@ class RunningCosts:
         row = self._rows.get(bucket(batch_size))
         return row is not None and row.is_given
 
-    def start_from(self, table: StepCosts, is_learned: bool = True) -> None:
-        """Nothing is settled. is_learned: by rounds, so that others come beside each; else it
-        was measured without a host that drafts, and the first round of a kind takes its place."""
+    def start_from(self, table: StepCosts) -> None:
+        """One measurement each, that others come beside; nothing is settled."""
         for num_nodes, curves in ((None, table.seconds), *table.smaller_trees.items()):
             for size, curve in curves.items():
                 row = self._rows.setdefault(bucket(size), _Row())
-                row.is_given = is_learned
-                now = row.round if is_learned else -_STALE
+                row.is_given = True
                 for depth, seconds in curve.items():
                     place = row.curves.setdefault(num_nodes if depth else None, _Curve())
-                    place.record(_CELLS * depth, seconds, now)
+                    place.record(_CELLS * depth, seconds, row.round)
 
     def table(self) -> StepCosts | None:
         """What is known of batch sizes that have run for a while, at whole depths up to what was
@@ -117,7 +124,7 @@ class RunningCosts:
             for num_nodes, curve in row.curves.items():
                 deepest = math.ceil(max(curve.seconds) / _CELLS)
                 depths = range(0 if num_nodes is None else 1, deepest + 1)
-                costs = {depth: self.of(size, depth, num_nodes) for depth in depths}
+                costs = {depth: self._learned(size, depth, num_nodes) for depth in depths}
                 known = {depth: cost for depth, cost in costs.items() if cost is not None}
                 if known:
                     home = whole if num_nodes is None else smaller.setdefault(num_nodes, {})
