@@ -1,4 +1,4 @@
-"""Columns of integers that cross to a device in one copy.
+"""Columns of 64-bit numbers that cross to a device in one copy.
 
 Each begins at a multiple of 16 bytes: Triton compiles a kernel anew for tensors that do not, and
 which of them do would follow from how many requests there are.
@@ -7,11 +7,15 @@ which of them do would follow from how many requests there are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from specengine.core.transfer import sent
 
 _ALIGNED = 2  # int64s
 _FILLING = np.zeros(1, dtype=np.int64)
@@ -39,3 +43,33 @@ def parted_columns(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 def _room(size: int) -> int:
     return size + -size % _ALIGNED
+
+
+class Columns:
+    """Named host columns that cross to the device in a single copy."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def ints(self, name: str, values: Sequence[int] | np.ndarray[Any, Any]) -> None:
+        self._arrays[name] = np.asarray(values, dtype=np.int64)
+
+    def floats(self, name: str, values: Sequence[float]) -> None:
+        self._arrays[name] = np.asarray(values, dtype=np.float64)
+
+    def ragged(self, name: str, rows: Sequence[int], values: Sequence[Sequence[int]]) -> None:
+        """Flatten values[i], which belong to rows[i], into `{name}_rows` and `{name}_tokens`."""
+        counts = [len(v) for v in values]
+        self._arrays[f"{name}_rows"] = np.repeat(np.asarray(rows, dtype=np.int64), counts)
+        self.ints(f"{name}_tokens", list(chain.from_iterable(values)))
+
+    def send(self, device: torch.device) -> dict[str, Tensor]:
+        """int64 and float64 tensors, views of one buffer."""
+        if not self._arrays:
+            return {}
+        flat = torch.from_numpy(joined_columns(a.view(np.int64) for a in self._arrays.values()))
+        parts = parted_columns(sent(flat, device), [len(a) for a in self._arrays.values()])
+        return {
+            name: part if array.dtype == np.int64 else part.view(torch.float64)
+            for (name, array), part in zip(self._arrays.items(), parts, strict=True)
+        }

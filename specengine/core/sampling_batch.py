@@ -6,21 +6,17 @@ others and is neutral. `slots` maps a request to its row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from specengine.core.choice_words import choice_words, top_k_of
-from specengine.core.columns import joined_columns, parted_columns
+from specengine.core.columns import Columns
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
-from specengine.core.transfer import sent
 from specengine.kernels.sample_rows import (
     MIN_P,
     NUM_COLUMNS,
@@ -151,36 +147,6 @@ class SamplingBatch:
         if self.edits is not None and self.edits.penalties is not None:
             slots = self.edits.slots[sent["new_rows"]]
             _count(self.edits.penalties.counts, slots, sent["new_tokens"])
-
-
-class Columns:
-    """Named host columns that cross to the device in a single copy."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, np.ndarray[Any, Any]] = {}
-
-    def ints(self, name: str, values: Sequence[int] | np.ndarray[Any, Any]) -> None:
-        self._arrays[name] = np.asarray(values, dtype=np.int64)
-
-    def floats(self, name: str, values: Sequence[float]) -> None:
-        self._arrays[name] = np.asarray(values, dtype=np.float64)
-
-    def ragged(self, name: str, rows: Sequence[int], values: Sequence[Sequence[int]]) -> None:
-        """Flatten values[i], which belong to rows[i], into `{name}_rows` and `{name}_tokens`."""
-        counts = [len(v) for v in values]
-        self._arrays[f"{name}_rows"] = np.repeat(np.asarray(rows, dtype=np.int64), counts)
-        self.ints(f"{name}_tokens", list(chain.from_iterable(values)))
-
-    def send(self, device: torch.device) -> dict[str, Tensor]:
-        """int64 and float64 tensors, views of one buffer."""
-        if not self._arrays:
-            return {}
-        flat = torch.from_numpy(joined_columns(a.view(np.int64) for a in self._arrays.values()))
-        parts = parted_columns(sent(flat, device), [len(a) for a in self._arrays.values()])
-        return {
-            name: part if array.dtype == np.int64 else part.view(torch.float64)
-            for (name, array), part in zip(self._arrays.items(), parts, strict=True)
-        }
 
 
 def _random_params(words: Tensor, params: list[SamplingParams], vocab_size: int) -> RandomParams:

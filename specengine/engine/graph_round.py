@@ -51,6 +51,7 @@ class GraphRound:
 
     samples = True  # whether requests that sample fly
     masks_fly = True  # likewise, whom a grammar rules (graph_ruled.py)
+    leaves_wishes = False  # of who samples, where rounds are weighed (grounds.unweighed)
     unguarded = ("captured", "guard")
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The round of sampled chains, or of chains before sampling requests, under a verifier that weighs
-the target against the draft, as one graph."""
+"""Rounds under a verifier that weighs the target against the draft, as one graph: what they have in
+common, and those of chains."""
 
 from __future__ import annotations
 
@@ -51,14 +51,13 @@ class ChainShape:
         return ChainShape(*(each[:batch_size] for each in given))
 
 
-class GraphWeighedRound(GraphRound):
+class WeighingRound(GraphRound):
     """A GraphRound whose rounds are decided by a rule for sampled drafts wherever somebody samples;
     rounds of greedy requests alone are matched, as no rule accepts more.
 
-    What a seed says follows from the drafts here, and from how many there are. So whatever the host
-    would not draft does not exist for the rule: what lies past a request's limit, past the last
-    token but one that it may still say, past what its text gave, or past what its grammar allows.
     Drafts are drawn, weighed and judged by the numbers that DraftChoice and SampledVerifier take.
+    What a seed says follows from the drafts here: so each request has those that the host would
+    draft for it, and no others exist for the rule.
     """
 
     def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
@@ -67,6 +66,38 @@ class GraphWeighedRound(GraphRound):
         self.verifier = verifier
         self.draws = draws
         self.choices.weighs = True
+
+    def target_weights(self, logits_TV: Tensor, rows: RowBatch) -> Tensor:
+        """float32 [T, V], written over edited logits: what plain decoding samples from after each
+        node; all on the best token for greedy requests."""
+        places = Places(rows.rows_B, rows.lens_B, len(logits_TV) // len(rows.rows_B))
+        weigh_rows(logits_TV, self.choices.table, places, int(Stream.SAMPLE))
+        return logits_TV
+
+    def are_greedy(self, rows: RowBatch) -> Tensor:
+        """bool [B]."""
+        temperatures = self.choices.table.column(TEMPERATURE)
+        return temperatures.index_select(0, rows.rows_B) == 0.0
+
+    def numbers(self, rows: RowBatch) -> Draws:
+        """What the uniforms of a round are keyed by."""
+        words_B = self.choices.table.words.index_select(0, rows.rows_B)
+        return keyed_draws(words_B[:, SEED], rows.lens_B + words_B[:, SHIFT])
+
+    def judge(self, drafts: SampledRound, draws: Draws) -> Accepted:
+        kernel = self.verifier.kernel
+        assert kernel is not None, "weigher() refuses verifiers that have none"
+        return kernel(drafts, draws, backend=self.verifier.backend)
+
+
+class GraphWeighedRound(WeighingRound):
+    """Of chains. How many drafts there are counts, too: none exists past a request's limit, past
+    the last token but one that it may still say, past what its text gave, or past what its grammar
+    allows."""
+
+    def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
+        """As WeighingRound."""
+        super().__init__(verifier, draws, *given)
         largest, device = self.batch_sizes[-1], self.runner.device
         self.chains = {n: ChainShape.of(largest, n + 1, device) for n in self.steps}
         self.reads_text = isinstance(self.drafter, HostDrafter)
@@ -88,13 +119,6 @@ class GraphWeighedRound(GraphRound):
         given = rows, self.choices.table, form.num_steps + 1, self.choices.vocab_size
         return RowDraws(*given, keeps, edits)
 
-    def target_weights(self, logits_TV: Tensor, rows: RowBatch) -> Tensor:
-        """float32 [T, V], written over edited logits: what plain decoding samples from after each
-        node; all on the best token for greedy requests."""
-        places = Places(rows.rows_B, rows.lens_B, len(logits_TV) // len(rows.rows_B))
-        weigh_rows(logits_TV, self.choices.table, places, int(Stream.SAMPLE))
-        return logits_TV
-
     def sampled_round(
         self, drafted: Drafted, weights_TV: Tensor, choosing: Choosing
     ) -> SampledRound:
@@ -102,7 +126,6 @@ class GraphWeighedRound(GraphRound):
         rows, picks, chain = drafted.rows, drafted.picks, self.chain_of(drafted.drafts_BK)
         lacks_BN = chain.nodes_BN > self.levels(rows, choosing)[:, None]
         tokens_BN = torch.cat([rows.roots_B[:, None], drafted.drafts_BK], dim=1)
-        temperatures = self.choices.table.column(TEMPERATURE)
         return SampledRound(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
@@ -112,7 +135,7 @@ class GraphWeighedRound(GraphRound):
             exists_BN=~lacks_BN,
             depths_BN=chain.nodes_BN.masked_fill(lacks_BN, -1),
             roots_B=chain.roots_B,
-            greedy_B=temperatures.index_select(0, rows.rows_B) == 0.0,
+            greedy_B=self.are_greedy(rows),
         )
 
     def chain_of(self, drafts_BK: Tensor) -> ChainShape:
@@ -148,16 +171,6 @@ class GraphWeighedRound(GraphRound):
     def _tell(self, counts_B: Tensor, counts: list[int]) -> None:
         moved = pinned(torch.tensor(counts), counts_B.device)
         counts_B[: len(counts)].copy_(moved, non_blocking=True)
-
-    def numbers(self, rows: RowBatch) -> Draws:
-        """What the uniforms of a round are keyed by."""
-        words_B = self.choices.table.words.index_select(0, rows.rows_B)
-        return keyed_draws(words_B[:, SEED], rows.lens_B + words_B[:, SHIFT])
-
-    def judge(self, drafts: SampledRound, draws: Draws) -> Accepted:
-        kernel = self.verifier.kernel
-        assert kernel is not None, "weigher() refuses verifiers that have none"
-        return kernel(drafts, draws, backend=self.verifier.backend)
 
 
 class WeighedParts(RoundParts):

@@ -8,35 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import RowBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.engine.graph_ruled import Drafted, RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
-from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed import WeighingRound
+from specengine.engine.grounds import unweighed
 from specengine.engine.round_form import Flight, Form
-from specengine.engine.row_choices import Choosing
 from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import SampledRound, row_sums
-from specengine.kernels.sample_rows import TEMPERATURE
 from specengine.kernels.tree_build import DraftTree, TreeLimits
-from specengine.runner.graph_counters import count_fallback
 from specengine.target.verify.sampled import SampledVerifier
 
 
-def unweighed(choosing: Choosing) -> str | None:
-    """What rounds that weigh trees leave to the host: its drafts follow edits node by node, and are
-    cut where a grammar ends."""
-    wishes = {
-        "edits of logits": choosing.edits,
-        "logprobs": choosing.logprobs,
-        "a grammar": choosing.masks,
-    }
-    return next((name for name, is_wanted in wishes.items() if choosing.weighs and is_wanted), None)
-
-
-class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
+class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
     """A GraphTreeRound whose rounds are decided by a rule wherever somebody samples.
 
     What a seed says follows from which nodes there are, and from their numbers: coins are keyed by
@@ -47,6 +34,7 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
     """
 
     drafter: WeighedTreeDrafter
+    leaves_wishes = True
 
     def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
         """draws: trees of requests that sample are sampled. given: as to GraphRound."""
@@ -59,17 +47,10 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
         shape = largest, self.drafter.topk, self.steps[-1]
         self.tree_numbers = TreeNumbers.of(*shape, device) if draws else None
 
-    def can_run(self, batch: ScheduleBatch) -> bool:
-        wish = unweighed(self.choices.choosing_of(batch.reqs))
-        if wish is None:
-            return super().can_run(batch)
-        count_fallback(self.counters, "round", f"{wish}, with trees that are weighed")
-        return False
-
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         if form.choosing.weighs and form.num_steps:
             return WeighedTreeParts(self, rows_B, form)
-        return GraphTreeRound.parts_of(self, rows_B, form)
+        return super().parts_of(rows_B, form)
 
     def tree_limits(self, rows: RowBatch) -> TreeLimits:
         """As DraftWorker.nodes has them on the host, and SpecControl, which cuts what was drafted.
@@ -92,7 +73,6 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
         """What RoundProbs.of makes on the host. draft_BNV: float32, what drafts were drawn from."""
         batch_size, num_nodes = tree.tokens_BN.shape
         lacks_BN = tree.parents_BN == self.nodes_N[num_nodes]
-        temperatures = self.choices.table.column(TEMPERATURE)
         return SampledRound(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
@@ -102,7 +82,7 @@ class GraphWeighedTreeRound(GraphWeighedRound, GraphTreeRound):
             exists_BN=~lacks_BN,
             depths_BN=tree.depths_BN.masked_fill(lacks_BN, -1),
             roots_B=self.roots_B[num_nodes][:batch_size],
-            greedy_B=temperatures.index_select(0, rows.rows_B) == 0.0,
+            greedy_B=self.are_greedy(rows),
         )
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:

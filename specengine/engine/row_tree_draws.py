@@ -10,6 +10,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch
 from specengine.core.random_streams import Stream
 from specengine.draft.choice import rank_scores
+from specengine.engine.row_draws import expanded
 from specengine.kernels.draw_siblings import draw_siblings
 from specengine.kernels.keyed_uniform import LANE, keyed_uniform
 from specengine.kernels.sample_rows import SEED, SHIFT, TEMPERATURE, ChoiceTable, Places
@@ -81,11 +82,7 @@ class RowTreeDraws:
         count, first = len(logits_TV), self._first if self.keeps else 0
         weights_TV = self.weights_SV[first : first + count]
         self._level, self._first = self._level + 1, first + count
-        if target_ids is None:
-            weights_TV.copy_(logits_TV)
-        else:
-            # What the draft cannot say has minus infinity.
-            weights_TV.fill_(float("-inf")).index_copy_(1, target_ids, logits_TV)
+        expanded(logits_TV, target_ids, self.vocab_size, weights_TV)
         batch_size = len(self.greedy_B)
         places = Places(self.rows.rows_B, self.rows.lens_B, count // batch_size)
         weigh_rows(weights_TV, self.table, places, int(Stream.DRAFT))

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specengine.core.columns import Columns
 from specengine.core.random_streams import Stream, draw
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
-from specengine.core.sampling_batch import Columns, SamplingBatch
+from specengine.core.sampling_batch import SamplingBatch
 
 CPU = torch.device("cpu")
 VOCAB = 10

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from specengine import SpecConfig
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
+from tests.draft.mtp_reading import add_mtp
+from tests.e2e.test_identity_mtp import TARGETS, predictable
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +28,24 @@ def drafters(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         "STANDALONE": almost_bigram(folder / "standalone", target, 1.0),
     }
     return {name: str(path) for name, path in made.items()}
+
+
+@pytest.fixture(scope="session")
+def folders(
+    target: Path,
+    drafters: dict[str, str],
+    small_models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, tuple[Path, SpecConfig]]:
+    """Of each drafter the target, and how it drafts."""
+    found, folder = {}, tmp_path_factory.mktemp("weighed")
+    unsure = almost_bigram(folder / "standalone", target, 3.0)  # says other things, now and then
+    for name, path in (drafters | {"STANDALONE": str(unsure)}).items():
+        spec = SpecConfig(algorithm=name, draft_model_path=path, num_steps=3)
+        found[name] = target, spec
+    for name, form, layers in (("MTP", "deepseek", 1), ("MTP layers", "mimo", 3)):
+        folder = tmp_path_factory.mktemp(f"weighed-{layers}")
+        add_mtp(small_models[TARGETS[form]], folder, form, layers)
+        predictable(folder, form, layers, residue=0.2)
+        found[name] = folder, SpecConfig(algorithm="MTP", num_steps=3)
+    return found

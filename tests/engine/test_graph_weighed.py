@@ -19,9 +19,6 @@ from specengine.engine.llm import Generation
 from specengine.engine.row_choices import BEST
 from specengine.kernels import accept_block, accept_chain, weigh_rows
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
-from tests.draft.eagle_checkpoints import almost_bigram
-from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import TARGETS, predictable
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
@@ -42,27 +39,6 @@ WISHES = [  # ends by max_tokens and by context, limits, every parameter, and gr
     replace(SAMPLED[4], max_tokens=25, seed=11, speculative=SpecControl(enabled=False)),
     replace(SAMPLED[6], max_tokens=9),
 ]
-
-
-@pytest.fixture(scope="module")
-def folders(
-    target: Path,
-    drafters: dict[str, str],
-    small_models: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, tuple[Path, SpecConfig]]:
-    """Of each drafter the target, and how it drafts."""
-    found, folder = {}, tmp_path_factory.mktemp("weighed")
-    unsure = almost_bigram(folder / "standalone", target, 3.0)  # says other things, now and then
-    for name, path in (drafters | {"STANDALONE": str(unsure)}).items():
-        spec = SpecConfig(algorithm=name, draft_model_path=path, num_steps=3)
-        found[name] = target, spec
-    for name, form, layers in (("MTP", "deepseek", 1), ("MTP layers", "mimo", 3)):
-        folder = tmp_path_factory.mktemp(f"weighed-{layers}")
-        add_mtp(small_models[TARGETS[form]], folder, form, layers)
-        predictable(folder, form, layers, residue=0.2)
-        found[name] = folder, SpecConfig(algorithm="MTP", num_steps=3)
-    return found
 
 
 def flags(**more: Any) -> dict[str, Any]:

@@ -18,9 +18,6 @@ from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopForm
 from specengine.engine.llm import Generation
 from specengine.engine.row_choices import Choosing
 from specengine.kernels import accept_block, accept_chain, edit_rows, weigh_rows
-from tests.draft.eagle_checkpoints import almost_bigram
-from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import TARGETS, predictable
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, SAMPLED, assert_close, make
@@ -81,26 +78,6 @@ ALSO = {
     "grammars": Choosing(samples=True, masks=True, weighs=True),
     "all": Choosing(True, True, True, True, True),
 }
-
-
-@pytest.fixture(scope="module")
-def folders(
-    target: Path,
-    drafters: dict[str, str],
-    small_models: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, tuple[Path, SpecConfig]]:
-    """Of each drafter the target, and how it drafts."""
-    folder = tmp_path_factory.mktemp("wishes")
-    unsure = almost_bigram(folder / "standalone", target, 3.0)
-    found = {
-        name: (target, SpecConfig(algorithm=name, draft_model_path=path, num_steps=3))
-        for name, path in (drafters | {"STANDALONE": str(unsure)}).items()
-    }
-    add_mtp(small_models[TARGETS["mimo"]], folder / "mtp", "mimo", 3)
-    predictable(folder / "mtp", "mimo", 3, residue=0.2)
-    found["MTP layers"] = folder / "mtp", SpecConfig(algorithm="MTP", num_steps=3)
-    return found
 
 
 def spec_of(rule: str, spec: SpecConfig) -> SpecConfig:

@@ -14,7 +14,7 @@ from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.graph_build import _row_drafter, make_graph_round, new_round
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
-from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.target.verify.sibling import SiblingVerifier
 from tests.engine.test_graph_round import DeviceLengths, make
@@ -72,7 +72,7 @@ def test_who_is_weighed(
         assert made.startswith(expected)
         return
     assert type(made) is expected
-    assert made.choices.weighs == issubclass(expected, GraphWeighedRound)
+    assert made.choices.weighs == issubclass(expected, WeighingRound)
     may_sample = given.get("verify") != "target_only" or made.choices.weighs
     assert made.samples == may_sample
     assert (made.simulated is None) == ("simulate_accept_length" not in given)

@@ -143,12 +143,13 @@ def test_parts_of_a_captured_round(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+@pytest.mark.parametrize("topk", [1, 2], ids=["chains", "trees"])
 def test_parts_of_a_round_that_weighs_drafts(
-    small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    topk: int, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft = eagle3(tmp_path / "draft", small_models["llama"])
-    given: dict[str, Any] = {"draft_model_path": str(draft), "num_steps": 2}
-    spec = SpecConfig(algorithm="EAGLE3", draft_sampling=True, **given)
+    given: dict[str, Any] = {"draft_model_path": str(draft), "num_steps": 2, "eagle_topk": topk}
+    spec = SpecConfig(algorithm="EAGLE3", draft_sampling=True, adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
     flying, entered = let_fly(llm, monkeypatch), list[str]()
 
@@ -160,7 +161,8 @@ def test_parts_of_a_round_that_weighs_drafts(
     with watching(captured_parts(llm.engine, flying), note):
         flying.run(torch.zeros(2, dtype=torch.int64), 2, flying.choices.sampled)
     heads = ["draft", "draft head", "draft head"]
-    assert entered == [*heads, "verify", "verify head", "sample", "accept", "observe"]
+    kept = ["keep"] if topk > 1 else []
+    assert entered == [*heads, "verify", "verify head", "sample", "accept", *kept, "observe"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="operators stand for kernels")

@@ -8,7 +8,8 @@ import torch
 
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
-from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed import WeighingRound
+from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.loop import Engine
 from specengine.lab.step.stopwatch import Watched
 
@@ -17,20 +18,19 @@ HOST, WAIT = "host", "wait for the device"
 
 def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     """Of a round that runs on the device. The rest of it begins and accepts."""
-    runner, parts = flying.runner, []
+    runner, parts = flying.runner, list[Watched]()
+    if isinstance(flying, GraphTreeRound | WeighingRound):
+        parts += _heads(flying.drafter, "compute_logits", "draft head")
     if isinstance(flying, GraphTreeRound):
-        parts = [
+        parts += [
             Watched(flying.drafter, "draft_tree_rows", "draft"),
             *_heads(flying.drafter, "compute_shares", "draft head"),
-            *_heads(flying.drafter, "compute_logits", "draft head"),
             Watched(flying, "keep", "keep"),
         ]
-    if isinstance(flying, GraphWeighedRound):
-        parts = [
-            *_heads(flying.drafter, "compute_logits", "draft head"),
-            Watched(flying, "target_weights", "sample"),
-            Watched(flying, "judge", "accept"),
-        ]
+    if isinstance(flying, GraphWeighedTreeRound):
+        parts.append(Watched(flying.drafter, "draft_limited_rows", "draft"))
+    if isinstance(flying, WeighingRound):
+        parts += [Watched(flying, "target_weights", "sample"), Watched(flying, "judge", "accept")]
     return [
         *parts,
         Watched(flying.drafter, "draft_rows", "draft"),
