@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.kernels import sample_rows_ref
+from specengine.kernels import row_cluster, sample_rows_ref
 from specengine.kernels.dispatch import Backend, use_triton
 
 NUM_COLUMNS = 6
@@ -73,6 +73,10 @@ def sample_rows(
     logits_RV: float32, rows contiguous, R = B * nodes, V at most 2^19; in_place: it may be written
     over. Any device; Triton on CUDA.
     """
+    if backend == "cuda" or (backend == "auto" and row_cluster.fits(logits_RV)):
+        from specengine.kernels import sample_rows_cuda
+
+        return sample_rows_cuda.sample_rows(logits_RV, table, places, stream)
     if use_triton(backend, logits_RV):
         from specengine.kernels import sample_rows_triton
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specengine.kernels import weigh_rows_ref
+from specengine.kernels import row_cluster, weigh_rows_ref
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.sample_rows import ChoiceTable, Places
 
@@ -22,6 +22,10 @@ def weigh_rows(
 
     logits_RV: float32, rows contiguous, written over -> int64 [R]. Any device; Triton on CUDA.
     """
+    if backend == "cuda" or (backend == "auto" and row_cluster.fits(logits_RV)):
+        from specengine.kernels import sample_rows_cuda
+
+        return sample_rows_cuda.weigh_rows(logits_RV, table, places, stream)
     if use_triton(backend, logits_RV):
         from specengine.kernels import sample_rows_triton
 

@@ -12,6 +12,7 @@ import argparse
 import torch
 import triton
 
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.sample_rows import (
     SEED,
     TEMPERATURE,
@@ -41,16 +42,16 @@ def table_of(wish: tuple[float, int, float], rows: int, vocab: int) -> ChoiceTab
     return ChoiceTable(table.words.cuda())
 
 
-def microseconds(logits: torch.Tensor, wish: tuple[float, int, float]) -> float:
+def microseconds(logits: torch.Tensor, wish: tuple[float, int, float], backend: Backend) -> float:
     rows, vocab = logits.shape
     table, slots = table_of(wish, rows, vocab), torch.arange(rows, device="cuda")
     places = Places(slots, torch.zeros_like(slots))
-    sample_rows(logits, table, places, 0)
+    sample_rows(logits, table, places, 0, backend=backend)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
-            sample_rows(logits, table, places, 0)
+            sample_rows(logits, table, places, 0, backend=backend)
     milliseconds = triton.testing.do_bench(graph.replay, return_mode="median")
     return float(milliseconds) / CALLS * 1000
 
@@ -59,14 +60,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 32, 256])
     parser.add_argument("--vocab", type=int, nargs="+", default=[49_152, 128_256])
+    parser.add_argument("--backends", nargs="+", default=["triton", "cuda"])
     args = parser.parse_args()
-    print("vocab rows logits", *WISHES, sep=" | ")
+    print("vocab | rows | logits | backend", *WISHES, sep=" | ")
     for vocab in args.vocab:
         for rows in args.rows:
             for name, scale in SCALES.items():
                 logits = scale * torch.randn(rows, vocab, device="cuda")
-                found = [f"{microseconds(logits, wish):.0f}" for wish in WISHES.values()]
-                print(vocab, rows, name, *found, sep=" | ", flush=True)
+                for backend in args.backends:
+                    times = [microseconds(logits, wish, backend) for wish in WISHES.values()]
+                    found = [f"{one:.1f}" for one in times]
+                    print(vocab, rows, name, backend, *found, sep=" | ", flush=True)
 
 
 if __name__ == "__main__":

@@ -247,3 +247,17 @@ __device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_
 
 // Until all of this thread's groups have landed but the last `groups`.
 #define wait_for_copies_but(groups) asm volatile("cp.async.wait_group %0;" :: "n"(groups) : "memory")
+
+// A word at the same place of another block's shared memory, of the same cluster.
+__device__ __forceinline__ void store_in_block(u64* at, int block, u64 value) {
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there) : "r"((u32)__cvta_generic_to_shared(at)), "r"(block));
+  asm volatile("st.shared::cluster.u64 [%0], %1;" :: "r"(there), "l"(value) : "memory");
+}
+
+// All threads of the cluster; each sees what the others have written before.
+__device__ __forceinline__ void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
+               ::: "memory");
+}

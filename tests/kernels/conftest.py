@@ -7,7 +7,9 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from specengine.kernels.dispatch import Backend
 from tests.kernels.emulated_cuda import COMPILER, Compiled, compiler_into
+from tests.kernels.emulated_rows import emulate_rows
 
 HAS_CUDA = torch.cuda.is_available()
 
@@ -44,6 +46,17 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     if COMPILER is None:
         pytest.skip("no C++ compiler, or not Linux")
     return compiler_into(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture(params=["triton", "cuda"])
+def row_backend(
+    request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Backend:
+    """Of operations that have a kernel in either; on a CPU both are emulated."""
+    if request.param == "cuda" and device.type == "cpu":
+        emulate_rows(request.getfixturevalue("emulated"), monkeypatch)
+    backend: Backend = request.param
+    return backend
 
 
 @pytest.fixture

@@ -59,28 +59,30 @@ def test_the_reference_reads_as_its_docstring() -> None:
 
 
 @pytest.mark.parametrize(("vocab", "count"), [(30, 5), (300, 3), (300, 1), (9000, 2)])
-def test_the_kernel_draws_the_same(vocab: int, count: int, device: torch.device) -> None:
+def test_the_kernel_draws_the_same(
+    vocab: int, count: int, device: torch.device, row_backend: Backend
+) -> None:
     rows = 12 if vocab < 1000 else 4
     weights, uniforms = random_weights(rows, vocab), random_uniforms(rows, count)
     expected = draw_siblings(weights, uniforms, backend="torch")
-    found = draw_siblings(weights.to(device), uniforms.to(device), backend="triton")
+    found = draw_siblings(weights.to(device), uniforms.to(device), backend=row_backend)
     assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_rows_that_lie_apart(backend: Backend, device: torch.device) -> None:
+@pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
+def test_rows_that_lie_apart(row_backend: Backend, device: torch.device) -> None:
     weights, uniforms = random_weights(6, 50).to(device), random_uniforms(6, 4).to(device)
     wide = torch.ones(6, 70, device=device)
     wide[:, :50] = weights
-    found = draw_siblings(wide[:, :50], uniforms, backend=backend)
+    found = draw_siblings(wide[:, :50], uniforms, backend=row_backend)
     assert torch.equal(found, draw_siblings(weights, uniforms, backend="torch"))
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_no_token_comes_twice(backend: Backend, device: torch.device) -> None:
+@pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
+def test_no_token_comes_twice(row_backend: Backend, device: torch.device) -> None:
     weights = torch.tensor([[0.5, LEAST_WEIGHT, 1.0, 0.0, 1e-6]], device=device)
     uniforms = random_uniforms(20, 5).to(device)
-    found = draw_siblings(weights.expand(20, -1).contiguous(), uniforms, backend=backend)
+    found = draw_siblings(weights.expand(20, -1).contiguous(), uniforms, backend=row_backend)
     for row in found.tolist():
         assert sorted(row[:4]) == [0, 1, 2, 4]
         assert row[4] == -1

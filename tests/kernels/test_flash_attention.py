@@ -153,6 +153,7 @@ def test_vllms_build_is_found_without_importing_vllm(
     library = folder / "_vllm_fa3_C.abi3.so"
     library.write_bytes(b"")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "sgl_kernel", None)  # not found, though it be installed
     flash_attention.vllm_library.cache_clear()
     flash_attention.load.cache_clear()
     try:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.keyed_uniform import keyed_uniform
 from specengine.kernels.sample_rows import (
     MIN_P,
@@ -116,33 +117,36 @@ def test_the_reference_reads_as_its_docstring(logits: list[float], wish: Wish, s
     assert got.tolist() == [read_plainly(logits, wish, float(uniform))]
 
 
-def assert_the_same(logits: Tensor, wishes: list[Wish], nodes: int = 1, stream: int = 0) -> None:
+def assert_the_same(
+    logits: Tensor, wishes: list[Wish], backend: Backend, nodes: int = 1, stream: int = 0
+) -> None:
     table = table_of(wishes, logits.shape[1], logits.device)
     one = one_by_one(len(wishes), logits.device)
     places = Places(one.slots_B, one.starts_B, nodes)
     on_cpu = Places(one.slots_B.cpu(), one.starts_B.cpu(), nodes)
     expected = sample_rows(logits.cpu(), ChoiceTable(table.words.cpu()), on_cpu, stream)
-    assert sample_rows(logits, table, places, stream, backend="triton").tolist() == (
-        expected.tolist()
-    )
+    found = sample_rows(logits, table, places, stream, backend=backend)
+    assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])
-def test_the_kernel_gives_the_same_tokens(scale: float, device: torch.device) -> None:
+def test_the_kernel_gives_the_same_tokens(
+    scale: float, device: torch.device, row_backend: Backend
+) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = (scale * torch.randn(2 * len(WISHES), 300, generator=generator)).to(device)
-    assert_the_same(logits, WISHES, nodes=2, stream=1)
+    assert_the_same(logits, WISHES, row_backend, nodes=2, stream=1)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_rows_of_a_tree_draw_at_their_depth(device: torch.device, backend: str) -> None:
+@pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
+def test_rows_of_a_tree_draw_at_their_depth(device: torch.device, row_backend: Backend) -> None:
     logits = torch.randn(1, 200, device=device).expand(4, -1)
     table = table_of([Wish(seed=5)], 200, device)
     slot, start = torch.tensor([0], device=device), torch.tensor([9], device=device)
-    chain = sample_rows(logits, table, Places(slot, start, 4), 0, backend=backend)  # type: ignore[arg-type]
+    chain = sample_rows(logits, table, Places(slot, start, 4), 0, backend=row_backend)
     depths = torch.tensor([0, 1, 1, 2], device=device)
     tree = Places(slot, start, 4, depths)
-    found = sample_rows(logits, table, tree, 0, backend=backend)  # type: ignore[arg-type]
+    found = sample_rows(logits, table, tree, 0, backend=row_backend)
     assert found.tolist() == chain[depths].tolist()
     assert len(set(chain.tolist())) > 1
 
@@ -152,16 +156,17 @@ def test_rows_of_a_tree_draw_at_their_depth(device: torch.device, backend: str) 
 )
 @given(logits_lists, st.lists(st.sampled_from(WISHES), min_size=2, max_size=3))
 def test_the_kernel_breaks_ties_alike(
-    device: torch.device, logits: list[float], wishes: list[Wish]
+    device: torch.device, row_backend: Backend, logits: list[float], wishes: list[Wish]
 ) -> None:
     wishes = [Wish(**{**vars(one), "top_k": min(one.top_k, len(logits))}) for one in wishes]
-    assert_the_same(torch.tensor([logits] * len(wishes), device=device), wishes)
+    assert_the_same(torch.tensor([logits] * len(wishes), device=device), wishes, row_backend)
 
 
-def test_rows_of_several_blocks(device: torch.device) -> None:
+def test_rows_of_several_blocks(device: torch.device, row_backend: Backend) -> None:
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(3, 9000, generator=generator).to(device)
-    assert_the_same(logits, [Wish(0.9), Wish(top_p=0.9), Wish(top_k=4000, top_p=0.99)])
+    wishes = [Wish(0.9), Wish(top_p=0.9), Wish(top_k=4000, top_p=0.99)]
+    assert_the_same(logits, wishes, row_backend)
 
 
 def test_more_in_the_interval_than_a_block_holds(
@@ -173,29 +178,31 @@ def test_more_in_the_interval_than_a_block_holds(
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(8))
     logits[1:3] = logits[1:3].round()  # more equals than a block holds
     wishes = [Wish(top_p=0.8), Wish(top_p=0.5), Wish(top_k=40, top_p=0.9), Wish(top_k=90)]
-    assert_the_same(logits.to(device), wishes)
+    assert_the_same(logits.to(device), wishes, "triton")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("vocab", [49_152, 128_256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_large_vocabularies(vocab: int, dtype: torch.dtype) -> None:
+def test_large_vocabularies(vocab: int, dtype: torch.dtype, row_backend: Backend) -> None:
     generator = torch.Generator().manual_seed(vocab)
     wishes = [Wish(**{**vars(one), "seed": seed}) for seed in range(6) for one in WISHES]
     for scale in (0.0, 0.3, 2.0, 8.0):
         logits = scale * torch.randn(len(wishes), vocab, generator=generator)
-        assert_the_same(logits.to(dtype).float().cuda(), wishes)
+        assert_the_same(logits.to(dtype).float().cuda(), wishes, row_backend)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, in the interpreter
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_broken_logits_stay_inside_the_vocabulary(device: torch.device, backend: str) -> None:
+@pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
+def test_broken_logits_stay_inside_the_vocabulary(
+    device: torch.device, row_backend: Backend
+) -> None:
     logits = torch.full((4, 50), math.nan, device=device)
     logits[1] = -math.inf
     logits[2, 7] = math.inf
     table = table_of([Wish(), Wish(top_k=3), Wish(top_p=0.5), Wish(0.0)], 50, device)
-    tokens = sample_rows(logits, table, one_by_one(4, device), 0, backend=backend)  # type: ignore[arg-type]
+    tokens = sample_rows(logits, table, one_by_one(4, device), 0, backend=row_backend)
     assert all(0 <= token < 50 for token in tokens.tolist())
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.sample_rows import ChoiceTable, Places, sample_rows
 from specengine.kernels.sample_rows_ref import WEIGHT_BITS, exp_below_
 from specengine.kernels.weigh_rows import weigh_rows
@@ -13,13 +14,13 @@ from tests.kernels.test_sample_rows import CPU, WISHES, Wish, one_by_one, table_
 
 
 def weighed(
-    logits: Tensor, wishes: list[Wish], nodes: int = 1, backend: str = "auto"
+    logits: Tensor, wishes: list[Wish], nodes: int = 1, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Tokens and weights, on the CPU."""
     one = one_by_one(len(wishes), logits.device)
     table, weights = table_of(wishes, logits.shape[1], logits.device), logits.clone()
     places = Places(one.slots_B, one.starts_B, nodes)
-    tokens = weigh_rows(weights, table, places, 1, backend=backend)  # type: ignore[arg-type]
+    tokens = weigh_rows(weights, table, places, 1, backend=backend)
     return tokens.cpu(), weights.cpu()
 
 
@@ -61,37 +62,39 @@ def test_the_reference_reads_as_its_docstring() -> None:
 
 
 @pytest.mark.parametrize("vocab", [300, 9000])
-def test_the_kernel_gives_the_same_bits(vocab: int, device: torch.device) -> None:
+def test_the_kernel_gives_the_same_bits(
+    vocab: int, device: torch.device, row_backend: Backend
+) -> None:
     wishes = WISHES if vocab < 1000 else [Wish(0.9), Wish(0.0), Wish(top_k=4000, top_p=0.99)]
     logits = random_logits(2 * len(wishes), vocab)
-    found = weighed(logits.to(device), wishes, nodes=2, backend="triton")
+    found = weighed(logits.to(device), wishes, nodes=2, backend=row_backend)
     expected = weighed(logits, wishes, nodes=2, backend="torch")
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1].view(torch.int32), expected[1].view(torch.int32))
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_tokens_are_those_that_are_sampled(device: torch.device, backend: str) -> None:
+@pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
+def test_tokens_are_those_that_are_sampled(device: torch.device, row_backend: Backend) -> None:
     logits = random_logits(2 * len(WISHES), 200).to(device)
-    found, _ = weighed(logits, WISHES, nodes=2, backend=backend)
+    found, _ = weighed(logits, WISHES, nodes=2, backend=row_backend)
     one, table = one_by_one(len(WISHES), CPU), table_of(WISHES, 200, CPU)
     places = Places(one.slots_B, one.starts_B, 2)
     assert found.tolist() == sample_rows(logits.cpu(), table, places, 1).tolist()
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_rows_that_lie_apart_and_depths(device: torch.device, backend: str) -> None:
+@pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
+def test_rows_that_lie_apart_and_depths(device: torch.device, row_backend: Backend) -> None:
     """Nothing between the rows is written."""
     logits = random_logits(4, 100).to(device)
     expected = logits.clone()
     table = ChoiceTable(table_of([Wish(seed=5)], 100, device).words)
     slot, start = torch.tensor([0], device=device), torch.tensor([9], device=device)
-    tokens = weigh_rows(expected, table, Places(slot, start, 4), 0, backend=backend)  # type: ignore[arg-type]
+    tokens = weigh_rows(expected, table, Places(slot, start, 4), 0, backend=row_backend)
     wide = torch.full((4, 160), 7.0, device=device)
     depths = torch.tensor([3, 1, 2, 0], device=device)
     wide[:, :100] = logits[depths]
     places = Places(slot, start, 4, depths)
-    found = weigh_rows(wide[:, :100], table, places, 0, backend=backend)  # type: ignore[arg-type]
+    found = weigh_rows(wide[:, :100], table, places, 0, backend=row_backend)
     assert torch.equal(found, tokens[depths])
     assert torch.equal(wide[:, :100], expected[depths])
     assert bool((wide[:, 100:] == 7.0).all())
@@ -100,9 +103,9 @@ def test_rows_that_lie_apart_and_depths(device: torch.device, backend: str) -> N
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("vocab", [49_152, 128_256])
-def test_large_vocabularies(vocab: int) -> None:
+def test_large_vocabularies(vocab: int, row_backend: Backend) -> None:
     wishes = [Wish(**{**vars(one), "seed": seed}) for seed in range(4) for one in WISHES]
     logits = random_logits(len(wishes), vocab)
-    found, expected = weighed(logits.cuda(), wishes), weighed(logits, wishes)
+    found, expected = weighed(logits.cuda(), wishes, backend=row_backend), weighed(logits, wishes)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1].view(torch.int32), expected[1].view(torch.int32))

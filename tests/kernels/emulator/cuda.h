@@ -19,6 +19,7 @@
 #define __forceinline__ inline
 #define __align__(bytes)
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __shared__
 
 using std::max;
@@ -99,6 +100,19 @@ inline void Barrier::meet(int count) {
   }
 }
 
+// Of the blocks of a cluster, which begin together.
+static std::map<int, Barrier> of_clusters;
+inline void meet_all_of_cluster(int blocks_of_one) {
+  const int threads = here().fibers.size();
+  of_clusters[here().index / blocks_of_one].meet(blocks_of_one * threads);
+}
+inline unsigned char* shared_of(int index) {
+  if (index == here().index) return shared_memory;
+  for (Block& block : blocks)
+    if (block.index == index) return block.shared.data();
+  abort();
+}
+
 inline void __syncwarp() { here().of_warp[warp()].meet(WARP); }
 inline void __syncthreads() { here().named[0].meet(here().fibers.size()); }
 
@@ -119,6 +133,31 @@ inline float __uint_as_float(unsigned bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+inline int __float_as_int(float value) {
+  int bits;
+  memcpy(&bits, &value, 4);
+  return bits;
+}
+inline float __int_as_float(int bits) { return __uint_as_float(bits); }
+inline double __longlong_as_double(long long bits) {
+  double value;
+  memcpy(&value, &bits, 8);
+  return value;
+}
+inline long long __double_as_longlong(double value) {
+  long long bits;
+  memcpy(&bits, &value, 8);
+  return bits;
+}
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline long long __float2ll_rz(float value) { return (long long)value; }
+inline long long __double2ll_rz(double value) { return (long long)value; }
 inline float rsqrtf(float v) { return 1.f / sqrtf(v); }
 inline float __expf(float v) { return expf(v); }
 
@@ -155,10 +194,27 @@ inline T __shfl_xor_sync(unsigned, T value, int distance) {
   return theirs;
 }
 
+template <class T>
+inline T __shfl_up_sync(unsigned, T value, int distance) {
+  static Board<T> board;
+  const T theirs = board.show(value)[max(lane() - distance, 0)];
+  __syncwarp();
+  return lane() < distance ? value : theirs;
+}
+
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
   static Board<unsigned> board;
   const unsigned* of = board.show(value);
   const unsigned most = *std::max_element(of, of + WARP);
   __syncwarp();
   return most;
+}
+
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  static Board<unsigned> board;
+  unsigned sum = 0;
+  const unsigned* of = board.show(value);
+  for (int i = 0; i < WARP; i++) sum += of[i];
+  __syncwarp();
+  return sum;
 }

@@ -48,10 +48,27 @@ static bool run_turn(Block& block) {
   return any;
 }
 
-// order: in which the blocks begin.
-extern "C" void launch(int columns, int rows, const int* order, int threads, int shared_bytes,
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+
+// Blocks of a cluster one behind the other.
+static std::vector<int> by_clusters(const int* order, int count) {
+  std::vector<int> clusters, found;
+  for (int i = 0; i < count; i++) {
+    const int cluster = order[i] / CLUSTER;
+    if (std::count(clusters.begin(), clusters.end(), cluster)) continue;
+    clusters.push_back(cluster);
+    for (int k = 0; k < CLUSTER; k++) found.push_back(cluster * CLUSTER + (order[i] + k) % CLUSTER);
+  }
+  return found;
+}
+
+// drawn: the order in which the blocks begin.
+extern "C" void launch(int columns, int rows, const int* drawn, int threads, int shared_bytes,
                        void** arguments) {
   const int count = columns * rows;
+  const std::vector<int> order = by_clusters(drawn, count);
   body = bound(KERNEL, arguments);
   gridDim = {columns, rows};
   int next = 0, running = 0;

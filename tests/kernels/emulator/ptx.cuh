@@ -148,3 +148,11 @@ inline void wait_for_all_copies() {
   end_of_copies();
   wait_for_copies_but(0);
 }
+
+#ifdef CLUSTER
+inline void meet_cluster() { meet_all_of_cluster(CLUSTER); }
+inline void store_in_block(u64* at, int block, u64 value) {
+  const int index = here().index / CLUSTER * CLUSTER + block;
+  memcpy(shared_of(index) + ((unsigned char*)at - shared_memory), &value, 8);
+}
+#endif

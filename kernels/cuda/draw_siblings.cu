@@ -1,0 +1,45 @@
+// COUNT tokens of each row of weights, without replacement (kernels/draw_siblings.py).
+//
+// Compile-time: those of row_cluster.cuh, COUNT.
+//
+// A cluster a row, which is read once. Every operation is rounded by itself, so that the bits are those of
+// draw_siblings_ref.
+
+#include "row_cluster.cuh"
+
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) draw_siblings(
+    const float* weights, const double* uniforms, long long* tokens, int vocab, int stride) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Seat seat = seated((u64*)shared);
+  const int row = blockIdx.y;
+  wait_for_last_kernel();
+
+  float left[PER];
+#pragma unroll
+  for (int j = 0; j < PER; j++)
+    left[j] = seat.place(j) < vocab ? weights[(u64)row * stride + seat.place(j)] : 0.f;
+  double scale = UNIT;
+  for (int rank = 0; rank < COUNT; rank++) {
+    const auto weight_of = [&](int j) {
+      return (u64)__double2ll_rz(__dmul_rn((double)left[j], scale));
+    };
+    u64 total = 0;
+#pragma unroll
+    for (int j = 0; j < PER; j++) total += weight_of(j);
+    total = sum_of_all(seat, total);
+    const u64 place = (u64)row * COUNT + rank;
+    int token = drawn(seat, uniforms[place], total, weight_of);
+    if (token >= 0) tokens[place] = total ? token : -1;
+
+    token = (int)__reduce_max_sync(ALL, token + 1) - 1;  // in the warp whose it is
+    u32 largest = 0;
+#pragma unroll
+    for (int j = 0; j < PER; j++) {
+      if (seat.place(j) == token) left[j] = 0.f;
+      largest = max(largest, __float_as_uint(left[j]));
+    }
+    // What is left may be tiny; a power of two more is exact.
+    const double most = __uint_as_float(largest_of_all(seat, largest)), least = 1. / UNIT;
+    scale = __dmul_rn(__ddiv_rn(1., most > least ? most : least), UNIT);
+  }
+}

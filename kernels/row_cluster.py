@@ -1,0 +1,57 @@
+"""How a row of values is spread over a cluster of blocks (cuda/row_cluster.cuh)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specengine.kernels.cuda import program
+from specengine.kernels.dispatch import has_dependent_launch
+
+BLOCKS = 8  # of a cluster: the most that every card with clusters can have
+MOST_TOLD = 9  # as in the source
+_WARPS = (8, 16, 32)
+_MOST_PER_LANE = 32  # values in registers, beside what is worked out of them
+_MOST_ROWS = 65_535  # of a grid
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is decided at compile time by the length of a row."""
+
+    warps: int
+    per_lane: int
+
+    @classmethod
+    def of(cls, length: int) -> Form:
+        """With the fewest warps that hold it."""
+        per_warp = [-(-length // (32 * BLOCKS * warps)) for warps in _WARPS]
+        pairs = zip(_WARPS, per_warp, strict=True)
+        return next(
+            (cls(*pair) for pair in pairs if pair[1] <= _MOST_PER_LANE), cls(32, per_warp[-1])
+        )
+
+    @property
+    def defines(self) -> tuple[tuple[str, int], ...]:
+        return ("TYPE", 0), ("CLUSTER", BLOCKS), ("WARPS", self.warps), ("PER", self.per_lane)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def shared_bytes(self) -> int:
+        return 8 * (2 * MOST_TOLD * (self.warps + BLOCKS) + 32 * self.per_lane)
+
+
+def fits(rows_RV: Tensor) -> bool:
+    """Whether the kernels are there and the faster choice."""
+    return has_dependent_launch(rows_RV) and can_take(rows_RV) and program.available()
+
+
+def can_take(rows_RV: Tensor) -> bool:
+    rows, length = rows_RV.shape
+    is_right = rows_RV.dtype == torch.float32 and rows_RV.stride(1) == 1
+    return is_right and 0 < rows <= _MOST_ROWS and Form.of(length).per_lane <= _MOST_PER_LANE
