@@ -9,6 +9,7 @@ import pytest
 
 from specengine import GrammarSpec, SpecConfig
 from specengine.core.sampling import SpecControl
+from specengine.engine.round_form import Flight
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_ruled import FREE, ON_CPU, SAMPLED, make
 from tests.engine.test_graph_ruled import specs as specs
@@ -42,3 +43,9 @@ def test_counts_are_those_of_the_host(
         assert [*said(found[:3])] == [*said(expected[:3])]
     assert flying.counters.keys() == {"captures", "replays"}
     assert llm.engine.scheduler.spec_totals.num_draft_tokens > 20
+
+
+def test_what_lies_deeper_than_a_request_drafts_is_not_counted() -> None:
+    flight = Flight(*[None] * 7, {1: [1, 1, 2, 3]})  # type: ignore[arg-type]
+    assert flight.left([9, 9, 9], [2, 2, 2]) == [9, 3, 9]
+    assert flight.left([9, 2, 9], [3, 3, 3]) == [9, 2, 9]
