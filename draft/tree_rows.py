@@ -66,8 +66,7 @@ class TreeRows:
         draws: TreeDraws | None = None,
     ) -> DraftTree:
         """num_nodes: root included; None is as many as there may be. limits: as to tree_build.
-        draws: in place of the best; without edits, and with limits, which leave out what is not
-        there."""
+        draws: in place of the best; with limits, which leave out what is not there."""
         worker = self.worker
         states_TH = worker.states.index_select(0, rows.rows_B)
         found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
@@ -100,17 +99,17 @@ class TreeRows:
         draws: TreeDraws | None,
     ) -> Beams:
         worker = self.worker
-        given = worker.topk, self.counters, worker.target_ids, self.rank_scores
+        given = worker.topk, self.counters
         if edits is None and draws is None:
             model = cast(TreeModel, worker.runner.model)
             shares = model.compute_shares(states_TH, worker.topk)
             if shares is not None:
-                return tree_step(shares, beams, found, *given)
-        logits_TV = worker.runner.model.compute_logits(states_TH)
+                return tree_step(shares, beams, found, *given, worker.target_ids, self.rank_scores)
+        logits_TV, ids = worker.runner.model.compute_logits(states_TH), worker.target_ids
         if edits is not None:
-            logits_TV = edits.apply(logits_TV, worker.target_ids)
-        drawn = None if draws is None else draws.take(logits_TV, worker.target_ids)
+            logits_TV, ids = edits.in_tree(logits_TV, ids, beams)
+        drawn = None if draws is None else draws.take(logits_TV, ids)
         if drawn is not None and beams is not None:
             lacks_T1 = beams.tokens_BK.view(-1, 1) < 0
             drawn = replace(drawn, tokens_TK=drawn.tokens_TK.masked_fill(lacks_T1, -1))
-        return tree_step(logits_TV, beams, found, *given, drawn)
+        return tree_step(logits_TV, beams, found, *given, ids, self.rank_scores, drawn)

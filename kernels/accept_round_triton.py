@@ -72,6 +72,12 @@ class Round:
         draft_BNV = self.drafts.draft_BNV
         return self.drafts.target_TV[:, None] if draft_BNV is None else draft_BNV
 
+    @property
+    def numbers_BN(self) -> Tensor:
+        """Where places are the numbers, what nobody reads."""
+        numbers_BN = self.drafts.numbers_BN
+        return self.drafts.tokens_BN if numbers_BN is None else numbers_BN
+
     def blocks(self) -> dict[str, int]:
         return {
             "BLOCK": self.block,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ class SampledRound:
     none: what its draft says is not read.
 
     Nodes that do not exist have token 0, parent 0 and depth -1. Parents stand before children; in
-    a chain node i is the child of node i - 1.
+    a chain node i is the child of node i - 1. Coins are keyed by a node's number, which is its
+    place unless `numbers_BN` says otherwise.
     """
 
     target_TV: Tensor  # weights of the rows of nodes that exist; float32 outside of proofs
@@ -29,6 +30,8 @@ class SampledRound:
     depths_BN: Tensor  # int64
     roots_B: Tensor  # int64, row of each root
     greedy_B: Tensor  # bool
+    # int64, read of nodes that exist: among them alone, of trees. Chains have none.
+    numbers_BN: Tensor | None = field(default=None, kw_only=True)
 
     def weights(self, nodes_B: Tensor) -> Tensor:
         """[B, V], the target after one node of each request, as plain decoding weighs it."""

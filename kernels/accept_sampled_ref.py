@@ -57,7 +57,8 @@ def stands(pick: Pick, chances_BM: Tensor, nodes_BM: Tensor) -> Tensor:
 def coin_uniforms(drafts: SampledRound, draws: Draws) -> Tensor:
     """float64 [B, N]."""
     depths_BN = drafts.depths_BN
-    keys_BN = draws.positions_B[:, None] + depths_BN - 1 + drafts.nodes() * LANE
+    numbers_BN = drafts.nodes() if drafts.numbers_BN is None else drafts.numbers_BN
+    keys_BN = draws.positions_B[:, None] + depths_BN - 1 + numbers_BN * LANE
     seeds_BN = draws.seeds_B[:, None].expand_as(keys_BN)
     flat = keyed_uniform(seeds_BN.reshape(-1), keys_BN.reshape(-1), draws.accept)
     return flat.view(depths_BN.shape)

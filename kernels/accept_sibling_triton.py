@@ -48,9 +48,9 @@ def _missing(target_ptr, total, drafted, first_child, child, vocab, BLOCK: tl.co
 @triton.jit
 def _descend_kernel(
     target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
-    positions_ptr, lefts_ptr, missing_ptr, firsts_ptr, nexts_ptr, ends_ptr, vocab, num_nodes,
-    stride_target, stride_request, stride_node,
-    ACCEPT: tl.constexpr, BLOCK: tl.constexpr,
+    positions_ptr, lefts_ptr, numbers_ptr, missing_ptr, firsts_ptr, nexts_ptr, ends_ptr, vocab,
+    num_nodes, stride_target, stride_request, stride_node,
+    HAS_NUMBERS: tl.constexpr, ACCEPT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     first, root = request * num_nodes, tl.load(roots_ptr + request)
@@ -59,6 +59,7 @@ def _descend_kernel(
     draft_ptr += request * stride_request
     tokens_ptr += first
     depths_ptr += first
+    numbers_ptr += first
     lefts_ptr += first
     missing_ptr += first
     firsts_ptr += first
@@ -75,7 +76,10 @@ def _descend_kernel(
         token = tl.load(tokens_ptr + child) + tl.zeros([1], tl.int64)
         target, draft = _contest(row_ptr, total, drafted, first_child, child, token, vocab)
         chance = ratio(tl.sum(target, 0), tl.sum(draft, 0))
-        if coin(seed, position, tl.load(depths_ptr + child), child, ACCEPT) < chance:
+        number = child
+        if HAS_NUMBERS:
+            number = tl.load(numbers_ptr + child)
+        if coin(seed, position, tl.load(depths_ptr + child), number, ACCEPT) < chance:
             end = child
             first_child = tl.load(firsts_ptr + child)
             child = first_child
@@ -92,10 +96,12 @@ def accept_sibling(drafts: SampledRound, draws: Draws) -> Accepted:
     round_.launch(
         _descend_kernel,
         (len(round_.ends_B),),
+        round_.numbers_BN,
         round_.missing_BN,
         round_.firsts_BN,
         round_.nexts_BN,
         round_.ends_B,
+        HAS_NUMBERS=drafts.numbers_BN is not None,
         ACCEPT=offset_of(draws.accept),
         BLOCK=round_.block,
         num_warps=max(1, min(16, round_.block // 256)),

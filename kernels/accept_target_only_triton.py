@@ -34,9 +34,10 @@ def _end_of_path(chances, coins, parents, nodes, BLOCK_N: tl.constexpr):
 @triton.jit
 def _walk_kernel(
     target_ptr, totals_ptr, draft_ptr, tokens_ptr, depths_ptr, roots_ptr, greedy_ptr, seeds_ptr,
-    positions_ptr, lefts_ptr, parents_ptr, shares_ptr, missing_ptr, firsts_ptr, nexts_ptr, ends_ptr,
-    counters_ptr, vocab, num_nodes, stride_target, stride_request, stride_node,
-    ACCEPT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    positions_ptr, lefts_ptr, parents_ptr, numbers_ptr, shares_ptr, missing_ptr, firsts_ptr,
+    nexts_ptr, ends_ptr, counters_ptr, vocab, num_nodes, stride_target, stride_request, stride_node,
+    HAS_NUMBERS: tl.constexpr, ACCEPT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Where the path ends, who the children there are, and the mass of the target beside them. All
     programs of a request walk alike."""
@@ -55,7 +56,10 @@ def _walk_kernel(
     chances = tl.load(target_ptr + above * stride_target + tokens, mask=is_below, other=0.0)
     chances = chances.to(tl.float64) / tl.load(totals_ptr + above, mask=is_below, other=1.0)
     seed, position = tl.load(seeds_ptr + request), tl.load(positions_ptr + request)
-    coins = coin(seed, position, depths, nodes, ACCEPT)
+    numbers = nodes
+    if HAS_NUMBERS:
+        numbers = tl.load(numbers_ptr + first + nodes, mask=nodes < num_nodes, other=0)
+    coins = coin(seed, position, depths, numbers, ACCEPT)
     end = _end_of_path(chances, coins, parents, nodes, BLOCK_N)
     is_child = parents == end
     child = tl.min(tl.where(is_child, nodes, BLOCK_N), 0)
@@ -90,12 +94,14 @@ def accept_target_only(drafts: SampledRound, draws: Draws) -> Accepted:
         _walk_kernel,
         (len(round_.ends_B), round_.splits),
         round_.drafts.parents_BN,
+        round_.numbers_BN,
         round_.shares_BNS,
         round_.missing_BN,
         round_.firsts_BN,
         round_.nexts_BN,
         round_.ends_B,
         round_.counters_B,
+        HAS_NUMBERS=drafts.numbers_BN is not None,
         ACCEPT=offset_of(draws.accept),
         **round_.blocks(),
     )

@@ -40,28 +40,30 @@ class EditTables:
 
 @dataclass(frozen=True)
 class Drafted:
-    """N nodes of B requests, the root first, whose tokens count where they stand above a row."""
+    """N nodes of B requests, whose tokens count where they stand above a row. Rows are those of
+    each request's last nodes, as many of each: of chains all or the last, of trees as the mask has
+    them."""
 
     rows_B: Tensor  # int64, of the page table
-    starts_B: Tensor  # int64, position of the token that the root decides
+    starts_B: Tensor  # int64, position of the token that rows of depth 0 decide
     tokens_BN: Tensor  # int64, contiguous
-    depths_R: Tensor | None = None  # int64 [B * N], contiguous; None: chains
-    mask_BNN: Tensor | None = None  # bool, contiguous: ancestors and self; None: chains
+    depths_R: Tensor | None = None  # int64, contiguous: from starts_B on; None: chains
+    mask_BMN: Tensor | None = None  # bool, contiguous: ancestors and self; None: chains
+    has_root: bool = True  # node 0 is the root, and counted by the tables
 
 
 def edit_rows_(
     logits_RV: Tensor, tables: EditTables, drafted: Drafted, *, backend: Backend = "auto"
 ) -> Tensor:
     """In place, for the rows of requests that have a slot, with `count` the tables' and one for
-    each node below the root that lies on the row's path::
+    each node but the root that lies on the row's path::
 
         logits += bias
         where count > 0 or the token is in the prompt: logits /= repetition, or *= it below 0
         logits = logits - frequency * count - presence * (count > 0)
         where the position lies below held_until: logits of tokens that end the request = -inf
 
-    logits_RV: float32, contiguous, R = B * N; of chains also R = B, of the last node alone. Any
-    device; Triton on CUDA.
+    logits_RV: float32, contiguous, R = B * M. Any device; Triton on CUDA.
     """
     if use_triton(backend, logits_RV):
         from specengine.kernels import edit_rows_triton

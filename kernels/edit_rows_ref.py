@@ -41,12 +41,12 @@ def _above(drafted: Drafted, each: int, dtype: torch.dtype) -> tuple[Tensor, Ten
     """Tokens of all nodes of the request of each row, and 1 where they count: [R, N] both. each:
     rows of a request."""
     size, nodes = drafted.tokens_BN.shape
-    mask = drafted.mask_BNN
+    mask = drafted.mask_BMN
     if mask is None:
         ones = torch.ones(nodes, nodes, dtype=torch.bool, device=drafted.tokens_BN.device)
-        mask = ones.tril().expand(size, -1, -1)
-    below_root = torch.arange(nodes, device=mask.device) > 0
-    on_path = (mask & below_root)[:, nodes - each :].reshape(size * each, nodes)
+        mask = ones.tril()[nodes - each :].expand(size, -1, -1)
+    counts = torch.arange(nodes, device=mask.device) >= int(drafted.has_root)
+    on_path = (mask & counts).reshape(size * each, nodes)
     return drafted.tokens_BN.repeat_interleave(each, dim=0), on_path.to(dtype)
 
 

@@ -21,9 +21,9 @@ _BLOCK = 2048
 def _edit_rows_kernel(
     logits_ptr, slots_ptr, penalties_ptr, held_until_ptr, bias_ptr, counts_ptr, flags_ptr,
     rows_ptr, starts_ptr, tokens_ptr, depths_ptr, mask_ptr, vocab, nodes, each,
-    HAS_DEPTHS: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
+    FIRST: tl.constexpr, HAS_DEPTHS: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """each: rows of a request, those of its last nodes."""
+    """each: rows of a request, those of its last nodes. FIRST: of the nodes that count."""
     row = tl.program_id(0).to(tl.int64)
     request, node = row // each, row % each + nodes - each
     slot = tl.load(slots_ptr + tl.load(rows_ptr + request))
@@ -32,7 +32,7 @@ def _edit_rows_kernel(
         inside = place < vocab
         at = slot * vocab + place
         count = tl.load(counts_ptr + at, mask=inside, other=0.0)
-        for other in range(1, nodes):
+        for other in range(FIRST, nodes):
             is_above = other <= node
             if HAS_MASK:
                 is_above = tl.load(mask_ptr + row * nodes + other) != 0
@@ -69,12 +69,13 @@ def edit_rows_(logits_RV: Tensor, tables: EditTables, drafted: Drafted) -> Tenso
         drafted.starts_B,
         drafted.tokens_BN,
         drafted.rows_B if drafted.depths_R is None else drafted.depths_R,
-        drafted.rows_B if drafted.mask_BNN is None else drafted.mask_BNN,
+        drafted.rows_B if drafted.mask_BMN is None else drafted.mask_BMN,
         vocab,
         drafted.tokens_BN.shape[1],
         rows // len(drafted.rows_B),
+        FIRST=int(drafted.has_root),
         HAS_DEPTHS=drafted.depths_R is not None,
-        HAS_MASK=drafted.mask_BNN is not None,
+        HAS_MASK=drafted.mask_BMN is not None,
         BLOCK=block,
         # A product added in one rounding would not be what other devices give.
         enable_fp_fusion=False,

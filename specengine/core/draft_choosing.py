@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from specengine.kernels.tree_step import Beams
+
 
 class DraftPicks(Protocol):
     """Chooses the drafts of chains, where they are not simply the best tokens."""
@@ -25,6 +27,13 @@ class DraftEdits(DraftPicks, Protocol):
         """logits_TV: float32, as many rows a request, in order; may be written over. target_ids:
         as in `take`."""
         ...
+
+    def in_tree(
+        self, logits_TV: Tensor, target_ids: Tensor | None, beams: Beams | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `apply`, of the rows of these nodes, or with None of the roots, each level in turn;
+        and the target's ids of what comes."""
+        return self.apply(logits_TV, target_ids), target_ids
 
     def take(self, logits_BV: Tensor, target_ids: Tensor | None) -> Tensor:
         best_B = self.apply(logits_BV, target_ids).argmax(-1)

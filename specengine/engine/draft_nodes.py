@@ -22,6 +22,14 @@ class HostTree:
     def is_chain(self) -> bool:
         return self.parents == list(range(-1, len(self.parents) - 1))
 
+    def depths_of(self, is_kept: Sequence[bool]) -> list[int]:
+        """Of some of the drafts, the others left out; the root's children have 1."""
+        depths = [0]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            # What is its own parent is not there.
+            depths.append(1 + depths[parent] if parent < node else 0)
+        return [depth for depth, kept in zip(depths[1:], is_kept[1:], strict=True) if kept]
+
     def part(self, kept: list[int]) -> HostTree:
         """The tree of these nodes, root first; with each of them, its parent."""
         return HostTree([self.tokens[node] for node in kept], _renumbered(self.parents, kept))

@@ -51,7 +51,6 @@ class GraphRound:
 
     samples = True  # whether requests that sample fly
     masks_fly = True  # likewise, whom a grammar rules (graph_ruled.py)
-    leaves_wishes = False  # of who samples, where rounds are weighed (grounds.unweighed)
     unguarded = ("captured", "guard")
 
     def __init__(
@@ -273,7 +272,7 @@ class GraphRound:
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 3]
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         given = reqs, wish.num_drafted, outcome, landed, form, self._turn
-        flight = Flight(*given, wish.drafted_nodes)
+        flight = Flight(*given, wish.drafted_nodes, {})
         if not form.choosing.masks:
             self._end(flight)
         return flight
@@ -282,9 +281,7 @@ class GraphRound:
         """Where grammars rule a request of a round: what they allow, and the rest of the round."""
         graph = self.captured[flight.form]
         if isinstance(graph, RuledGraphs):
-            counts = graph.finish(flight.reqs)
-            if counts is not None:
-                flight.num_drafted[:] = map(min, flight.num_drafted, counts)
+            flight.left_depths.update(graph.finish(flight.reqs))
             self._end(flight)
 
     def _end(self, flight: Flight) -> None:
@@ -306,13 +303,14 @@ class GraphRound:
         tokens = [row[1 : row[0] + 2] for row in rows]
         self.choices.edits.note(flight.reqs, tokens)
         # The padding of a short draft is a draft too, where it happens to be right.
-        num_drafted = list(map(max, flight.num_drafted, num_accepted))
+        num_drafts = self.num_drafts(flight, flight.num_drafted)
+        num_drafted = list(map(max, num_drafts, num_accepted))
         logprobs, is_lossy = self._logprobs(flight, tokens), self.simulated is not None
         return VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, is_lossy)
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
         """Of a round in which each request drafted so many levels."""
-        return levels
+        return flight.left(levels, levels)
 
     def _logprobs(self, flight: Flight, tokens: list[list[int]]) -> list[list[TokenLogprob]] | None:
         if not flight.form.choosing.logprobs:

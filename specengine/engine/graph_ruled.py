@@ -12,7 +12,9 @@ from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.draft_choosing import DraftPicks
 from specengine.core.request import Req
 from specengine.engine.draft_nodes import HostTree
-from specengine.engine.round_form import Form
+from specengine.engine.grammar.masks import Flags
+from specengine.engine.round_form import Form, LeftDepths
+from specengine.engine.row_masks import is_ruled
 from specengine.runner.graphs import capture_parts
 
 if TYPE_CHECKING:
@@ -96,11 +98,10 @@ class RoundParts:
         drafts = shown[: len(reqs)].tolist()
         return [HostTree([r.last_token, *run], above) for r, run in zip(reqs, drafts, strict=True)]
 
-    def tell(self, reqs: list[Req], trees: list[HostTree]) -> list[int] | None:
-        """The device what the decision needs of the host. trees: what was drafted. Gives how many
-        drafts of each request exist, where grammars have a say in that."""
-        self.graph_round.masks.send(reqs, trees)
-        return None
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> LeftDepths:
+        """The device what the decision needs of the host. trees: what was drafted."""
+        legal_BN = self.graph_round.masks.send(reqs, trees)
+        return depths_left(reqs, trees, legal_BN)
 
 
 class RuledGraphs:
@@ -124,11 +125,16 @@ class RuledGraphs:
             self._drafted.record()
         self._look.replay()
 
-    def finish(self, reqs: list[Req]) -> list[int] | None:
+    def finish(self, reqs: list[Req]) -> LeftDepths:
         """Make the masks while the device looks, and launch the rest. The requests' grammars stand
         after the tokens that the round starts from."""
         if self.parts.form.num_steps:
             self._drafted.synchronize()
-        counts = self.parts.tell(reqs, self.parts.trees(self._shown, reqs))
+        depths = self.parts.tell(reqs, self.parts.trees(self._shown, reqs))
         self._decide.replay()
-        return counts
+        return depths
+
+
+def depths_left(reqs: list[Req], trees: list[HostTree], kept_BN: Flags) -> LeftDepths:
+    rows = zip(reqs, trees, kept_BN.tolist(), strict=True)
+    return {i: tree.depths_of(kept) for i, (req, tree, kept) in enumerate(rows) if is_ruled(req)}

@@ -113,11 +113,7 @@ class GraphTreeRound(GraphRound):
 
     def land(self, flight: Flight) -> VerifyResult:
         result = super().land(flight)
-        if not flight.form.num_steps:
-            return result
-        nodes = flight.drafted_nodes
-        result.num_drafted = self.num_drafts(flight, flight.num_drafted) if nodes is None else nodes
-        if self.sizes:
+        if self.sizes and flight.form.num_steps:
             # Nodes stand best first: a node's number is its rank.
             paths = flight.outcome[:, flight.form.num_steps + 2 : -1].tolist()
             pairs = zip(paths, result.num_accepted, strict=True)
@@ -125,9 +121,12 @@ class GraphTreeRound(GraphRound):
         return result
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
-        most = flight.form.num_nodes or self.num_slots
-        counts = [self.drafter.num_tree_nodes(n) if n else 1 for n in levels]
-        return [min(count, most) - 1 for count in counts]
+        counts = flight.drafted_nodes
+        if counts is None:
+            most = flight.form.num_nodes or self.num_slots
+            sizes = [self.drafter.num_tree_nodes(n) if n else 1 for n in levels]
+            counts = [min(size, most) - 1 for size in sizes]
+        return flight.left(counts, levels)
 
 
 class TreeParts(RoundParts):
@@ -135,7 +134,7 @@ class TreeParts(RoundParts):
 
     graph_round: GraphTreeRound
     tree: DraftTree  # left behind by the drafting
-    tokens_and_parents_2BN: Tensor  # likewise
+    tokens_and_parents_2BN: Tensor  # likewise, where the host must know
 
     @torch.inference_mode()
     def draft(self) -> None:
@@ -143,9 +142,13 @@ class TreeParts(RoundParts):
         rows = flying.begin(self.rows_B)
         edits = flying.draft_edits(rows, self.form.choosing)
         given = self.form.num_steps, edits, self.form.num_nodes
-        self.tree = flying.drafter.draft_tree_rows(rows, *given)
-        self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
-        self.tokens_and_parents_2BN = torch.stack([self.tree.tokens_BN, self.tree.parents_BN])
+        self.leave(rows, flying.drafter.draft_tree_rows(rows, *given))
+
+    def leave(self, rows: RowBatch, tree: DraftTree) -> None:
+        """What was drafted, to the other parts."""
+        self.tree, self.drafted = tree, Drafted(rows, tree.tokens_BN[:, 1:])
+        if self.form.choosing.masks:
+            self.tokens_and_parents_2BN = torch.stack([tree.tokens_BN, tree.parents_BN])
 
     @torch.inference_mode()
     def look(self) -> None:

@@ -16,12 +16,13 @@ from specengine.core.random_streams import Stream
 from specengine.core.request import Req
 from specengine.core.transfer import pinned
 from specengine.engine.draft_nodes import HostTree
-from specengine.engine.grammar.drafts import count_kept
+from specengine.engine.grammar.drafts import kept_nodes
+from specengine.engine.grammar.masks import Flags
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.graph_ruled import Drafted, RoundParts
+from specengine.engine.graph_ruled import Drafted, RoundParts, depths_left
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.node_logits import node_logits
-from specengine.engine.round_form import Flight, Form, Wish
+from specengine.engine.round_form import Flight, Form, LeftDepths, Wish
 from specengine.engine.row_choices import Choosing
 from specengine.engine.row_draws import RowDraws
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound, row_sums
@@ -158,15 +159,12 @@ class GraphWeighedRound(WeighingRound):
             self._tell(self.num_drafted, wish.num_drafted)
         return super()._fly(reqs, wish, form)
 
-    def tell_allowed(self, reqs: list[Req], trees: list[HostTree]) -> list[int]:
+    def tell_kept(self, reqs: list[Req], trees: list[HostTree], legal_BN: Flags) -> LeftDepths:
         """What `constrain` leaves of drafts: of those that were drawn, the first that a grammar
         forbids as well, which the rule must see."""
-        counts = [
-            count_kept(req, tree, keeps_rejected=self.draws) - 1
-            for req, tree in zip(reqs, trees, strict=True)
-        ]
-        self._tell(self.num_allowed, counts)
-        return counts
+        kept_BN = kept_nodes(legal_BN, trees, keeps_rejected=self.draws)
+        self._tell(self.num_allowed, (kept_BN.sum(1) - 1).tolist())
+        return depths_left(reqs, trees, kept_BN)
 
     def _tell(self, counts_B: Tensor, counts: list[int]) -> None:
         moved = pinned(torch.tensor(counts), counts_B.device)
@@ -197,9 +195,9 @@ class WeighedParts(RoundParts):
             flying.logprobs.take(logits.raw_TV, output.best)
         flying.drafter.observe_rows(rows, output, said_BN, accepted_B)
 
-    def tell(self, reqs: list[Req], trees: list[HostTree]) -> list[int]:
-        super().tell(reqs, trees)
-        return self.graph_round.tell_allowed(reqs, trees)
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> LeftDepths:
+        legal_BN = self.graph_round.masks.send(reqs, trees)
+        return self.graph_round.tell_kept(reqs, trees, legal_BN)
 
 
 def said(drafts_BK: Tensor, found: Accepted) -> Tensor:

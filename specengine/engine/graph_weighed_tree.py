@@ -3,20 +3,29 @@ graph."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch
 from specengine.core.interfaces import RowsOutput
+from specengine.core.request import Req
+from specengine.core.transfer import pinned
 from specengine.core.weighed_trees import WeighedTreeDrafter
-from specengine.engine.graph_ruled import Drafted, RoundParts
+from specengine.engine.draft_nodes import HostTree
+from specengine.engine.grammar.drafts import kept_nodes
+from specengine.engine.grammar.masks import Flags
+from specengine.engine.graph_ruled import RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
 from specengine.engine.graph_weighed import WeighingRound
-from specengine.engine.grounds import unweighed
-from specengine.engine.round_form import Flight, Form
+from specengine.engine.node_logits import node_logits
+from specengine.engine.round_form import Flight, Form, LeftDepths
+from specengine.engine.row_choices import Choosing
 from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
+from specengine.engine.row_tree_edits import EditsOfNodes
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import SampledRound, row_sums
 from specengine.kernels.tree_build import DraftTree, TreeLimits
@@ -34,7 +43,6 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
     """
 
     drafter: WeighedTreeDrafter
-    leaves_wishes = True
 
     def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
         """draws: trees of requests that sample are sampled. given: as to GraphRound."""
@@ -44,6 +52,8 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         counts = {self.drafter.num_tree_nodes(steps) for steps in self.steps if steps}
         self.nodes_N = {n: torch.arange(n, device=device) for n in counts}
         self.roots_B = {n: n * torch.arange(largest, device=device) for n in counts}
+        # Of the nodes that grammars leave, their numbers; -1 of others. Read where there is one.
+        self.numbers_BN = torch.zeros(largest, max(counts), dtype=torch.int64, device=device)
         shape = largest, self.drafter.topk, self.steps[-1]
         self.tree_numbers = TreeNumbers.of(*shape, device) if draws else None
 
@@ -67,8 +77,38 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         vocab_size, keeps = self.runner.model.vocab_size, self.verifier.needs_draft_probs
         return RowTreeDraws(rows, self.choices.table, self.tree_numbers, vocab_size, keeps)
 
+    def node_edits(self, rows: RowBatch, choosing: Choosing) -> EditsOfNodes | None:
+        """Of one round."""
+        return EditsOfNodes(self.choices.edits.tables, rows) if choosing.edits else None
+
+    def tell_kept(self, trees: list[HostTree], legal_BN: Flags) -> None:
+        """What `constrain` leaves of trees, and the numbers that its nodes then have: coins are
+        keyed by them."""
+        kept_BN = kept_nodes(legal_BN, trees, keeps_rejected=self.tree_numbers is not None)
+        numbers_BN = np.where(kept_BN, kept_BN.cumsum(axis=1) - 1, -1)
+        size, num_nodes = numbers_BN.shape
+        moved = pinned(torch.from_numpy(numbers_BN), self.numbers_BN.device)
+        self.numbers_BN[:size, :num_nodes].copy_(moved, non_blocking=True)
+
+    def numbers_of(self, tree: DraftTree) -> Tensor:
+        """int64 [B, N], as the host has told them."""
+        batch_size, num_nodes = tree.tokens_BN.shape
+        return self.numbers_BN[:batch_size, :num_nodes]
+
+    def within(self, tree: DraftTree, numbers_BN: Tensor) -> DraftTree:
+        """What has no number is not there."""
+        is_cut_BN = numbers_BN < 0
+        parents_BN = self.nodes_N[tree.tokens_BN.shape[1]].where(is_cut_BN, tree.parents_BN)
+        tokens_BN = tree.tokens_BN.masked_fill(is_cut_BN, 0)
+        return replace(tree, tokens_BN=tokens_BN, parents_BN=parents_BN)
+
     def sampled_tree(
-        self, rows: RowBatch, tree: DraftTree, weights_TV: Tensor, draft_BNV: Tensor | None
+        self,
+        rows: RowBatch,
+        tree: DraftTree,
+        numbers_BN: Tensor | None,
+        weights_TV: Tensor,
+        draft_BNV: Tensor | None,
     ) -> SampledRound:
         """What RoundProbs.of makes on the host. draft_BNV: float32, what drafts were drawn from."""
         batch_size, num_nodes = tree.tokens_BN.shape
@@ -83,6 +123,7 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
             depths_BN=tree.depths_BN.masked_fill(lacks_BN, -1),
             roots_B=self.roots_B[num_nodes][:batch_size],
             greedy_B=self.are_greedy(rows),
+            numbers_BN=numbers_BN,
         )
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
@@ -99,28 +140,38 @@ class WeighedTreeParts(TreeParts):
     graph_round: GraphWeighedTreeRound
     draws: RowTreeDraws | None  # left behind by the drafting
 
-    def __init__(self, graph_round: GraphWeighedTreeRound, rows_B: Tensor, form: Form) -> None:
-        assert unweighed(form.choosing) is None, "can_run leaves it to the host"
-        super().__init__(graph_round, rows_B, form)
-
     @torch.inference_mode()
     def draft(self) -> None:
-        flying = self.graph_round
+        flying, form = self.graph_round, self.form
         rows = flying.begin(self.rows_B)
         self.draws = flying.new_tree_draws(rows)
-        given = rows, self.form.num_steps, flying.tree_limits(rows)
-        self.tree = flying.drafter.draft_limited_rows(*given, draws=self.draws)
-        self.drafted = Drafted(rows, self.tree.tokens_BN[:, 1:])
+        edits = flying.node_edits(rows, form.choosing)
+        given = rows, form.num_steps, flying.tree_limits(rows), edits, self.draws
+        self.leave(rows, flying.drafter.draft_limited_rows(*given))
 
     @torch.inference_mode()
     def decide(self) -> None:
         flying, rows, tree = self.graph_round, self.drafted.rows, self.tree
-        logits_TV = flying.runner.model.compute_logits(self.seen.hidden_TH)
-        weights_TV = flying.target_weights(logits_TV, rows)
+        choosing, numbers_BN = self.form.choosing, None
+        if choosing.masks:
+            numbers_BN = flying.numbers_of(tree)
+            tree = flying.within(tree, numbers_BN)
+        logits = node_logits(flying, self.seen, rows, choosing)
+        weights_TV = flying.target_weights(logits.edited_TV, rows)
         draft_BNV = None if self.draws is None else self.draws.drawn_from(tree)
-        drafts = flying.sampled_tree(rows, tree, weights_TV, draft_BNV)
+        drafts = flying.sampled_tree(rows, tree, numbers_BN, weights_TV, draft_BNV)
         found = flying.judge(drafts, flying.numbers(rows))
         given = found, tree, self.form.num_steps, flying.table.shape[1]
         paths = accept_path(flying.state, rows.rows_B, *given)
+        flying.choices.count(rows, paths.tokens_BW, paths.accepted_B, choosing)
+        if logits.raw_TV is not None:
+            raw_TV = logits.raw_TV.index_select(0, paths.rows_T)
+            flying.logprobs.take(raw_TV, paths.tokens_BW.flatten())
         tokens_T, features_TF = tree.tokens_BN.view(-1), self.seen.features()
         flying.observe(rows, RowsOutput(tokens_T, self.seen.hidden_TH, features_TF), paths)
+
+    def tell(self, reqs: list[Req], trees: list[HostTree]) -> LeftDepths:
+        """How many drafts the rule sees, the device tells."""
+        legal_BN = self.graph_round.masks.send(reqs, trees)
+        self.graph_round.tell_kept(trees, legal_BN)
+        return {}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import HesitantRowDrafter, RowDrafter
-from specengine.engine.row_choices import Choosing
 from specengine.runner.graph_counters import MEMORY_SPENT
 
 if TYPE_CHECKING:
@@ -21,17 +20,6 @@ def if_hesitant(drafter: RowDrafter) -> HesitantRowDrafter | None:
     return drafter if isinstance(drafter, HesitantRowDrafter) else None
 
 
-def unweighed(choosing: Choosing) -> str | None:
-    """What rounds that weigh trees leave to the host: its drafts follow edits node by node, and are
-    cut where a grammar ends."""
-    wishes = {
-        "edits of logits": choosing.edits,
-        "logprobs": choosing.logprobs,
-        "a grammar": choosing.masks,
-    }
-    return next((name for name, is_wanted in wishes.items() if choosing.weighs and is_wanted), None)
-
-
 def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
     """What keeps a batch from being of the kind that the graphs were made for; None: nothing."""
     size, sampling = batch.batch_size, batch.sampling
@@ -43,8 +31,6 @@ def find_ground(flying: GraphRound, batch: ScheduleBatch) -> str | None:
         return "more requests edit their logits than there are tables for"
     if not sampling.all_greedy and not flying.samples:
         return "sampling, with a verifier that weighs drafts"
-    if flying.leaves_wishes and (wish := unweighed(flying.choices.choosing_of(batch.reqs))):
-        return f"{wish}, with trees that are weighed"
     if any(req.grammar is not None for req in batch.reqs) and not flying.masks_fly:
         return "grammar"
     drafter = flying.hesitant

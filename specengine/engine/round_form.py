@@ -39,6 +39,10 @@ class RoundGraph(Protocol):
     def replay(self) -> None: ...
 
 
+# Of requests that a grammar rules, by index into the batch: how deep the drafts lie that it leaves.
+LeftDepths = dict[int, list[int]]
+
+
 class Flight(NamedTuple):
     """A round on its way. What it decides is in `outcome` once `landed` has passed."""
 
@@ -50,7 +54,18 @@ class Flight(NamedTuple):
     landed: torch.cuda.Event
     form: Form
     turn: int  # half of the buffers that the host reads
-    drafted_nodes: list[int] | None = None  # as in Wish
+    drafted_nodes: list[int] | None  # as in Wish
+    left_depths: LeftDepths  # filled in when masks are sent
+
+    def left(self, counts: list[int], levels: list[int]) -> list[int]:
+        """Of so many drafts of each request, of so many levels, those that grammars leave."""
+        depths = self.left_depths
+        if not depths:
+            return counts
+        return [
+            min(count, sum(depth <= level for depth in depths[i])) if i in depths else count
+            for i, (count, level) in enumerate(zip(counts, levels, strict=True))
+        ]
 
 
 def least_seconds(graph: RoundGraph, replays: int) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 from specengine.core.request import Req
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.drafts import add_masks
-from specengine.engine.grammar.masks import MaskBuilder
+from specengine.engine.grammar.masks import Flags, MaskBuilder
 from specengine.kernels.apply_token_bitmask import apply_token_bitmask
 
 
@@ -31,23 +31,32 @@ class RowMasks:
             self._words = torch.zeros(shape, dtype=torch.int32, device=self.device)
             self._slots = torch.full(shape[:1], -1, dtype=torch.int32, device=self.device)
 
-    def send(self, reqs: list[Req], trees: list[HostTree]) -> None:
-        """Before the rows of a round are chosen. trees: what is drafted, of one size."""
+    def send(self, reqs: list[Req], trees: list[HostTree]) -> Flags:
+        """Before the rows of a round are chosen. trees: what is drafted, of one size, N. Gives
+        [B, N], the nodes that grammars allow; all of a request without."""
         assert self._words is not None
         assert self._slots is not None
         nodes = len(trees[0].tokens)
         builder = MaskBuilder(len(reqs) * nodes, self.vocab_size)
         for index, (req, tree) in enumerate(zip(reqs, trees, strict=True)):
-            if req.grammar is not None and not req.is_finished:
+            if is_ruled(req):
                 add_masks(builder, index * nodes, req, tree)
         self._slots.fill_(-1)
         mask = builder.send(self.device)
         if mask is not None:
             self._words[: len(mask.words_MW)].copy_(mask.words_MW)
             self._slots[: len(mask.slots_R)].copy_(mask.slots_R)
+        legal_BN: Flags = builder.has_mask_R.reshape(len(reqs), nodes)
+        legal_BN[[not is_ruled(req) for req in reqs]] = True
+        return legal_BN
 
     def apply(self, logits_RV: Tensor) -> Tensor:
         """A copy, float32 [R, V], in which what is forbidden is -inf."""
         assert self._words is not None
         assert self._slots is not None
         return apply_token_bitmask(logits_RV, self._words, self._slots[: len(logits_RV)])
+
+
+def is_ruled(req: Req) -> bool:
+    """By a grammar; one that has ended may be a round late in leaving."""
+    return req.grammar is not None and not req.is_finished

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine import LLM, SpecConfig
 from specengine.core.sampling import SpecControl
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
@@ -67,10 +67,6 @@ WISHES = [  # ends by max_tokens and by context, limits, every parameter, and gr
     replace(SAMPLED[4], max_tokens=25, seed=11, speculative=SpecControl(enabled=False)),
     replace(SAMPLED[3], max_tokens=15, seed=8, top_k=2),  # fewer tokens than siblings
 ]
-
-EDITED = replace(SAMPLED[0], frequency_penalty=0.6, max_tokens=20)
-TOLD = replace(SAMPLED[4], logprobs=2, max_tokens=20)
-RULED = replace(SAMPLED[4], grammar=GrammarSpec.regex("[a-c ]{4,30}"), ignore_eos=False)
 
 Folders = dict[str, tuple[Path, SpecConfig]]
 
@@ -148,30 +144,6 @@ def test_the_last_rounds_of_requests_that_end_by_themselves(
         check(host, llm, params, PROMPTS[:count])
     assert not fallbacks(flying)
     assert all(form.choosing.weighs for form in flying.captured)
-
-
-@ON_CPU
-@pytest.mark.parametrize(
-    ("wish", "why"), [(EDITED, "edits of logits"), (TOLD, "logprobs"), (RULED, "a grammar")]
-)
-def test_what_trees_leave_to_the_host(
-    wish: SamplingParams, why: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For as long as somebody asks for it; rounds of greedy requests alone do all of it."""
-    host, llm = pair_of(folders, "EAGLE3, 2")
-    flying = let_fly(llm, monkeypatch)
-    check(host, llm, [wish, replace(SAMPLED[2], max_tokens=50)], PROMPTS[:2])
-    assert fallbacks(flying) == {f"{why}, with trees that are weighed"}
-    assert flying.counters["replays"] > 5
-    before = Counter(flying.counters)
-    params = [replace(wish, temperature=0.0), GREEDY]
-    found, expected = (one.generate(PROMPTS[:2], params) for one in (llm, host))
-    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
-    assert flying.counters["replays"] > before["replays"] + 3
-    assert {name for name, n in flying.counters.items() if n > before[name]} <= {
-        "captures",
-        "replays",
-    }
 
 
 @ON_CPU
@@ -268,8 +240,7 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
     wishes = [*WISHES, replace(held, ignore_eos=False)]
     come_and_go(host, llm, [*MANY, "0a"], wishes, monkeypatch)
     assert flying.counters["replays"] > 10
-    edits = "edits of logits, with trees that are weighed"
-    assert fallbacks(flying) <= {edits, NEARLY_FULL}
+    assert fallbacks(flying) <= {NEARLY_FULL}
 
 
 @ON_CPU

@@ -91,7 +91,8 @@ class Landed:
             self.steps[steps] += 1
             if steps:
                 assert flight.drafted_nodes is not None
-                assert result.num_drafted == flight.drafted_nodes
+                left = flight.left(flight.drafted_nodes, flight.num_drafted)
+                assert result.num_drafted == left
                 self.idle += flight.drafted_nodes.count(0)
                 nodes = flight.outcome[:, steps + 2 :].tolist()
                 for path, count in zip(nodes, result.num_accepted, strict=True):

@@ -21,6 +21,7 @@ from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_target_only import accept_target_only
 from specengine.kernels.draw_siblings import draw_siblings
+from specengine.kernels.edit_rows import Drafted, EditTables, edit_rows_
 from specengine.kernels.sample_rows import ChoiceTable, Places
 from specengine.kernels.tree_build import TreeLimits, tree_build
 from specengine.kernels.tree_shape import tree_shape
@@ -43,6 +44,9 @@ def main() -> None:
     drafts = random_round(random.Random(0), 3, 5, 9000, tree=False)
     for rule in (accept_rejection, accept_block, accept_sibling, accept_target_only):
         rule(drafts, draws_of(3, CPU), backend="triton")
+    numbered = replace(drafts, numbers_BN=drafts.nodes().contiguous())
+    for rule in (accept_sibling, accept_target_only):
+        rule(numbered, draws_of(3, CPU), backend="triton")
     relaxed = relaxed_world.random_round(random.Random(0), 3, 5, 9000, tree=False)
     for logits_TV in (relaxed.logits_TV, relaxed.logits_TV.bfloat16()):
         accept_relaxed(replace(relaxed, logits_TV=logits_TV), 3, 0.3, backend="triton")
@@ -51,6 +55,12 @@ def main() -> None:
         tree_shape(nodes[:, 0, 0].contiguous(), nodes, num_nodes, num_steps, backend="triton")
     table, place = ChoiceTable.of(3, CPU), torch.arange(3)
     weigh_rows(torch.zeros(6, 9000), table, Places(place, place, 2), 0, backend="triton")
+    edits, starts = EditTables.of(3, 2, 9000, CPU), torch.zeros(3, dtype=torch.int64)
+    nodes, mask = torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2, 2, dtype=torch.bool)
+    depths = torch.zeros(6, dtype=torch.int64)
+    for above in ((), (depths, mask), (depths, mask, False)):
+        drafted = Drafted(starts, starts, nodes, *above)
+        edit_rows_(torch.zeros(6, 9000), edits, drafted, backend="triton")
     for topk, num_steps, num_nodes in ((2, 3, 2), (4, 5, 40)):
         found, roots = Found.of(3, topk, num_steps, CPU), torch.zeros(3, dtype=torch.int64)
         for limits in (None, TreeLimits(topk, roots, roots)):

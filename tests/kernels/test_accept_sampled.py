@@ -128,15 +128,16 @@ def test_the_compiler_takes_what_the_interpreter_does(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     compiled = offline_triton.run("tests.kernels.offline_accept", tmp_path)
     assert compiled == {
-        "_begin_kernel": 3,
-        "_draw_kernel": 4,
+        "_begin_kernel": 4,
+        "_draw_kernel": 6,
         "_reject_kernel": 1,
         "_judge_block_kernel": 1,
-        "_descend_kernel": 1,
-        "_walk_kernel": 1,
+        "_descend_kernel": 2,
+        "_walk_kernel": 2,
         "_accept_relaxed_kernel": 2,
         "_tree_shape_kernel": 3,
         "_sample_rows_kernel": 1,
+        "_edit_rows_kernel": 3,
         "_tree_build_kernel": 4,
         "_accept_path_kernel": 2,
         "_tree_step_kernel": 4,
@@ -225,7 +226,8 @@ def test_the_reference_does_not_feel_the_batch(seed: int, kind: tuple[str, bool]
     draws = draws_of(3, CPU, seed)
     whole = RULES[name](drafts, draws)
     for b in range(3):
-        part = {key: value[b : b + 1] for key, value in vars(drafts).items() if "_B" in key}
+        columns = {key: x for key, x in vars(drafts).items() if "_B" in key and x is not None}
+        part = {key: x[b : b + 1] for key, x in columns.items()}
         alone = RULES[name](
             replace(drafts, **part),
             replace(

@@ -101,6 +101,44 @@ def test_trees(device: torch.device, backend: str) -> None:
     )
 
 
+def test_levels_of_trees_that_grow(device: torch.device, backend: str) -> None:
+    """Two beams of two levels below roots that nobody names: 2 and 3 stand below 1."""
+    tables = tables_of(device)
+    rows, starts = torch.tensor([3, 1], device=device), torch.tensor([10, 5], device=device)
+    tokens = torch.tensor([[7, 8, 9, 10], [20, 3, 20, 60]], device=device)
+    paths = [[1, 2], [1, 3]]
+    mask = torch.zeros(2, 2, 4, dtype=torch.bool, device=device)
+    for beam, path in enumerate(paths):
+        mask[:, beam, path] = True
+    depths = torch.ones(4, dtype=torch.int64, device=device)
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(3)).to(device)
+    before = logits.tolist()
+    drafted = Drafted(rows, starts, tokens, depths, mask, has_root=False)
+    edit_rows_(logits, tables, drafted, backend=backend)  # type: ignore[arg-type]
+    expected = []
+    for r, row in enumerate(before):
+        request, beam = divmod(r, 2)
+        slot = int(tables.slots[rows[request]])
+        above = tokens[request, paths[beam]].tolist()
+        expected.append(read_plainly(row, tables, slot, above, int(starts[request]) + 1))
+    check(logits, expected)
+    assert bool(logits[:2, 7].isinf().all())
+
+
+def test_nodes_count_from_the_first_on(device: torch.device, backend: str) -> None:
+    """Where it is not the root."""
+    tables = tables_of(device)
+    rows, starts = torch.tensor([1], device=device), torch.tensor([5], device=device)
+    depths = torch.zeros(2, dtype=torch.int64, device=device)
+    tokens, mask = torch.tensor([[20, 21]], device=device), torch.eye(2).bool()[None].to(device)
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(4)).to(device)
+    before = logits.tolist()
+    drafted = Drafted(rows, starts, tokens, depths, mask, has_root=False)
+    edit_rows_(logits, tables, drafted, backend=backend)  # type: ignore[arg-type]
+    given = zip(before, [[20], [21]], strict=True)
+    check(logits, [read_plainly(row, tables, 2, above, 5) for row, above in given])
+
+
 def test_counting(device: torch.device, backend: str) -> None:
     tables = tables_of(device)
     before = tables.counts.clone()

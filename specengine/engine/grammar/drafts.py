@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.engine.draft_nodes import HostTree, keep_nodes
-from specengine.engine.grammar.masks import MaskBuilder, masked
+from specengine.engine.grammar.masks import Flags, MaskBuilder, masked
 from specengine.engine.grammar.state import LlguidanceState
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class ConstrainedDraft:
 
 def add_masks(builder: MaskBuilder, first_row: int, req: Req, tree: HostTree) -> None:
     """Of a request that has a grammar: a row a node, from `first_row` on. Rows of nodes that it
-    forbids keep every token, for nobody gets there."""
+    forbids are not added, for nobody gets there."""
     state = _grammar(req)
     if tree.is_chain and isinstance(state, LlguidanceState) and state.error is None:
         builder.add_chain(first_row, req, state, tree.tokens[1:])
@@ -110,12 +112,13 @@ def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft
     return ConstrainedDraft(keep_nodes(proposal, kept, parents), trees)
 
 
-def count_kept(req: Req, tree: HostTree, keeps_rejected: bool) -> int:
-    """Nodes that `constrain` leaves of a request's tree, root included. keeps_rejected: they were
-    sampled. Of a request that has ended nobody asks."""
-    if req.grammar is None or req.is_finished:
-        return len(tree.tokens)
-    return len(_kept(req.grammar, tree, keeps_rejected))
+def kept_nodes(legal_BN: Flags, trees: list[HostTree], keeps_rejected: bool) -> Flags:
+    """[B, N], the nodes that `constrain` leaves of trees of one size, of which the grammars allow
+    these. keeps_rejected: they were sampled."""
+    if not keeps_rejected:
+        return legal_BN
+    parents_BN = np.array([tree.parents for tree in trees]).clip(min=0)
+    return legal_BN | np.take_along_axis(legal_BN, parents_BN, axis=1)
 
 
 def _grammar(req: Req) -> GrammarState:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.grammar import TokenMask
@@ -16,6 +17,8 @@ from specengine.engine.grammar.state import Chain, LlguidanceState, fill_chains
 
 if TYPE_CHECKING:
     from specengine.core.grammar import GrammarState, Words
+
+Flags = NDArray[np.bool_]
 
 
 class MaskBuilder:
@@ -40,7 +43,7 @@ class MaskBuilder:
 
     def add_chain(self, row: int, req: Req, state: LlguidanceState, tokens: list[int]) -> None:
         """The rows from `row` on decide what follows `state` and each of the tokens after it. Those
-        behind a token that the grammar forbids keep every token."""
+        behind a token that the grammar forbids keep every token: they are not added."""
         self._chains.append(_Chain(row, req, (state, tokens)))
 
     def send(self, device: torch.device) -> TokenMask | None:
@@ -52,17 +55,24 @@ class MaskBuilder:
         size = len(self._masks) * self._width
         return TokenMask(flat[:size].view(-1, self._width), flat[size:])
 
+    @property
+    def has_mask_R(self) -> Flags:
+        """Once they are sent: which rows were added."""
+        return self._slots >= 0
+
     def _fill_chains(self) -> None:
         counts = [1 + len(chain.drafted[1]) for chain in self._chains]
-        words_MW = np.full((sum(counts), self._width), -1, dtype=np.int32)
+        words_MW = np.zeros((sum(counts), self._width), dtype=np.int32)
         fill_chains([chain.drafted for chain in self._chains], words_MW)
-        masks = iter(words_MW)
+        first = 0
         for chain, count in zip(self._chains, counts, strict=True):
-            for depth in range(count):
-                words = next(masks)
+            for depth, words in enumerate(words_MW[first : first + count]):
+                if depth and not words.any():
+                    break  # nobody gets there
                 _finish(words, chain.req, depth)
                 self._slots[chain.row + depth] = len(self._masks)
                 self._masks.append(words)
+            first += count
         self._chains.clear()
 
 
