@@ -26,7 +26,7 @@ class SuffixDrafter:
     token with the share of the occurrences that went on with it. Runs on the host.
 
     node_limit(req): the most nodes, root included, that a request can use in this round; a round
-    emits at most one token a node.
+    emits at most one token a node. min_match: shortest suffix that anything is drafted of.
     """
 
     needs_hidden = False
@@ -34,7 +34,10 @@ class SuffixDrafter:
     emits_probs = False
     reads_text_alone = True
 
-    def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
+    def __init__(
+        self, spec: SpecConfig, node_limit: Callable[[Req], int], min_match: int = 0
+    ) -> None:
+        self.min_match = min_match
         self.max_nodes = spec.max_nodes
         self.branches = spec.suffix_branches
         self.proposes_tree = spec.suffix_branches > 1
@@ -53,8 +56,11 @@ class SuffixDrafter:
         self._texts: dict[Req, RequestText | ChainText] = {}
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self.begin(batch.reqs)
+
+    def begin(self, reqs: Sequence[Req]) -> None:
         """Prompts are read when their requests are studied, or first draft."""
-        for req in batch.reqs:
+        for req in reqs:
             self._text_of(req)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
@@ -63,7 +69,8 @@ class SuffixDrafter:
             return assemble([self.draft_one(req) for req in batch.reqs], is_ranked=True)
         limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
         texts = [self._text_of(req) for req in batch.reqs]
-        return draft_chains(cast(list[ChainText], texts), limits, self._rules)
+        given = cast(list[ChainText], texts), limits, self._rules
+        return draft_chains(*given, min_match=self.min_match)
 
     def most_nodes(self, num_steps: int) -> int:
         """As core.spec.TextTreeDrafter: every node may branch."""
@@ -84,11 +91,12 @@ class SuffixDrafter:
         """As core.spec.AheadDrafter."""
         texts = [self._text_of(req) for req in reqs]
         if self._rules is not None:
-            return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
+            given = cast(list[ChainText], texts), max_nodes, self._rules, said
+            return draft_chains(*given, min_match=self.min_match)
         drafts = []
         for text, new, most in zip(cast(list[RequestText], texts), said, max_nodes, strict=True):
             text.update(said=new)
-            drafts.append(text.draft(most - 1))
+            drafts.append(self._draft(text, most))
         return assemble(drafts, is_ranked=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
@@ -112,9 +120,13 @@ class SuffixDrafter:
         return text.match_length
 
     def draft_one(self, req: Req) -> Draft:
-        text, max_tokens = self._text_of(req), min(self.max_nodes, self._node_limit(req)) - 1
+        text = self._text_of(req)
         text.update()
-        return text.draft(max_tokens)
+        return self._draft(text, min(self.max_nodes, self._node_limit(req)))
+
+    def _draft(self, text: RequestText | ChainText, max_nodes: int) -> Draft:
+        """Of what was read. max_nodes: root included."""
+        return text.draft(max_nodes - 1 if text.match_length >= self.min_match else 0)
 
     def _text_of(self, req: Req) -> RequestText | ChainText:
         """What was read of it so far."""

@@ -50,7 +50,7 @@ class FakeNeural:
 
 
 def hybrid(inner: FakeNeural, min_match: int = 3, **options: Any) -> HybridDrafter:
-    return HybridDrafter(inner, suffix_drafter(**options), min_match)
+    return HybridDrafter(inner, suffix_drafter(min_match=min_match, **options))
 
 
 def test_each_request_goes_its_own_way() -> None:
@@ -84,7 +84,7 @@ def test_without_a_long_match_nothing_changes() -> None:
 
 
 def test_a_long_match_with_no_room_is_left_to_the_other() -> None:
-    made = HybridDrafter(FakeNeural(), suffix_drafter(lambda req: 1), 3)
+    made = HybridDrafter(FakeNeural(), suffix_drafter(lambda req: 1, 3))
     assert made.draft(decode_batch([request(COPY, [3])])).num_nodes == [3]
 
 
@@ -160,7 +160,7 @@ def test_the_flag_puts_it_around_an_algorithm() -> None:
     )
     made = make_drafter(DraftContext(spec, lambda req: 100))
     assert isinstance(made, HybridDrafter)
-    assert made.min_match == 5
+    assert made.suffix.min_match == 5
 
 
 @pytest.mark.parametrize("algorithm", [None, "SUFFIX"])
