@@ -38,15 +38,11 @@ def draft_chains(
     max_nodes: Sequence[int],
     rules: ChainRules,
     said: Sequence[list[int]] | None = None,
-    min_match: int = 0,
 ) -> DraftProposal:
     """All that the requests say is read before. max_nodes: of each, root included. said: tokens of
-    each that are not committed yet. min_match: of shorter matches nothing is drafted."""
+    each that are not committed yet."""
     read_all(requests, said)
     texts, most = [one.text for one in requests], [one - 1 for one in max_nodes]
-    if min_match:
-        pairs = zip(texts, most, strict=True)
-        most = [count if text.match_length >= min_match else 0 for text, count in pairs]
     tokens, confidence, num_nodes = suffix.draft(texts, most, rules)
     width = max(num_nodes)
     proposal = chain_proposal(tokens[:, :width], num_nodes, [])

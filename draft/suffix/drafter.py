@@ -52,7 +52,8 @@ class SuffixDrafter:
         is_alone = not self.proposes_tree and self._corpus is None
         self._rules: ChainRules | None = None  # of chains that C drafts, where it does
         if is_alone and suffix.is_compiled():
-            self._rules = ChainRules(draft_sizes(spec), spec.suffix_min_prob, MAX_SUFFIXES)
+            given = draft_sizes(spec), spec.suffix_min_prob, MAX_SUFFIXES
+            self._rules = ChainRules(*given, min_match)
         self._texts: dict[Req, RequestText | ChainText] = {}
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
@@ -69,8 +70,7 @@ class SuffixDrafter:
             return assemble([self.draft_one(req) for req in batch.reqs], is_ranked=True)
         limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
         texts = [self._text_of(req) for req in batch.reqs]
-        given = cast(list[ChainText], texts), limits, self._rules
-        return draft_chains(*given, min_match=self.min_match)
+        return draft_chains(cast(list[ChainText], texts), limits, self._rules)
 
     def most_nodes(self, num_steps: int) -> int:
         """As core.spec.TextTreeDrafter: every node may branch."""
@@ -91,12 +91,11 @@ class SuffixDrafter:
         """As core.spec.AheadDrafter."""
         texts = [self._text_of(req) for req in reqs]
         if self._rules is not None:
-            given = cast(list[ChainText], texts), max_nodes, self._rules, said
-            return draft_chains(*given, min_match=self.min_match)
+            return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
         drafts = []
         for text, new, most in zip(cast(list[RequestText], texts), said, max_nodes, strict=True):
             text.update(said=new)
-            drafts.append(self._draft(text, most))
+            drafts.append(text.draft(most - 1))
         return assemble(drafts, is_ranked=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
@@ -120,13 +119,9 @@ class SuffixDrafter:
         return text.match_length
 
     def draft_one(self, req: Req) -> Draft:
-        text = self._text_of(req)
+        text, max_tokens = self._text_of(req), min(self.max_nodes, self._node_limit(req)) - 1
         text.update()
-        return self._draft(text, min(self.max_nodes, self._node_limit(req)))
-
-    def _draft(self, text: RequestText | ChainText, max_nodes: int) -> Draft:
-        """Of what was read. max_nodes: root included."""
-        return text.draft(max_nodes - 1 if text.match_length >= self.min_match else 0)
+        return text.draft(max_tokens)
 
     def _text_of(self, req: Req) -> RequestText | ChainText:
         """What was read of it so far."""
@@ -138,4 +133,5 @@ class SuffixDrafter:
     def _new_text(self, req: Req) -> RequestText | ChainText:
         if self._rules is not None:
             return ChainText(req, self._max_depth, self._rules)
-        return RequestText(req, self._max_depth, self._expander, self._corpus)
+        given = req, self._max_depth, self._expander, self._corpus
+        return RequestText(*given, self.min_match)

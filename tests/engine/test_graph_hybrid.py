@@ -197,7 +197,8 @@ class TestOnTheGpu:
         folder, spec = folders[name]
         spec, more = hybrid(spec, most_nodes), {"disable_overlap_schedule": not overlap}
         host = make(folder, spec, disable_radix_cache=True)
-        llm = make(folder, spec, disable_radix_cache=True, disable_cuda_graph=False, **more)
+        flying = {"disable_cuda_graph": False, "cuda_graph_bs": (1, 2, 4)}
+        llm = make(folder, spec, disable_radix_cache=True, **flying, **more)
         for params in PARAMS.values():
             for count in (4, 1, 2):
                 check(host, llm, params[:count], PROMPTS[:count])
@@ -215,7 +216,8 @@ class TestOnTheGpu:
     ) -> None:
         folder, spec = folders[name]
         spec, host = hybrid(spec, adaptive=True), make(folder, None)
-        llm = make(folder, spec, disable_cuda_graph=False, max_running_requests=4)
+        flying = {"disable_cuda_graph": False, "cuda_graph_bs": (1, 2, 4)}
+        llm = make(folder, spec, max_running_requests=4, **flying)
         every = [one for params in PARAMS.values() for one in params] + WISHES["grammars"]
         come_and_go(host, llm, [*PROMPTS, PASSAGE], every * 2, monkeypatch)
         assert llm.engine.flights is not None

@@ -25,6 +25,7 @@ from specengine.engine.graph_hybrid import GraphHybridRound
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.hybrid_drafts import HybridDrafts
+from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round_form import Form, Wish
 from specengine.engine.row_choices import BEST
 from tests.engine.hybrid_world import LONG, fly, hybrid, make
@@ -139,6 +140,7 @@ def test_graphs_of_each_kind(
     alone, deep = Form(2, 3), [] if most == 3 else [Form(2, most)]
     some, everyone = Form(2, 3, model_steps=3), [Form(2, n, model_steps=0) for n in {3, most}]
     assert flying.steps == sorted({3, most})
+    assert len(flying.forms(2, BEST)) <= _kinds_of_rounds(hybrid(spec, most_nodes))
     assert [*flying.forms(2, BEST)] == [alone, *deep, some, *everyone]
     reqs = [cast(Any, SimpleNamespace(req_pool_idx=1, sampling=LONG, grammar=None))] * 2
     monkeypatch.setattr(flying.choices, "choosing_of", lambda reqs: BEST)
@@ -156,8 +158,10 @@ def test_what_the_engine_makes(
 ) -> None:
     """Costs are learned, and start from what the device takes."""
     folder, spec = folders["EAGLE3"]
-    made = made_of(make(folder, hybrid(spec, most_nodes, adaptive=True)))
+    llm = make(folder, hybrid(spec, most_nodes, adaptive=True))
+    made = made_of(llm)
     assert isinstance(made, GraphHybridRound)
+    assert len(made.forms(2, BEST)) <= _kinds_of_rounds(llm.engine.parts.config.spec)
     assert made.steps == steps
     assert not made.may_sleep
     assert made.samples
