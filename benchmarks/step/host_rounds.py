@@ -67,7 +67,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         TEXT | {"ngram_min_match": 1, "ngram_branches": 1, "verify": "target_only"},
         WARM,
     ),
-    # The first of these overlaps, and the second costs what it takes the host to find no match.
+    # The first two overlap: in the second the host sees that no match can be long enough.
     "EAGLE3 chain of 3": (CHAIN, {}),
     "EAGLE3 chain of 3 beside suffixes, no match": (
         CHAIN | SUFFIXES | {"suffix_max_depth": 512, "hybrid_suffix_min_match": 511},

@@ -12,6 +12,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft, assemble
+from specengine.draft.reading import read_all
 from specengine.draft.suffix.chains import ChainText, draft_chains
 from specengine.draft.suffix.expand import MAX_SUFFIXES, Expander, draft_sizes
 from specengine.draft.suffix.text import RequestText
@@ -111,6 +112,20 @@ class SuffixDrafter:
         self._texts.pop(req, None)
         if self._corpus is not None and req.is_finished:
             self._corpus.add(req.output_ids)
+
+    def may_match(self, reqs: Sequence[Req], num_new: int) -> bool:
+        """Whether anything might be drafted of one of them once it has said at most so many tokens
+        more. A token makes a match longer by one at most; a corpus may gain all of it at once."""
+        if self._corpus is not None or num_new >= self.min_match:
+            return True
+        texts = [self._text_of(req) for req in reqs]
+        if self._rules is not None:
+            chains = cast(list[ChainText], texts)
+            read_all(chains)
+            longest = suffix.longest_match([one.text for one in chains])
+        else:
+            longest = max(map(self.match_length, reqs))
+        return longest + num_new >= self.min_match
 
     def match_length(self, req: Req) -> int:
         """Tokens at the end of the request's text that were seen before, below suffix_max_depth."""

@@ -309,6 +309,14 @@ void *text_new(int32_t max_depth) {
 
 int32_t text_match_length(const Text *text) { return text->length; }
 
+int32_t texts_longest_match(Text *const *texts, int64_t num_texts) {
+    int32_t longest = 0;
+    for (int64_t i = 0; i < num_texts; i++)
+        if (texts[i]->length > longest)
+            longest = texts[i]->length;
+    return longest;
+}
+
 /* To texts[i] its num_new[i] tokens -> how many texts have theirs. Without memory it is not all:
  * num_new[i] says how many each took. */
 int64_t texts_extend(Text *const *texts, const int32_t *tokens, int64_t *num_new,

@@ -27,6 +27,7 @@ _FUNCTIONS: Signatures = {
     "text_new": (POINTER, [INT]),
     "text_free": (None, [POINTER]),
     "text_match_length": (INT, [POINTER]),
+    "texts_longest_match": (INT, [POINTER, COUNT]),
     "texts_extend": (COUNT, [POINTER, POINTER, POINTER, COUNT]),
     "texts_draft": (None, [POINTER, POINTER, COUNT, COUNT, POINTER, POINTER, POINTER, POINTER]),
 }
@@ -91,6 +92,13 @@ class ChainRules:
         limits = max_suffixes, is_compensated, min_match
         self._rules = _Rules(address(self._sizes), min_prob, *limits)
         self.address = ctypes.addressof(self._rules)  # for as long as somebody keeps these rules
+
+
+def longest_match(texts: Sequence[SuffixText]) -> int:
+    """The largest match_length of them."""
+    places = pointers(texts)
+    length: int = _function("texts_longest_match")(address(places), len(texts))
+    return length
 
 
 def draft(

@@ -17,6 +17,7 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
+from specengine.engine.hybrid_drafts import HybridDrafts
 from specengine.engine.idle_captures import IdleCaptures
 from specengine.engine.round_form import Flight, Wish
 from specengine.engine.text_ahead import TextAhead
@@ -37,7 +38,8 @@ class Flights:
     depths: how deep to draft, by what it costs and earns; None drafts as deep as there are graphs.
     A drafter on the device follows at any depth. One that reads text needs the last round's tokens
     before it drafts, so that only rounds without drafts follow unseen; those of drafters that draft
-    ahead follow when the last has landed, before it is committed (TextAhead).
+    ahead follow when the last has landed, before it is committed (TextAhead). A model beside text
+    drafts unseen, too, where no text can have a match long enough by then.
     """
 
     def __init__(
@@ -70,22 +72,18 @@ class Flights:
         self._ahead: TextAhead | None = None
         drafts = graph_round.drafter
         self._drafts = drafts if isinstance(drafts, HostDrafter) else None
-        self._reader = drafter if self._drafts is None else self._drafts.reader or drafter
+        self._hybrid = drafts if isinstance(drafts, HybridDrafts) else None
+        self._reader = drafter if self._hybrid is None else self._hybrid.reader
         if self._reads_text and isinstance(self._reader, TextDrafter):
             self._study = TextStudy(self._reader)
         if self._reads_text and overlaps and isinstance(self._reader, AheadDrafter):
-            cuts = graph_round.choices.weighs or self._is_hybrid
+            cuts = graph_round.choices.weighs or self._hybrid is not None
             ahead = TextAhead(self._reader, scheduler, cuts)
             self._ahead = ahead if self._reader.drafts_ahead else None
 
     @property
     def _reads_text(self) -> bool:
         return self._drafts is not None
-
-    @property
-    def _is_hybrid(self) -> bool:
-        """Whether a model drafts beside the text."""
-        return self._reader is not self.drafter
 
     @property
     def in_the_air(self) -> bool:
@@ -204,7 +202,7 @@ class Flights:
     def _useful_levels(self, flight: Flight) -> list[int]:
         """Of its drafts. Where an output ends, a graph drafts past it. The host would not, so that
         is not counted. Requests are committed up to this round; it is asked while that flies."""
-        if self._reads_text and not self._is_hybrid:
+        if self._reads_text and self._hybrid is None:
             return flight.num_drafted
         remaining = self.scheduler.policy.remaining_tokens
         return [
@@ -220,17 +218,27 @@ class Flights:
         triples = zip(are_cut, drafts, result.num_drafted, strict=True)
         return [cut if is_cut else whole for is_cut, cut, whole in triples]
 
+    def _waits_for_text(self, reqs: list[Req], flight: Flight) -> bool:
+        """Whether drafts for those that go on depend on what the flight says."""
+        if self._hybrid is None:
+            return self._reads_text
+        return self._hybrid.reader.may_match(reqs, flight.form.num_steps + 1)
+
     def _follow(self, flight: Flight) -> Flight | None:
-        if self._reads_text and self._choice.num_steps:
+        was_plain = self._choice.num_steps == 0
+        if not was_plain and self._reads_text and self._hybrid is None:
             return None
         reqs = self.scheduler.follow(flight.reqs, self._slots)
-        if not reqs:
+        if not reqs or (not was_plain and self._waits_for_text(reqs, flight)):
             return None
         choice = self._choose(len(reqs))
-        if self._reads_text and choice.num_steps:
+        if was_plain and choice.num_steps and self._waits_for_text(reqs, flight):
             self._chosen = choice
             return None
-        wish = Wish(depths_within(reqs, choice.num_steps), self._asleep, choice.num_nodes)
+        depth, self._drafting = choice.num_steps, 0.0
+        if self._hybrid is not None:
+            depth = min(depth, self._hybrid.model_steps)
+        wish = Wish(depths_within(reqs, depth), self._asleep, choice.num_nodes)
         following = self.graph_round.follow(reqs, wish)
         if following is None:  # until there is a graph of it, which the next launch makes
             self._chosen = None if self._asleep else choice

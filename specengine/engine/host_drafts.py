@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.core.batch import RowBatch
 from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import RowsOutput
-from specengine.core.spec import Drafter, DraftProposal
+from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.engine.round_form import Wish
 
@@ -19,7 +19,6 @@ class HostDrafter(ABC):
     """A core.spec.RowDrafter whose drafts are `set` before each round that has any."""
 
     row_steps: int | None
-    reader: Drafter | None = None  # who reads the text, where it is not the engine's drafter
 
     @abstractmethod
     def set(self, proposal: DraftProposal) -> Wish:

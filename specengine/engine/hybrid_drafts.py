@@ -11,8 +11,9 @@ from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import RowsOutput
 from specengine.core.others_drafts import LateRowDrafter
 from specengine.core.request import Req
-from specengine.core.spec import Drafter, DraftProposal, RowDrafter
+from specengine.core.spec import DraftProposal, RowDrafter
 from specengine.core.transfer import pinned
+from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.grounds import if_hesitant
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.round_form import Wish
@@ -28,12 +29,12 @@ class HybridDrafts(HostDrafter):
     def __init__(
         self,
         inner: RowDrafter,
-        reader: Drafter,
+        reader: SuffixDrafter,
         batch_size: int,
         num_steps: int,
         device: torch.device,
     ) -> None:
-        """inner: of chains. reader: of text alone. num_steps: of the longest draft."""
+        """inner: of chains. reader: of the text. num_steps: of the longest draft."""
         assert inner.row_steps is not None
         self.inner, self.reader = inner, reader
         self.row_steps, self.model_steps = num_steps, inner.row_steps

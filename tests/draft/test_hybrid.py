@@ -207,6 +207,21 @@ def test_a_batch_of_texts_drafts_from_long_matches_alone(
     assert [nodes(early, place) for place in range(3)] == [nodes(proposal, i) for i in range(3)]
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_which_texts_may_have_a_long_match_soon(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COPY and 3 is a match of three tokens."""
+    if not is_compiled:
+        monkeypatch.setattr(suffix, "is_compiled", lambda: False)
+    long, none = request(COPY, [3]), request([1, 2, 3], [4])
+    made = suffix_drafter(min_match=6)
+    for reqs, longest in (([none, long], 3), ([none], 0), ([long], 3), ([long, none], 3)):
+        for count in range(1, 7):
+            assert made.may_match(reqs, count) == (longest + count >= 6)
+    assert suffix_drafter(min_match=6, suffix_shared_corpus=True).may_match([none], 1)
+
+
 def test_declares_what_either_needs() -> None:
     made = hybrid(FakeNeural(probs=True), suffix_branches=2, num_draft_tokens=8)
     assert (made.needs_hidden, made.writes_kv, made.emits_probs) == (True, True, True)

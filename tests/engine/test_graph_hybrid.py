@@ -3,6 +3,7 @@ what is drafted and accepted is what it is in rounds of the host."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from specengine import GrammarSpec, SpecConfig, SpecControl
+from specengine.draft.hybrid import HybridDrafter
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
+from specengine.engine.round_form import Flight
+from specengine.kernels.native import suffix
 from tests.engine.flying_world import come_and_go
 from tests.engine.hybrid_world import LONG, NAMES, PASSAGE, PROMPTS, fly, hybrid, make
 from tests.engine.test_graph_round import EDITED, SAMPLED
@@ -120,6 +124,41 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
     assert flying.counters["replays"] > 40
     assert not fallbacks(flying)
     assert sources.rounds.keys() >= {"model", "both"}
+
+
+@ON_CPU
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
+def test_the_model_drafts_unseen_where_no_match_can_be_long_enough(
+    name: str, is_compiled: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds that have not landed may say four tokens each; what is drafted is what it would be."""
+    if not is_compiled:
+        monkeypatch.setattr(suffix, "is_compiled", lambda: False)
+    folder, spec = folders[name]
+    spec = hybrid(spec, hybrid_suffix_min_match=9)
+    host, llm = make(folder, spec), make(folder, spec)
+    flying, sources = fly(llm, monkeypatch)
+    flights, drafter = llm.engine.flights, llm.engine.drafter
+    assert flights is not None
+    assert isinstance(drafter, HybridDrafter)
+    follow, unseen = flights._follow, Counter[int]()
+
+    def watched(flight: Flight) -> Flight | None:
+        following = follow(flight)
+        if following is not None and following.form.num_steps:
+            assert all(drafter.suffix.match_length(req) < 5 for req in following.reqs)
+            assert flights._drafting == 0.0
+            unseen[len(following.reqs)] += 1
+        return following
+
+    monkeypatch.setattr(flights, "_follow", watched)
+    for count in (4, 1, 2):
+        check(host, llm, [replace(LONG, max_tokens=90)] * count, [*PROMPTS[1:], "y"][:count])
+    assert not fallbacks(flying)
+    assert unseen.keys() >= {1, 2}
+    assert sources.accepted["text"] > 20
+    assert not drafter.suffix._texts, "of those that have ended"
 
 
 @ON_CPU
