@@ -53,7 +53,8 @@ def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
     algorithm, _, beside = name.partition(" ")
     algorithm = "EAGLE3" if name == "tree" else algorithm
     if beside:
-        shape = {"hybrid_suffix": True, "hybrid_suffix_min_match": 3, "num_draft_tokens": 8}
+        least = {"hybrid_suffix_min_match": 6 if algorithm == "EAGLE3" else 3}
+        shape = {"hybrid_suffix": True, "num_draft_tokens": 8, **least}
     draft = str(target) if algorithm == "STANDALONE" else drafters[algorithm]
     return SpecConfig(
         algorithm=algorithm, adaptive=False, draft_model_path=draft, num_steps=3, **shape

@@ -112,12 +112,16 @@ def test_wishes_fly(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE", "MTP layers"])
+@pytest.mark.parametrize(
+    ("name", "min_match"), [("EAGLE3", 3), ("EAGLE3", 8), ("STANDALONE", 7), ("MTP layers", 3)]
+)
 def test_requests_come_and_go_between_both_kinds_of_rounds(
-    name: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    name: str, min_match: int, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """min_match: with long ones, some rounds of the model follow unseen."""
     folder, spec = folders[name]
-    host, llm = make(folder, None), make(folder, hybrid(spec), max_running_requests=4)
+    spec, host = hybrid(spec, hybrid_suffix_min_match=min_match), make(folder, None)
+    llm = make(folder, spec, max_running_requests=4)
     flying, sources = fly(llm, monkeypatch)
     every = [*PARAMS["greedy"], *PARAMS["sampled"], *PARAMS["limited"], *WISHES["grammars"]]
     come_and_go(host, llm, PROMPTS, every, monkeypatch)
