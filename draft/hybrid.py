@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from specengine.core.request import Req
 from specengine.core.spec import (
     Drafter,
     DraftProposal,
+    EarlyDrafter,
     PrefillResult,
+    PreparingDrafter,
     TextDrafter,
     VerifyResult,
 )
@@ -26,15 +29,14 @@ from specengine.draft.suffix.drafter import SuffixDrafter
 class HybridDrafter:
     """Copied text is what suffixes predict better, and for nothing; all else is left to `inner`.
 
-    Each request goes its own way: one whose text ends in at least min_match tokens that were seen
-    before drafts what followed them. Where all do, `inner` is not asked to draft. It observes every
-    round all the same, so it must take up what was accepted whoever drafted it.
+    Each request goes its own way: one whose text ends in at least suffix.min_match tokens that were
+    seen before drafts what followed them. Where all do, `inner` is not asked to draft. It observes
+    every round all the same, so it must take up what was accepted whoever drafted it.
     """
 
-    def __init__(self, inner: Drafter, suffix: SuffixDrafter, min_match: int) -> None:
+    def __init__(self, inner: Drafter, suffix: SuffixDrafter) -> None:
         self.inner = inner
         self.suffix = suffix
-        self.min_match = min_match
         self.needs_hidden = inner.needs_hidden
         self.writes_kv = inner.writes_kv
         self.emits_probs = inner.emits_probs
@@ -47,6 +49,18 @@ class HybridDrafter:
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         self.inner.seed(batch, output, result)
         self.suffix.seed(batch, output, result)
+
+    @property
+    def seeds_early(self) -> bool:
+        return isinstance(self.inner, EarlyDrafter) and self.inner.seeds_early
+
+    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+        cast(EarlyDrafter, self.inner).seed_early(batch, output, tokens_S)
+        self.suffix.begin(batch.reqs)
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """As core.spec.PreparingDrafter."""
+        return self.inner.captures() if isinstance(self.inner, PreparingDrafter) else iter(())
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         drafts = [self._long_match(req) for req in batch.reqs]
@@ -69,8 +83,6 @@ class HybridDrafter:
         self.suffix.release(req)
 
     def _long_match(self, req: Req) -> Draft | None:
-        if self.suffix.match_length(req) < self.min_match:
-            return None
         draft = self.suffix.draft_one(req)
         return draft if len(draft.tokens) > 1 else None
 

@@ -39,6 +39,7 @@ TEXT: dict[str, Any] = {"algorithm": "NGRAM", "num_draft_tokens": 8, "ngram_bran
 PENALTY: dict[str, Any] = {"presence_penalty": 0.5}
 WARM: dict[str, Any] = {"temperature": 0.8}
 WEIGHED: dict[str, Any] = CHAIN | {"draft_sampling": True}
+SUFFIXES: dict[str, Any] = {"hybrid_suffix": True, "num_draft_tokens": 8}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 chain of 3, presence penalty": (CHAIN, PENALTY),
     "EAGLE3 tree of 16, 3.0 tokens forced": (TREE | {"simulate_accept_length": 3.0}, {}),
@@ -65,6 +66,19 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "NGRAM chain of 8, target_only, temperature 0.8": (
         TEXT | {"ngram_min_match": 1, "ngram_branches": 1, "verify": "target_only"},
         WARM,
+    ),
+    # The first two overlap: in the second the host sees that no match can be long enough.
+    "EAGLE3 chain of 3": (CHAIN, {}),
+    "EAGLE3 chain of 3 beside suffixes, no match": (
+        CHAIN | SUFFIXES | {"suffix_max_depth": 512, "hybrid_suffix_min_match": 511},
+        {},
+    ),
+    "EAGLE3 chain of 3 beside suffixes of 7": (CHAIN | SUFFIXES, {}),
+    "EAGLE3 chain of 3 beside suffixes of 3": (CHAIN | SUFFIXES | {"num_draft_tokens": 4}, {}),
+    "EAGLE3 chain of 3 beside suffixes of 7, temperature 0.8": (CHAIN | SUFFIXES, WARM),
+    "STANDALONE chain of 3 beside suffixes of 7": (
+        {"algorithm": "STANDALONE", "num_steps": 3} | SUFFIXES,
+        {},
     ),
 }
 MODES = ("eager", "a graph a forward", "drafts in one graph")
@@ -118,7 +132,7 @@ def measure(
 def modes(engine: Engine) -> Iterator[str]:
     """Each in turn, and the engine runs so."""
     flights, engine.flights = engine.flights, None
-    drafter = engine.drafter
+    drafter = getattr(engine.drafter, "inner", engine.drafter)
     runners = [engine.parts.worker.runner]
     loops = None
     if isinstance(drafter, DraftWorker):

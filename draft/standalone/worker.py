@@ -110,9 +110,8 @@ class StandaloneWorker(DraftWorker):
         return min(self.num_steps, self.max_nodes - 1)
 
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
-        before = RowBatch(rows.rows_B, (rows.lens_B - 1).clamp(min=0), rows.roots_B)
-        last_B2 = torch.stack([self.previous[rows.rows_B], rows.roots_B], dim=1)
-        step = self.runner.new_row_batch(before, last_B2)
+        last_B2 = self._last_two(rows)
+        step = self.runner.new_row_batch(_one_back(rows), last_B2)
         states_BH = self.runner.forward_extend(step)[1::2]
         tokens: list[Tensor] = []
         for level in range(num_steps):
@@ -122,11 +121,21 @@ class StandaloneWorker(DraftWorker):
             tokens.append(self.next_tokens(states_BH, picks))
         return torch.stack(tokens, dim=1) if tokens else last_B2[:, :0]
 
+    def catch_up_rows(self, rows: RowBatch, tokens_BN: Tensor) -> None:
+        """All but the two that the next round runs, were every draft to stand. Rows past those that
+        stand run along; the next round writes over what they leave."""
+        run_BN = torch.cat([self._last_two(rows), tokens_BN[:, :-2]], dim=1)
+        self.runner.forward_extend(self.runner.new_row_batch(_one_back(rows), run_BN))
+
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
     ) -> None:
         run_BN = torch.cat([rows.roots_B[:, None], tokens_BN], dim=1)
         self.previous[rows.rows_B] = run_BN.gather(1, accepted_B[:, None])[:, 0]
+
+    def _last_two(self, rows: RowBatch) -> Tensor:
+        """int64 [B, 2], the tokens that a round on the device starts from."""
+        return torch.stack([self.previous[rows.rows_B], rows.roots_B], dim=1)
 
     def _start(self, req: Req) -> int:
         """The first token to run. Rounds on the device tell the host nothing, but leave two."""
@@ -163,6 +172,11 @@ class StandaloneWorker(DraftWorker):
         values = torch.tensor([[row_of(req) for req in reqs], tokens])
         rows_B, tokens_B = sent(values, self.previous.device)
         self.previous[rows_B] = tokens_B
+
+
+def _one_back(rows: RowBatch) -> RowBatch:
+    """From the token before each root on."""
+    return RowBatch(rows.rows_B, (rows.lens_B - 1).clamp(min=0), rows.roots_B)
 
 
 def _agreed(proposal: DraftProposal | None, emitted: list[list[int]]) -> list[int | None]:

@@ -12,6 +12,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft, assemble
+from specengine.draft.reading import read_all
 from specengine.draft.suffix.chains import ChainText, draft_chains
 from specengine.draft.suffix.expand import MAX_SUFFIXES, Expander, draft_sizes
 from specengine.draft.suffix.text import RequestText
@@ -26,7 +27,7 @@ class SuffixDrafter:
     token with the share of the occurrences that went on with it. Runs on the host.
 
     node_limit(req): the most nodes, root included, that a request can use in this round; a round
-    emits at most one token a node.
+    emits at most one token a node. min_match: shortest suffix that anything is drafted of.
     """
 
     needs_hidden = False
@@ -34,7 +35,10 @@ class SuffixDrafter:
     emits_probs = False
     reads_text_alone = True
 
-    def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
+    def __init__(
+        self, spec: SpecConfig, node_limit: Callable[[Req], int], min_match: int = 0
+    ) -> None:
+        self.min_match = min_match
         self.max_nodes = spec.max_nodes
         self.branches = spec.suffix_branches
         self.proposes_tree = spec.suffix_branches > 1
@@ -49,12 +53,16 @@ class SuffixDrafter:
         is_alone = not self.proposes_tree and self._corpus is None
         self._rules: ChainRules | None = None  # of chains that C drafts, where it does
         if is_alone and suffix.is_compiled():
-            self._rules = ChainRules(draft_sizes(spec), spec.suffix_min_prob, MAX_SUFFIXES)
+            given = draft_sizes(spec), spec.suffix_min_prob, MAX_SUFFIXES
+            self._rules = ChainRules(*given, min_match)
         self._texts: dict[Req, RequestText | ChainText] = {}
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self.begin(batch.reqs)
+
+    def begin(self, reqs: Sequence[Req]) -> None:
         """Prompts are read when their requests are studied, or first draft."""
-        for req in batch.reqs:
+        for req in reqs:
             self._text_of(req)
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
@@ -105,6 +113,20 @@ class SuffixDrafter:
         if self._corpus is not None and req.is_finished:
             self._corpus.add(req.output_ids)
 
+    def may_match(self, reqs: Sequence[Req], num_new: int) -> bool:
+        """Whether anything might be drafted of one of them once it has said at most so many tokens
+        more. A token makes a match longer by one at most; a corpus may gain all of it at once."""
+        if self._corpus is not None or num_new >= self.min_match:
+            return True
+        texts = [self._text_of(req) for req in reqs]
+        if self._rules is not None:
+            chains = cast(list[ChainText], texts)
+            read_all(chains)
+            longest = suffix.longest_match([one.text for one in chains])
+        else:
+            longest = max(map(self.match_length, reqs))
+        return longest + num_new >= self.min_match
+
     def match_length(self, req: Req) -> int:
         """Tokens at the end of the request's text that were seen before, below suffix_max_depth."""
         text = self._text_of(req)
@@ -126,4 +148,5 @@ class SuffixDrafter:
     def _new_text(self, req: Req) -> RequestText | ChainText:
         if self._rules is not None:
             return ChainText(req, self._max_depth, self._rules)
-        return RequestText(req, self._max_depth, self._expander, self._corpus)
+        given = req, self._max_depth, self._expander, self._corpus
+        return RequestText(*given, self.min_match)

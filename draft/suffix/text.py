@@ -22,8 +22,11 @@ class RequestText:
         max_depth: int,
         expander: Expander,
         corpus: Generations[SuffixTree] | None,
+        min_match: int = 0,
     ) -> None:
+        """min_match: of less than so many tokens seen before nothing is drafted."""
         self._req = req
+        self._min_match = min_match
         self._expander = expander
         self._corpus = corpus
         self._followers: dict[SuffixTree, Follower] = {}
@@ -49,6 +52,8 @@ class RequestText:
 
     def draft(self, max_tokens: int) -> Draft:
         """The best draft, the request's own among equals."""
+        if self.match_length < self._min_match:
+            max_tokens = 0
         root, expander = self._tree.tokens[-1], self._expander
         own = expander.best(root, Match.own(self._tree), max_tokens)
         if not self._followers:

@@ -46,6 +46,7 @@ typedef struct {
     double min_prob;
     int32_t max_suffixes;
     int32_t is_compensated; /* what `sum` is in this Python */
+    int32_t min_match; /* nothing follows shorter ones */
 } Rules;
 
 /* A chain below a match of `length` tokens, which leads to `child`; of at most `room` tokens. */
@@ -308,6 +309,14 @@ void *text_new(int32_t max_depth) {
 
 int32_t text_match_length(const Text *text) { return text->length; }
 
+int32_t texts_longest_match(Text *const *texts, int64_t num_texts) {
+    int32_t longest = 0;
+    for (int64_t i = 0; i < num_texts; i++)
+        if (texts[i]->length > longest)
+            longest = texts[i]->length;
+    return longest;
+}
+
 /* To texts[i] its num_new[i] tokens -> how many texts have theirs. Without memory it is not all:
  * num_new[i] says how many each took. */
 int64_t texts_extend(Text *const *texts, const int32_t *tokens, int64_t *num_new,
@@ -336,7 +345,8 @@ void texts_draft(Text *const *texts, const int64_t *most, int64_t num_texts, int
     memset(drafts, 0, (size_t)(num_texts * width) * sizeof *drafts);
     memset(probs, 0, (size_t)(num_texts * width) * sizeof *probs);
     for (int64_t i = 0; i < num_texts; i++, drafts += width, probs += width) {
-        Chain best = best_chain(texts[i], rules, most[i]);
+        int64_t room = texts[i]->length < rules->min_match ? 0 : most[i];
+        Chain best = best_chain(texts[i], rules, room);
         drafts[0] = texts[i]->tokens[texts[i]->num_tokens - 1];
         probs[0] = 1.0;
         counts[i] = follow(texts[i], rules, best, drafts, probs, &promised);

@@ -27,6 +27,7 @@ _FUNCTIONS: Signatures = {
     "text_new": (POINTER, [INT]),
     "text_free": (None, [POINTER]),
     "text_match_length": (INT, [POINTER]),
+    "texts_longest_match": (INT, [POINTER, COUNT]),
     "texts_extend": (COUNT, [POINTER, POINTER, POINTER, COUNT]),
     "texts_draft": (None, [POINTER, POINTER, COUNT, COUNT, POINTER, POINTER, POINTER, POINTER]),
 }
@@ -72,20 +73,32 @@ class _Rules(ctypes.Structure):
         ("min_prob", ctypes.c_double),
         ("max_suffixes", INT),
         ("is_compensated", INT),
+        ("min_match", INT),
     )
 
 
 class ChainRules:
     """sizes: by the length of a match, from 0 to max_depth - 1, the most tokens drafted from it, of
     an empty one none. min_prob: the least probability of a token. max_suffixes: how many suffixes
-    of the text that occurred unequally often are compared."""
+    of the text that occurred unequally often are compared. min_match: if even the longest of them
+    is shorter, nothing is drafted."""
 
-    def __init__(self, sizes: Sequence[int], min_prob: float, max_suffixes: int) -> None:
+    def __init__(
+        self, sizes: Sequence[int], min_prob: float, max_suffixes: int, min_match: int = 0
+    ) -> None:
         self.longest = min(max(sizes), _LONGEST)
         self._sizes = array("i", [max(0, min(size, _LONGEST)) for size in sizes])
         is_compensated = sum([1.0, 1e100, 1.0, -1e100]) != 0.0
-        self._rules = _Rules(address(self._sizes), min_prob, max_suffixes, is_compensated)
+        limits = max_suffixes, is_compensated, min_match
+        self._rules = _Rules(address(self._sizes), min_prob, *limits)
         self.address = ctypes.addressof(self._rules)  # for as long as somebody keeps these rules
+
+
+def longest_match(texts: Sequence[SuffixText]) -> int:
+    """The largest match_length of them."""
+    places = pointers(texts)
+    length: int = _function("texts_longest_match")(address(places), len(texts))
+    return length
 
 
 def draft(

@@ -17,6 +17,7 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
+from specengine.engine.hybrid_drafts import HybridDrafts
 from specengine.engine.idle_captures import IdleCaptures
 from specengine.engine.round_form import Flight, Wish
 from specengine.engine.text_ahead import TextAhead
@@ -37,7 +38,8 @@ class Flights:
     depths: how deep to draft, by what it costs and earns; None drafts as deep as there are graphs.
     A drafter on the device follows at any depth. One that reads text needs the last round's tokens
     before it drafts, so that only rounds without drafts follow unseen; those of drafters that draft
-    ahead follow when the last has landed, before it is committed (TextAhead).
+    ahead follow when the last has landed, before it is committed (TextAhead). A model beside text
+    drafts unseen, too, where no text can have a match long enough by then.
     """
 
     def __init__(
@@ -68,15 +70,20 @@ class Flights:
         self._drafting = 0.0  # seconds of it, on the host
         self._study: TextStudy | None = None
         self._ahead: TextAhead | None = None
-        if self._reads_text and isinstance(drafter, TextDrafter):
-            self._study = TextStudy(drafter)
-        if self._reads_text and overlaps and isinstance(drafter, AheadDrafter):
-            ahead = TextAhead(drafter, scheduler, graph_round.choices.weighs)
-            self._ahead = ahead if drafter.drafts_ahead else None
+        drafts = graph_round.drafter
+        self._drafts = drafts if isinstance(drafts, HostDrafter) else None
+        self._hybrid = drafts if isinstance(drafts, HybridDrafts) else None
+        self._reader = drafter if self._hybrid is None else self._hybrid.reader
+        if self._reads_text and isinstance(self._reader, TextDrafter):
+            self._study = TextStudy(self._reader)
+        if self._reads_text and overlaps and isinstance(self._reader, AheadDrafter):
+            cuts = graph_round.choices.weighs or self._hybrid is not None
+            ahead = TextAhead(self._reader, scheduler, cuts)
+            self._ahead = ahead if self._reader.drafts_ahead else None
 
     @property
     def _reads_text(self) -> bool:
-        return isinstance(self.graph_round.drafter, HostDrafter)
+        return self._drafts is not None
 
     @property
     def in_the_air(self) -> bool:
@@ -86,12 +93,13 @@ class Flights:
         """Fly a batch of the kind that graph_round.can_run says yes to."""
         self._since = perf_counter() if self._landed is None else self._landed
         self._choice = self._choose(batch.batch_size)
-        depth, drafts = self._choice.num_steps, self.graph_round.drafter
+        depth = self._choice.num_steps
         wish = Wish(depths_within(batch.reqs, depth), self._asleep, self._choice.num_nodes)
         self._drafting = 0.0
-        if isinstance(drafts, HostDrafter) and depth:
+        if self._drafts is not None and depth:
             start = perf_counter()
-            wish = drafts.set(draft_within_limits(self.drafter, batch, depth))
+            proposal = draft_within_limits(self._reader, batch, depth)
+            wish = self._drafts.set_beside(proposal, wish.num_drafted)
             self._drafting = perf_counter() - start
         captures, self._followed = self.graph_round.counters["captures"], False
         with self._all_or_nothing():
@@ -152,7 +160,7 @@ class Flights:
                 drafting=drafting,
             )
         if useful != flight.num_drafted:
-            result = replace(result, num_drafted=self.graph_round.num_drafts(flight, useful))
+            result = replace(result, num_drafted=self._counted(flight, useful, result))
         return Landing(flight.reqs, result)
 
     def _tells(self, flight: Flight) -> bool:
@@ -194,7 +202,7 @@ class Flights:
     def _useful_levels(self, flight: Flight) -> list[int]:
         """Of its drafts. Where an output ends, a graph drafts past it. The host would not, so that
         is not counted. Requests are committed up to this round; it is asked while that flies."""
-        if self._reads_text:
+        if self._reads_text and self._hybrid is None:
             return flight.num_drafted
         remaining = self.scheduler.policy.remaining_tokens
         return [
@@ -202,17 +210,35 @@ class Flights:
             for req, count in zip(flight.reqs, flight.num_drafted, strict=True)
         ]
 
+    def _counted(self, flight: Flight, useful: list[int], result: VerifyResult) -> list[int]:
+        """Drafts of each request, of those that drafted past their end as many as are useful."""
+        drafts = self.graph_round.num_drafts(flight, useful)
+        pairs = zip(useful, flight.num_drafted, strict=True)
+        are_cut = [least < count for least, count in pairs]
+        triples = zip(are_cut, drafts, result.num_drafted, strict=True)
+        return [cut if is_cut else whole for is_cut, cut, whole in triples]
+
+    def _waits_for_text(self, reqs: list[Req], flight: Flight) -> bool:
+        """Whether drafts for those that go on depend on what the flight says."""
+        if self._hybrid is None:
+            return self._reads_text
+        return self._hybrid.reader.may_match(reqs, flight.form.num_steps + 1)
+
     def _follow(self, flight: Flight) -> Flight | None:
-        if self._reads_text and self._choice.num_steps:
+        was_plain = self._choice.num_steps == 0
+        if not was_plain and self._reads_text and self._hybrid is None:
             return None
         reqs = self.scheduler.follow(flight.reqs, self._slots)
-        if not reqs:
+        if not reqs or (not was_plain and self._waits_for_text(reqs, flight)):
             return None
         choice = self._choose(len(reqs))
-        if self._reads_text and choice.num_steps:
+        if was_plain and choice.num_steps and self._waits_for_text(reqs, flight):
             self._chosen = choice
             return None
-        wish = Wish(depths_within(reqs, choice.num_steps), self._asleep, choice.num_nodes)
+        depth, self._drafting = choice.num_steps, 0.0
+        if self._hybrid is not None:
+            depth = min(depth, self._hybrid.model_steps)
+        wish = Wish(depths_within(reqs, depth), self._asleep, choice.num_nodes)
         following = self.graph_round.follow(reqs, wish)
         if following is None:  # until there is a graph of it, which the next launch makes
             self._chosen = None if self._asleep else choice
@@ -227,11 +253,12 @@ class Flights:
         reqs = ahead.follow(flight.reqs, said, self._slots)
         if not reqs:
             return None
-        choice, wish, self._drafting = self._choose(len(reqs)), Wish([0] * len(reqs)), 0.0
+        choice, self._drafting = self._choose(len(reqs)), 0.0
+        wish = Wish(depths_within(reqs, choice.num_steps))
         if choice.num_steps:
-            start, drafts = perf_counter(), self.graph_round.drafter
-            assert isinstance(drafts, HostDrafter)
-            wish = drafts.set(ahead.draft(reqs, choice.num_steps))
+            start = perf_counter()
+            assert self._drafts is not None
+            wish = self._drafts.set_beside(ahead.draft(reqs, choice.num_steps), wish.num_drafted)
             self._drafting = perf_counter() - start
         following = self.graph_round.follow(reqs, wish)
         if following is None:  # until there is a graph of it

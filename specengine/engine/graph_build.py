@@ -16,6 +16,7 @@ from specengine.core.spec import (
     TreeRowDrafter,
 )
 from specengine.core.weighed_trees import WeighedTreeDrafter
+from specengine.draft.hybrid import HybridDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
@@ -23,6 +24,7 @@ from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
+from specengine.engine.graph_hybrid import GraphHybridRound
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound
@@ -30,6 +32,7 @@ from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
 from specengine.engine.host_trees import HostTrees
+from specengine.engine.hybrid_drafts import HybridDrafts
 from specengine.engine.loop import EngineParts
 from specengine.runner.graph_counters import PLANS_ON_HOST
 from specengine.target.verify.sampled import SampledVerifier
@@ -93,6 +96,9 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
         return TRACED
     chooses = parts.adaptive is not None
     found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device, chooses)
+    ground = _hybrid_ground(parts)
+    if ground is not None:
+        return ground
     if found is None:
         return "the drafter needs the host in the middle of a round"
     if getattr(parts.verifier, "is_lossy", True) and forced is None:
@@ -118,8 +124,9 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
         return GraphWeighedTreeRound(rule, draws, parts.worker, drafter, *given)
     if rule is not None:
         return GraphWeighedRound(rule, draws, parts.worker, drafter, *given)
+    kind = GraphHybridRound if isinstance(drafter, HybridDrafts) else GraphRound
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
-    graph_round = (GraphTreeRound if is_tree else GraphRound)(parts.worker, drafter, *given)
+    graph_round = (GraphTreeRound if is_tree else kind)(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True) or _matches(parts)
     return graph_round
 
@@ -156,6 +163,8 @@ def _row_drafter(
         # Of as many nodes as the deepest, rounds would cost as much.
         between = drafter.most_nodes(_BETWEEN) < drafter.max_nodes
         return trees, [0, *([_BETWEEN] if between else []), trees.tree_row_steps]
+    if isinstance(drafter, HybridDrafter):
+        return _hybrid_drafts(drafter, batch_size, device, chooses)
     deepest = _tree_steps(drafter)
     if not isinstance(drafter, RowDrafter):
         return None
@@ -168,3 +177,27 @@ def _row_drafter(
 
 def _tree_steps(drafter: Drafter | RowDrafter) -> int | None:
     return drafter.tree_row_steps if isinstance(drafter, TreeRowDrafter) else None
+
+
+def _hybrid_drafts(
+    drafter: HybridDrafter, batch_size: int, device: torch.device, chooses: bool
+) -> tuple[RowDrafter, list[int]] | None:
+    """As _row_drafter, of a model's chains beside those of text."""
+    inner, most = drafter.inner, drafter.max_nodes - 1
+    if drafter.proposes_tree or not isinstance(inner, RowDrafter) or inner.row_steps is None:
+        return None
+    drafts = HybridDrafts(inner, drafter.suffix, batch_size, most, device)
+    shallower = [n for n in _SHALLOW if n < inner.row_steps] if chooses else []
+    return drafts, sorted({*shallower, inner.row_steps, most})
+
+
+def _hybrid_ground(parts: EngineParts) -> str | None:
+    """What keeps a model's drafts beside those of text from flying."""
+    drafter = parts.drafter
+    if not isinstance(drafter, HybridDrafter):
+        return None
+    if drafter.proposes_tree:
+        return "trees beside a text's drafts"
+    if not drafter.reads_text_alone and weigher(parts) is not None:
+        return "a model's drafts beside a text's, with a verifier that weighs them"
+    return None

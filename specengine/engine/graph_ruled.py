@@ -11,6 +11,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.draft_choosing import DraftPicks
 from specengine.core.request import Req
+from specengine.core.spec import RowDrafter
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.masks import Flags
 from specengine.engine.round_form import Form, LeftDepths
@@ -45,8 +46,15 @@ class RoundParts:
     before the tokens are known that the masks follow from; `decide` needs them. Each leaves behind
     what the next one takes. Where the drafter sleeps, it does not look at the round."""
 
-    def __init__(self, graph_round: GraphRound, rows_B: Tensor, form: Form) -> None:
-        """rows_B: of the page table."""
+    def __init__(
+        self,
+        graph_round: GraphRound,
+        rows_B: Tensor,
+        form: Form,
+        drafter: RowDrafter | None = None,
+    ) -> None:
+        """rows_B: of the page table. drafter: where it is not always the round's."""
+        self.drafter = drafter or graph_round.drafter
         self.graph_round = graph_round
         self.rows_B = rows_B
         self.form = form
@@ -63,7 +71,7 @@ class RoundParts:
         flying, form = self.graph_round, self.form
         rows = flying.begin(self.rows_B)
         picks = flying.picks(rows, form)
-        drafts_BK = flying.drafter.draft_rows(rows, form.num_steps, picks)
+        drafts_BK = self.drafter.draft_rows(rows, form.num_steps, picks)
         self.drafted = Drafted(rows, drafts_BK, picks)
 
     @torch.inference_mode()
@@ -85,7 +93,7 @@ class RoundParts:
         accepted_B = flying.accept(rows, chosen_BN, self.drafted.drafts_BK)
         flying.choices.count(rows, chosen_BN, accepted_B, choosing)
         if not self.form.asleep:
-            flying.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
+            self.drafter.observe_rows(rows, output, chosen_BN, accepted_B)
 
     @property
     def shown(self) -> Tensor:

@@ -24,6 +24,11 @@ class HostDrafter(ABC):
     def set(self, proposal: DraftProposal) -> Wish:
         """Drafts on the host, in the order of the round's requests -> what that round is to be."""
 
+    def set_beside(self, proposal: DraftProposal, levels: list[int]) -> Wish:
+        """As `set`. levels: how deep each request may draft, of whom somebody else drafts where the
+        host did not."""
+        return self.set(proposal)
+
     @abstractmethod
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         """Text says nothing of what requests change of logits, nor is it drawn."""

@@ -96,8 +96,8 @@ def make_drafter(context: DraftContext) -> Drafter:
             "--speculative-hybrid-suffix stands beside another drafter; for suffix matches alone "
             "use --speculative-algorithm SUFFIX without it"
         )
-    suffix = SuffixDrafter(context.spec, context.node_limit)
-    return HybridDrafter(drafter, suffix, context.spec.hybrid_suffix_min_match)
+    min_match = context.spec.hybrid_suffix_min_match
+    return HybridDrafter(drafter, SuffixDrafter(context.spec, context.node_limit, min_match))
 
 
 def _make_algorithm(context: DraftContext) -> Drafter:

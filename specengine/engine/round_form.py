@@ -19,18 +19,21 @@ class Form(NamedTuple):
     choosing: Choosing = BEST
     asleep: bool = False  # the drafter does not look
     num_nodes: int | None = None  # of smaller trees, root included
+    model_steps: int | None = None  # as in Wish; deeper than the model drafts, None is all it can
 
 
 class Wish(NamedTuple):
     """What a round may be. num_drafted: levels of each request, at most the deepest's num_steps.
     asleep: the drafter does not look; then nothing is drafted. num_nodes: of a tree, root included,
     where it is to be smaller than it could be. drafted_nodes: of trees that the host has drafted,
-    of each request, root left out."""
+    of each request, root left out. model_steps: where some requests have drafts of text beside a
+    model, how deep that drafts for the others; 0: for nobody. None: nobody has such drafts."""
 
     num_drafted: list[int]
     asleep: bool = False
     num_nodes: int | None = None
     drafted_nodes: list[int] | None = None
+    model_steps: int | None = None
 
 
 class RoundGraph(Protocol):

@@ -60,9 +60,11 @@ def drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> N
     return NgramDrafter(SpecConfig(algorithm="NGRAM", **spec), limit)
 
 
-def suffix_drafter(limit: Callable[[Req], int] = lambda req: 1000, **options: Any) -> SuffixDrafter:
+def suffix_drafter(
+    limit: Callable[[Req], int] = lambda req: 1000, min_match: int = 0, **options: Any
+) -> SuffixDrafter:
     spec = {"num_draft_tokens": 5, "suffix_factor": 9.0, **options}
-    return SuffixDrafter(SpecConfig(algorithm="SUFFIX", **spec), limit)
+    return SuffixDrafter(SpecConfig(algorithm="SUFFIX", **spec), limit, min_match)
 
 
 def growing(

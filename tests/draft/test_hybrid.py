@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,10 +11,18 @@ from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import Drafter, DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import (
+    Drafter,
+    DraftProposal,
+    EarlyDrafter,
+    PrefillResult,
+    PreparingDrafter,
+    VerifyResult,
+)
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.engine.registry import DraftContext, make_drafter
+from specengine.kernels.native import suffix
 from tests.draft.drafting import decode_batch, nodes, request, seed, suffix_drafter
 
 VOCAB = 40
@@ -50,7 +59,7 @@ class FakeNeural:
 
 
 def hybrid(inner: FakeNeural, min_match: int = 3, **options: Any) -> HybridDrafter:
-    return HybridDrafter(inner, suffix_drafter(**options), min_match)
+    return HybridDrafter(inner, suffix_drafter(min_match=min_match, **options))
 
 
 def test_each_request_goes_its_own_way() -> None:
@@ -84,7 +93,7 @@ def test_without_a_long_match_nothing_changes() -> None:
 
 
 def test_a_long_match_with_no_room_is_left_to_the_other() -> None:
-    made = HybridDrafter(FakeNeural(), suffix_drafter(lambda req: 1), 3)
+    made = HybridDrafter(FakeNeural(), suffix_drafter(lambda req: 1, 3))
     assert made.draft(decode_batch([request(COPY, [3])])).num_nodes == [3]
 
 
@@ -145,6 +154,74 @@ def test_the_other_drafter_sees_everything_else() -> None:
     assert inner.calls[1][1] is result
 
 
+class EarlyNeural(FakeNeural):
+    seeds_early = True
+
+    def seed_early(
+        self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: torch.Tensor
+    ) -> None:
+        self.calls.append(("seed early", tokens_S))
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        yield lambda: self.calls.append(("capture", None))
+
+
+def test_prompts_are_read_while_the_prefill_runs_where_the_other_can() -> None:
+    made, inner, req = hybrid(FakeNeural()), EarlyNeural(), request(COPY, [3])
+    assert isinstance(made, EarlyDrafter)
+    assert not made.seeds_early
+    made = hybrid(inner)
+    assert made.seeds_early
+    tokens_S = torch.tensor([3])
+    made.seed_early(decode_batch([req]), LogitsOutput(torch.empty(0, VOCAB)), tokens_S)
+    assert inner.calls == [("seed early", tokens_S)]
+    made.study(req, 99)
+    assert made.suffix._texts[req].num_tokens == len(COPY) + 1
+
+
+def test_graphs_of_the_other_are_captured_while_idle() -> None:
+    made, inner = hybrid(FakeNeural()), EarlyNeural()
+    assert isinstance(made, PreparingDrafter)
+    assert not [*made.captures()]
+    for capture in hybrid(inner).captures():
+        capture()
+    assert inner.calls == [("capture", None)]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_batch_of_texts_drafts_from_long_matches_alone(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one, together, and before what was said is committed."""
+    if not is_compiled:
+        monkeypatch.setattr(suffix, "is_compiled", lambda: False)
+    reqs = [request(COPY, [3]), request([1, 2, 3], [4]), request([7, 3, 8], [3])]
+    assert suffix_drafter().draft(decode_batch(reqs)).num_nodes == [5, 1, 5]
+    made, ahead = suffix_drafter(min_match=3), suffix_drafter(min_match=3)
+    proposal = made.draft(decode_batch(reqs))
+    assert [nodes(proposal, place)[0] for place in range(3)] == [[3, 4, 5, 9, 1], [4], [3]]
+    assert [len(made.draft_one(req).tokens) for req in reqs] == [5, 1, 1]
+    before = [request(req.prompt_ids) for req in reqs]
+    said = [req.output_ids for req in reqs]
+    early = ahead.draft_ahead(before, said, [5] * 3)
+    assert [nodes(early, place) for place in range(3)] == [nodes(proposal, i) for i in range(3)]
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_which_texts_may_have_a_long_match_soon(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """COPY and 3 is a match of three tokens."""
+    if not is_compiled:
+        monkeypatch.setattr(suffix, "is_compiled", lambda: False)
+    long, none = request(COPY, [3]), request([1, 2, 3], [4])
+    made = suffix_drafter(min_match=6)
+    for reqs, longest in (([none, long], 3), ([none], 0), ([long], 3), ([long, none], 3)):
+        for count in range(1, 7):
+            assert made.may_match(reqs, count) == (longest + count >= 6)
+    assert suffix_drafter(min_match=6, suffix_shared_corpus=True).may_match([none], 1)
+
+
 def test_declares_what_either_needs() -> None:
     made = hybrid(FakeNeural(probs=True), suffix_branches=2, num_draft_tokens=8)
     assert (made.needs_hidden, made.writes_kv, made.emits_probs) == (True, True, True)
@@ -160,7 +237,7 @@ def test_the_flag_puts_it_around_an_algorithm() -> None:
     )
     made = make_drafter(DraftContext(spec, lambda req: 100))
     assert isinstance(made, HybridDrafter)
-    assert made.min_match == 5
+    assert made.suffix.min_match == 5
 
 
 @pytest.mark.parametrize("algorithm", [None, "SUFFIX"])

@@ -20,7 +20,7 @@ MAKE: dict[str, Callable[[], Any]] = {
     "NGRAM, corpus": lambda: drafter(ngram_shared_corpus=True),
     "SUFFIX": suffix_drafter,
     "SUFFIX, corpus": lambda: suffix_drafter(suffix_shared_corpus=True),
-    "hybrid": lambda: HybridDrafter(drafter(), suffix_drafter(), 4),
+    "hybrid": lambda: HybridDrafter(drafter(), suffix_drafter(min_match=4)),
 }
 RUNS = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=6)
 

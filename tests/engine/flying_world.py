@@ -71,7 +71,8 @@ def let_fly(
     found = _row_drafter(parts.drafter, most, torch.device("cpu"), chooses=False)
     assert found is not None
     drafter, steps = found
-    for runner in (parts.worker.runner, *getattr(drafter, "runners", ())):
+    inner = getattr(drafter, "inner", drafter)
+    for runner in (parts.worker.runner, *getattr(inner, "runners", ())):
         runner.attn_backend = backend
     flying = new_round(parts, drafter, steps, [1, 2, most])
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps)

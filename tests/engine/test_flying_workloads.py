@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "NGRAM tree": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
     "SUFFIX tree": {"page_size": 1, "max_total_tokens": 240, "disable_radix_cache": True},
     "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
+    "EAGLE3 hybrid": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
+    "STANDALONE hybrid": {"page_size": 1, "max_total_tokens": 208, "chunked_prefill_size": 64},
 }
 RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
@@ -47,9 +49,13 @@ def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
     if name in ("NGRAM", "hybrid"):
         more: dict[str, Any] = {"ngram_min_match": 1, "hybrid_suffix": name == "hybrid"}
         return SpecConfig(algorithm="NGRAM", num_draft_tokens=4, **more)
-    shape: dict[str, int] = {"eagle_topk": 3, "num_draft_tokens": 9} if name == "tree" else {}
-    algorithm = "EAGLE3" if name == "tree" else name
-    draft = str(target) if name == "STANDALONE" else drafters[algorithm]
+    shape: dict[str, Any] = {"eagle_topk": 3, "num_draft_tokens": 9} if name == "tree" else {}
+    algorithm, _, beside = name.partition(" ")
+    algorithm = "EAGLE3" if name == "tree" else algorithm
+    if beside:
+        least = {"hybrid_suffix_min_match": 6 if algorithm == "EAGLE3" else 3}
+        shape = {"hybrid_suffix": True, "num_draft_tokens": 8, **least}
+    draft = str(target) if algorithm == "STANDALONE" else drafters[algorithm]
     return SpecConfig(
         algorithm=algorithm, adaptive=False, draft_model_path=draft, num_steps=3, **shape
     )
@@ -124,8 +130,9 @@ def test_random_workload(
     given |= {"max_running_requests": 8}
     llm = LLM(str(target), spec_of(name, target, drafters), **given, **CASES[name])
     alone = LLM(str(target), None, max_total_tokens=2048, **given)
-    if isinstance(llm.engine.drafter, StandaloneWorker):
-        llm.engine.drafter.flies = True
+    model = getattr(llm.engine.drafter, "inner", llm.engine.drafter)
+    if isinstance(model, StandaloneWorker):
+        model.flies = True
     flying = let_fly(llm, monkeypatch, most=8)
     monkeypatch.setattr(torch.cuda, "Event", Behind)
     untold, can_fly, draw = watch_state(flying, monkeypatch), llm.engine._can_fly, random.Random(1)

@@ -19,6 +19,7 @@ HOST, WAIT = "host", "wait for the device"
 def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     """Of a round that runs on the device. The rest of it begins and accepts."""
     runner, parts = flying.runner, list[Watched]()
+    model = getattr(flying.drafter, "inner", flying.drafter)  # where text stands beside it
     if isinstance(flying, GraphTreeRound | WeighingRound):
         parts += _heads(flying.drafter, "compute_logits", "draft head")
     if isinstance(flying, GraphTreeRound):
@@ -33,14 +34,14 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         parts += [Watched(flying, "target_weights", "sample"), Watched(flying, "judge", "accept")]
     return [
         *parts,
-        Watched(flying.drafter, "draft_rows", "draft"),
-        *_heads(flying.drafter, "best_tokens", "draft head"),
+        Watched(model, "draft_rows", "draft"),
+        *_heads(model, "best_tokens", "draft head"),
         Watched(runner, "forward_extend", "verify"),
         Watched(flying, "choose", "verify"),
         Watched(runner.model, "best_tokens", "verify head"),
         Watched(runner.model, "compute_logits", "verify head"),
         Watched(flying.choices, "tokens", "sample"),
-        Watched(flying.drafter, "observe_rows", "observe"),
+        Watched(model, "observe_rows", "observe"),
     ]
 
 

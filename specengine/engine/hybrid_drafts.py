@@ -1,0 +1,112 @@
+"""A model's drafts on the device, and in place of some of them what the host found in text."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch
+from specengine.core.draft_choosing import DraftPicks
+from specengine.core.interfaces import RowsOutput
+from specengine.core.others_drafts import LateRowDrafter
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal, RowDrafter
+from specengine.core.transfer import pinned
+from specengine.draft.suffix.drafter import SuffixDrafter
+from specengine.engine.grounds import if_hesitant
+from specengine.engine.host_drafts import HostDrafter
+from specengine.engine.round_form import Wish
+
+
+class HybridDrafts(HostDrafter):
+    """Chains, as draft.hybrid.HybridDrafter has them: a request of whose text the host has a draft
+    has that one. Text may go deeper than the model, whose drafts are then padded with token 0.
+
+    It drafts as the model does where nobody has text; `beside_text` gives who drafts elsewhere.
+    """
+
+    def __init__(
+        self,
+        inner: RowDrafter,
+        reader: SuffixDrafter,
+        batch_size: int,
+        num_steps: int,
+        device: torch.device,
+    ) -> None:
+        """inner: of chains. reader: of the text. num_steps: of the longest draft."""
+        assert inner.row_steps is not None
+        self.inner, self.reader = inner, reader
+        self.row_steps, self.model_steps = num_steps, inner.row_steps
+        self._hesitant = if_hesitant(inner)
+        # int64 [B, 1 + num_steps]: how many drafts of text there are, and these, padded with 0.
+        # Rows past those of the last round hold what earlier ones had.
+        self.text = torch.zeros(batch_size, 1 + num_steps, dtype=torch.int64, device=device)
+
+    def set(self, proposal: DraftProposal) -> Wish:
+        return self.set_beside(proposal, [0] * len(proposal.num_nodes))
+
+    def set_beside(self, proposal: DraftProposal, levels: list[int]) -> Wish:
+        pairs = zip(proposal.num_drafted, levels, strict=True)
+        own = [0 if count else min(most, self.model_steps) for count, most in pairs]
+        if proposal.is_empty:
+            return Wish(own)
+        self._send(proposal)
+        model_steps = self.model_steps if any(own) else 0
+        return Wish([*map(max, proposal.num_drafted, own)], model_steps=model_steps)
+
+    def _send(self, proposal: DraftProposal) -> None:
+        size, width = proposal.tokens.shape
+        # Made anew each time: the copy may still be on its way when the next round is drafted.
+        text = np.zeros((size, self.text.shape[1]), np.int64)
+        text[:, 0] = proposal.num_drafted
+        exists_BK = np.arange(1, width) <= text[:, :1]
+        np.copyto(text[:, 1:width], proposal.tokens[:, 1:].numpy(), where=exists_BK)
+        moved = pinned(torch.from_numpy(text), self.text.device)
+        self.text[:size].copy_(moved, non_blocking=True)
+
+    def is_ready(self, req: Req) -> bool:
+        """As core.spec.HesitantRowDrafter."""
+        return self._hesitant is None or self._hesitant.is_ready(req)
+
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
+        assert num_steps <= self.model_steps, "nobody has text here"
+        return self.inner.draft_rows(rows, num_steps, picks)
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        self.inner.observe_rows(rows, output, tokens_BN, accepted_B)
+
+    def beside_text(self, model_steps: int) -> BesideText:
+        """model_steps: how deep the model drafts; 0 where all that draft have text."""
+        return BesideText(self, model_steps)
+
+
+class BesideText:
+    """A core.spec.RowDrafter for rounds in which somebody has text."""
+
+    def __init__(self, drafts: HybridDrafts, model_steps: int) -> None:
+        self.drafts = drafts
+        self.model_steps = model_steps
+        self.row_steps = drafts.row_steps
+
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
+        text = self.drafts.text[: len(rows.rows_B)]
+        counts_B1, text_BK = text[:, :1], text[:, 1 : 1 + num_steps]
+        most = self.model_steps
+        if most == 0:
+            return text_BK
+        own_BM = self.drafts.inner.draft_rows(rows, most, picks)
+        first_BM = torch.where(counts_B1 > 0, text_BK[:, :most], own_BM)
+        if num_steps == most:
+            return first_BM
+        return torch.cat([first_BM, text_BK[:, most:]], dim=1)
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        inner = self.drafts.inner
+        if isinstance(inner, LateRowDrafter):
+            inner.catch_up_rows(rows, tokens_BN)
+        inner.observe_rows(rows, output, tokens_BN, accepted_B)
