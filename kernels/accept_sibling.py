@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specengine.kernels import accept_sampled_ref, accept_sibling_ref
+from specengine.kernels import accept_sampled_ref, accept_sibling_cuda, accept_sibling_ref
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.dispatch import Backend, use_triton
 
@@ -24,8 +24,11 @@ def accept_sibling(drafts: SampledRound, draws: Draws, *, backend: Backend = "au
             token = sample(left), or sample(target_weights[end]) where end has no children
 
     target, draft, coin and sample, and how far Triton on CUDA may differ, are those of
-    accept_rejection. Any device; Triton does without the reference's wait for the host.
+    accept_rejection. Any device; "cuda", on Hopper, and Triton do without the reference's wait for
+    the host.
     """
+    if backend == "cuda" or (backend == "auto" and accept_sibling_cuda.fits(drafts)):
+        return accept_sibling_cuda.accept_sibling(drafts, draws)
     if use_triton(backend, drafts.target_TV):
         from specengine.kernels import accept_sibling_triton
 

@@ -7,7 +7,7 @@
 
 #include "row_cluster.cuh"
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) draw_siblings(
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS_AT_ONCE) draw_siblings(
     const float* weights, const double* uniforms, long long* tokens, int vocab, int stride) {
   extern __shared__ __align__(16) unsigned char shared[];
   Seat seat = seated((u64*)shared);

@@ -10,6 +10,7 @@
 #include "ptx.cuh"
 
 #define THREADS (32 * WARPS)
+#define BLOCKS_AT_ONCE (WARPS > 8 ? 1 : 2)  // on a multiprocessor, for which registers must do
 #define SPAN (32 * PER)
 #define MOST_TOLD 9  // numbers at once
 #define ALL 0xffffffffu

@@ -121,7 +121,7 @@ __device__ __forceinline__ Wish wish_of(const long long* words, int stride, long
           uniform_of(words[4 * stride], position + words[5 * stride], STREAM)};
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS) sample_rows(
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, BLOCKS_AT_ONCE) sample_rows(
     const float* logits, float* weights_out, const long long* words, const long long* slots,
     const long long* starts, const long long* depths, long long* out, int vocab, int nodes,
     int stride_logits, int stride_weights, int stride_slot, int stride_word) {
