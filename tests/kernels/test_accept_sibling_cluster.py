@@ -45,6 +45,7 @@ def test_it_decides_as_the_reference(vocab: int, tree: bool) -> None:
     assert len(ends) >= 3
 
 
+@pytest.mark.usefixtures("seeded")
 def test_coins_follow_numbers() -> None:
     """Of nodes that are not numbered by their places, too."""
     apart = 0
