@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": -1},
     "NGRAM tree": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
     "SUFFIX tree": {"page_size": 1, "max_total_tokens": 240, "disable_radix_cache": True},
+    "STANDALONE tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
 }
 RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
@@ -47,8 +48,9 @@ def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
     if name in ("NGRAM", "hybrid"):
         more: dict[str, Any] = {"ngram_min_match": 1, "hybrid_suffix": name == "hybrid"}
         return SpecConfig(algorithm="NGRAM", num_draft_tokens=4, **more)
-    shape: dict[str, int] = {"eagle_topk": 3, "num_draft_tokens": 9} if name == "tree" else {}
-    algorithm = "EAGLE3" if name == "tree" else name
+    is_tree = name.endswith("tree")
+    shape: dict[str, int] = {"eagle_topk": 3, "num_draft_tokens": 9} if is_tree else {}
+    algorithm = "EAGLE3" if name == "tree" else name.split()[0]
     draft = str(target) if name == "STANDALONE" else drafters[algorithm]
     return SpecConfig(
         algorithm=algorithm, adaptive=False, draft_model_path=draft, num_steps=3, **shape
