@@ -19,14 +19,19 @@ from specengine.runner.model_runner import ModelRunner
 
 
 class TreeWorker(Protocol):
-    """A drafter whose model continues states of its own."""
+    """A drafter whose model drafts trees."""
 
     runner: ModelRunner
-    states: Tensor  # [num_rows, H], by row of the page table, what a round starts from
     topk: int
     max_nodes: int
     is_static: bool
     target_ids: Tensor | None
+    first_place: int  # of the first drafted row, counted from the root's position
+    continues_states: bool  # whether a row takes in the state that its token came from
+
+    def root_states(self, rows: RowBatch) -> Tensor:
+        """[B, H], those that the roots' children come from."""
+        ...
 
 
 class TreeModel(Protocol):
@@ -44,11 +49,12 @@ class TreeRows:
     A level's rows go to the slots after those of the levels before it, as in draft/worker.py.
     """
 
-    def __init__(self, worker: TreeWorker) -> None:
+    def __init__(self, worker: TreeWorker, num_rows: int) -> None:
+        """num_rows: of the page table, row 0 included."""
         self.worker = worker
-        states = worker.states
-        self.counters = torch.zeros(len(states), dtype=torch.int32, device=states.device)
-        ranks_1K = rank_scores(states.new_empty(1, worker.topk))
+        device = worker.runner.device
+        self.counters = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        ranks_1K = rank_scores(torch.empty(1, worker.topk, device=device))
         self.rank_scores = ranks_1K[0] if worker.is_static else None
 
     def num_nodes(self, num_steps: int) -> int:
@@ -68,16 +74,22 @@ class TreeRows:
         """num_nodes: root included; None is as many as there may be. limits: as to tree_build.
         draws: in place of the best; with limits, which leave out what is not there."""
         worker = self.worker
-        states_TH = worker.states.index_select(0, rows.rows_B)
+        states_TH = worker.root_states(rows)
+        below = self._below(rows)
         found = Found.of(len(rows.rows_B), worker.topk, num_steps, states_TH.device)
         beams = self._branch(states_TH, None, found, edits, draws)
         for _ in range(1, num_steps):
             # What is not there has no token.
             tokens_BK = beams.tokens_BK if draws is None else beams.tokens_BK.clamp(min=0)
-            states_TH = self._descend(rows, states_TH, beams, tokens_BK)
+            states_TH = self._descend(below, states_TH, beams, tokens_BK)
             beams = self._branch(states_TH, beams, found, edits, draws)
         count = self.num_nodes(num_steps) if num_nodes is None else num_nodes
         return tree_build(rows.roots_B, found, count, num_steps, limits)
+
+    def _below(self, rows: RowBatch) -> RowBatch:
+        """With all that stands when the first level runs."""
+        first = self.worker.first_place
+        return replace(rows, lens_B=rows.lens_B + first) if first else rows
 
     def _descend(
         self, rows: RowBatch, states_TH: Tensor, beams: Beams, tokens_BK: Tensor
@@ -87,7 +99,8 @@ class TreeRows:
         past = beams.mask_BKN.shape[2] - width
         tree = Tree(beams.depths_T, beams.mask_BKN, num_past=past)
         step = runner.new_row_batch(rows, tokens_BK, past, tree)
-        step.features = states_TH.index_select(0, beams.above_T)
+        if self.worker.continues_states:
+            step.features = states_TH.index_select(0, beams.above_T)
         return runner.forward_extend(step)
 
     def _branch(

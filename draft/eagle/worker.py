@@ -10,24 +10,22 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftEdits, DraftPicks
+from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.transfer import int64, sent
-from specengine.core.weighed_trees import TreeDraws
 from specengine.draft.eagle.model import Eagle3Model
-from specengine.draft.tree_rows import TreeRows
-from specengine.draft.worker import DraftWorker, row_of
+from specengine.draft.tree_worker import TreeDraftWorker
+from specengine.draft.worker import row_of
 from specengine.kernels.keep_rows import keep_rows
-from specengine.kernels.tree_build import DraftTree, TreeLimits
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 
 _MANY_ROWS = 64  # beyond them, products take longer for each row
 
 
-class EagleWorker(DraftWorker):
+class EagleWorker(TreeDraftWorker):
     """Row i takes (feature_i, token_{i+1}) and sits at position i, in the slot of position i. So
     the row before the root knows the root already: its output is the state that a round starts
     from, and the drafted rows begin at the root's position.
@@ -43,6 +41,7 @@ class EagleWorker(DraftWorker):
     """
 
     needs_hidden = True
+    continues_states = True
     narrows = True  # whether the model heeds ForwardBatch.kept_rows
 
     def __init__(
@@ -52,12 +51,11 @@ class EagleWorker(DraftWorker):
         node_limit: Callable[[Req], int],
         num_rows: int,
     ) -> None:
-        """num_rows: of the page table, row 0 included."""
-        super().__init__(runners, spec, node_limit)
+        """As TreeDraftWorker."""
+        super().__init__(runners, spec, node_limit, num_rows)
         k_cache, _ = self.runner.pools.token_to_kv_pool.get_kv_buffer(0)
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
-        self.tree_rows = TreeRows(self)
         # Of each request, behind what the worker slept through; row batches see nothing before it.
         self.first_keys = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
         if spec.adaptive:
@@ -121,7 +119,7 @@ class EagleWorker(DraftWorker):
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
-        states_BH = self.states.index_select(0, rows.rows_B)
+        states_BH = self.root_states(rows)
         tokens: list[Tensor] = []
         for level in range(num_steps):
             if level > 0:
@@ -131,35 +129,8 @@ class EagleWorker(DraftWorker):
             tokens.append(self.next_tokens(states_BH, picks))
         return torch.stack(tokens, dim=1)
 
-    @property
-    def tree_row_steps(self) -> int | None:
-        return self.num_steps if self.proposes_tree else None
-
-    @property
-    def row_slots(self) -> int:
-        return (self.num_steps - 1) * self.topk
-
-    def num_tree_nodes(self, num_steps: int) -> int:
-        return self.tree_rows.num_nodes(num_steps)
-
-    def draft_tree_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        edits: DraftEdits | None = None,
-        num_nodes: int | None = None,
-    ) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
-
-    def draft_limited_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        limits: TreeLimits,
-        edits: DraftEdits | None = None,
-        draws: TreeDraws | None = None,
-    ) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, edits, limits=limits, draws=draws)
+    def root_states(self, rows: RowBatch) -> Tensor:
+        return self.states.index_select(0, rows.rows_B)
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

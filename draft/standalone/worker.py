@@ -15,16 +15,18 @@ from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.core.transfer import sent
-from specengine.draft.worker import DraftWorker, row_of
+from specengine.draft.tree_worker import TreeDraftWorker
+from specengine.draft.worker import row_of
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 
 
-class StandaloneWorker(DraftWorker):
+class StandaloneWorker(TreeDraftWorker):
     """Token i has its KV in slot i, as in the target. Prefill follows the target's, chunk by chunk;
     KV of a cached prefix was written by whoever brought the prefix there. A round begins by
     catching up from the last token whose KV is right to the root: after a chain that was accepted
-    whole these are two, its last token was never run.
+    whole these are two, its last token was never run; after a tree all that it gave, for its nodes
+    have theirs in no order.
 
     Rounds on the device always run two, the token before the root (`previous`) and the root. So
     whatever a round was, all before those two have their KV when it ends.
@@ -43,8 +45,8 @@ class StandaloneWorker(DraftWorker):
         node_limit: Callable[[Req], int],
         num_rows: int,
     ) -> None:
-        """num_rows: of the page table, row 0 included."""
-        super().__init__(runners, spec, node_limit)
+        """As TreeDraftWorker."""
+        super().__init__(runners, spec, node_limit, num_rows)
         device = self.runner.device
         self.previous = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.flies = False  # on the device alone; set by whoever wants that, before any request
@@ -67,7 +69,7 @@ class StandaloneWorker(DraftWorker):
             batch.reqs, [self._start(req) for req in batch.reqs], ends, with_logits=False
         )
         pairs = list(zip(batch.reqs, ends, strict=True))
-        if self.row_steps is not None:
+        if self.flies:
             self._remember(batch.reqs, [req.token_ids[end - 1] for req, end in pairs])
         self._known.update(pairs)
 
@@ -96,7 +98,7 @@ class StandaloneWorker(DraftWorker):
         for req, emitted, count in zip(batch.reqs, result.tokens, agreed, strict=True):
             self.written[req] = self._start(req) if count is None else req.kv_len + 1 + count
             self._known[req] = req.kv_len + len(emitted)
-        if self.row_steps is not None:
+        if self.flies:
             self._hand_over(batch.reqs, result.tokens)
 
     def release(self, req: Req) -> None:
@@ -109,17 +111,25 @@ class StandaloneWorker(DraftWorker):
             return None
         return min(self.num_steps, self.max_nodes - 1)
 
+    @property
+    def tree_row_steps(self) -> int | None:
+        return super().tree_row_steps if self.flies else None
+
+    def root_states(self, rows: RowBatch) -> Tensor:
+        """Of the two that are run."""
+        step = self.runner.new_row_batch(_one_back(rows), self._last_two(rows))
+        return self.runner.forward_extend(step)[1::2]
+
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
-        last_B2 = self._last_two(rows)
-        step = self.runner.new_row_batch(_one_back(rows), last_B2)
-        states_BH = self.runner.forward_extend(step)[1::2]
+        states_BH = self.root_states(rows)
         tokens: list[Tensor] = []
         for level in range(num_steps):
             if level > 0:
                 step = self.runner.new_row_batch(rows, tokens[-1][:, None], offset=level)
                 states_BH = self.runner.forward_decode(step)
             tokens.append(self.next_tokens(states_BH, picks))
-        return torch.stack(tokens, dim=1) if tokens else last_B2[:, :0]
+        none_B0 = rows.roots_B.new_empty(len(rows.roots_B), 0)
+        return torch.stack(tokens, dim=1) if tokens else none_B0
 
     def catch_up_rows(self, rows: RowBatch, tokens_BN: Tensor) -> None:
         """All but the two that the next round runs, were every draft to stand. Rows past those that
@@ -130,8 +140,13 @@ class StandaloneWorker(DraftWorker):
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
     ) -> None:
+        """Of a path what lies before its last token is run again, as a chain; of shorter paths more
+        than that, which the next round writes over."""
         run_BN = torch.cat([rows.roots_B[:, None], tokens_BN], dim=1)
         self.previous[rows.rows_B] = run_BN.gather(1, accepted_B[:, None])[:, 0]
+        path_BW = tokens_BN[:, :-2]
+        if self.proposes_tree and path_BW.shape[1]:
+            self.runner.forward_extend(self.runner.new_row_batch(rows, path_BW, offset=1))
 
     def _last_two(self, rows: RowBatch) -> Tensor:
         """int64 [B, 2], the tokens that a round on the device starts from."""
@@ -185,7 +200,7 @@ def _agreed(proposal: DraftProposal | None, emitted: list[list[int]]) -> list[in
     if proposal is None or proposal.is_empty:
         return [None] * len(emitted)
     if not proposal.is_chain:
-        return [0] * len(emitted)
+        return [None if count == 1 else 0 for count in proposal.num_nodes]
     drafts = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
     return [
         None if count == 1 else _agreeing(nodes[1 : count - 1], run[:-1])

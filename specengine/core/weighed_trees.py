@@ -33,10 +33,11 @@ class WeighedTreeDrafter(TreeRowDrafter, Protocol):
         self,
         rows: RowBatch,
         num_steps: int,
-        limits: TreeLimits,
+        limits: TreeLimits | None,
         edits: DraftEdits | None = None,
         draws: TreeDraws | None = None,
     ) -> DraftTree:
         """As draft_tree_rows, of as many nodes as there may be; those that the limits leave out, or
-        for which no token was left, are their own parents. draws: of one that emits_probs."""
+        for which no token was left, are their own parents. limits: None is none. draws: of one that
+        emits_probs."""
         ...

@@ -136,7 +136,7 @@ def weigher(parts: EngineParts) -> SampledVerifier | None:
     verifier, drafter = parts.verifier, parts.drafter
     if not isinstance(verifier, SampledVerifier) or _matches(parts):
         return None
-    if drafter.proposes_tree and not isinstance(drafter, WeighedTreeDrafter):
+    if drafter.proposes_tree and not isinstance(drafter, WeighedTreeDrafter | TextTreeDrafter):
         return None
     return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
 

@@ -21,6 +21,7 @@ from specengine.engine.grammar.masks import Flags
 from specengine.engine.graph_ruled import RoundParts
 from specengine.engine.graph_tree import GraphTreeRound, TreeParts
 from specengine.engine.graph_weighed import WeighingRound
+from specengine.engine.host_trees import HostTrees
 from specengine.engine.node_logits import node_logits
 from specengine.engine.round_form import Flight, Form, LeftDepths
 from specengine.engine.row_choices import Choosing
@@ -39,10 +40,10 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
     them. So each request has the very tree that the host would draft for it, of no more nodes than
     it may still say tokens, and cut to the depth that it allows itself; what is missing to the
     largest tree does not exist for the rule. Trees are never cut to their best nodes here: seeds
-    would follow from the clock.
+    would follow from the clock. Those of text are the host's own.
     """
 
-    drafter: WeighedTreeDrafter
+    drafter: WeighedTreeDrafter | HostTrees
 
     def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
         """draws: trees of requests that sample are sampled. given: as to GraphRound."""
@@ -54,17 +55,22 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         self.roots_B = {n: n * torch.arange(largest, device=device) for n in counts}
         # Of the nodes that grammars leave, their numbers; -1 of others. Read where there is one.
         self.numbers_BN = torch.zeros(largest, max(counts), dtype=torch.int64, device=device)
-        shape = largest, self.drafter.topk, self.steps[-1]
-        self.tree_numbers = TreeNumbers.of(*shape, device) if draws else None
+        self.tree_numbers: TreeNumbers | None = None
+        if draws and not isinstance(self.drafter, HostTrees):
+            shape = largest, self.drafter.topk, self.steps[-1]
+            self.tree_numbers = TreeNumbers.of(*shape, device)
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         if form.choosing.weighs and form.num_steps:
             return WeighedTreeParts(self, rows_B, form)
         return super().parts_of(rows_B, form)
 
-    def tree_limits(self, rows: RowBatch) -> TreeLimits:
+    def tree_limits(self, rows: RowBatch) -> TreeLimits | None:
         """As DraftWorker.nodes has them on the host, and SpecControl, which cuts what was drafted.
-        A request that has ended may be a round late in leaving, and drafts nothing."""
+        A request that has ended may be a round late in leaving, and drafts nothing. Trees of the
+        host have kept to them."""
+        if isinstance(self.drafter, HostTrees):
+            return None
         ends_B = self.choices.ends.index_select(0, rows.rows_B)
         limits_B = self.state.limits.index_select(0, rows.rows_B)
         left_B = (ends_B - rows.lens_B - 1).clamp(min=1)

@@ -12,9 +12,10 @@ from specengine.core.batch import RowBatch
 from specengine.core.draft_choosing import DraftEdits, DraftPicks
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
+from specengine.core.weighed_trees import TreeDraws
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.round_form import Wish
-from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.tree_build import DraftTree, TreeLimits
 from specengine.kernels.tree_shape import tree_shape
 
 
@@ -77,6 +78,18 @@ class HostTrees(HostDrafter):
         """The first nodes of a tree are a tree, for parents stand before their children."""
         count = self.num_tree_nodes(num_steps) if num_nodes is None else num_nodes
         return tree_shape(rows.roots_B, self.nodes[: len(rows.rows_B)], count, num_steps)
+
+    def draft_limited_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        limits: TreeLimits | None,
+        edits: DraftEdits | None = None,
+        draws: TreeDraws | None = None,
+    ) -> DraftTree:
+        """Within limits the host has drafted, of what text gave: a node that it left out is its own
+        parent, as rules that weigh drafts want it."""
+        return self.draft_tree_rows(rows, num_steps)
 
 
 def _depth(parents: list[int]) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.kernels.head_topk import Shares
 from specengine.kernels.layer_tail import Tail
 from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
 from specengine.layers.embedding import VocabEmbedding
@@ -114,6 +115,10 @@ class LlamaForCausalLM(nn.Module):
         """[R, H] -> float32 [R, V]."""
         logits: Tensor = self.lm_head(hidden)
         return logits.float()
+
+    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
+        """A draft.tree_rows.TreeModel's, of trees of STANDALONE."""
+        return self.lm_head.shares(hidden, topk)
 
     def best_tokens(self, hidden: Tensor) -> Tensor:
         """[R, H] -> int64 [R], the token of the largest logit."""

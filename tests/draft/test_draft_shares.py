@@ -150,14 +150,15 @@ def test_what_trees_ask_for(
 ) -> None:
     model = Telling(tells)
     worker: Any = SimpleNamespace(
-        runner=SimpleNamespace(model=model),
-        states=torch.zeros(1, 8),
+        runner=SimpleNamespace(model=model, device=torch.device("cpu")),
+        root_states=lambda rows: torch.zeros(1, 8),
+        first_place=0,
         topk=2,
         max_nodes=3,
         is_static=False,
         target_ids=None,
     )
     rows: Any = SimpleNamespace(rows_B=torch.tensor([0]), roots_B=torch.tensor([7]))
-    tree = TreeRows(worker).draft(rows, 1, edits)
+    tree = TreeRows(worker, 1).draft(rows, 1, edits)
     assert tree.tokens_BN.tolist() == [[7, *tokens]]
     assert model.asked == asked

@@ -82,7 +82,7 @@ def let_fly(
 def come_and_go(
     host: LLM,
     llm: LLM,
-    prompts: Sequence[str],
+    prompts: Sequence[str | list[int]],
     wishes: Sequence[SamplingParams],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -96,7 +96,8 @@ def come_and_go(
     while waiting or llm.engine.has_work:
         if waiting and draw.random() < 0.4:
             number = waiting.pop()
-            ids = llm.tokenizer.encode(prompts[number % len(prompts)])
+            given = prompts[number % len(prompts)]
+            ids = llm.tokenizer.encode(given) if isinstance(given, str) else given
             llm.engine.add_request(str(number), ids, wishes[number])
         found |= {one.rid: one.token_ids for one in llm.engine.step()}
         llm.engine.scheduler.check_invariant()

@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": -1},
     "NGRAM tree": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
     "SUFFIX tree": {"page_size": 1, "max_total_tokens": 240, "disable_radix_cache": True},
+    "STANDALONE tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "EAGLE3 hybrid": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
     "STANDALONE hybrid": {"page_size": 1, "max_total_tokens": 208, "chunked_prefill_size": 64},
@@ -49,13 +50,14 @@ def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
     if name in ("NGRAM", "hybrid"):
         more: dict[str, Any] = {"ngram_min_match": 1, "hybrid_suffix": name == "hybrid"}
         return SpecConfig(algorithm="NGRAM", num_draft_tokens=4, **more)
-    shape: dict[str, Any] = {"eagle_topk": 3, "num_draft_tokens": 9} if name == "tree" else {}
-    algorithm, _, beside = name.partition(" ")
-    algorithm = "EAGLE3" if name == "tree" else algorithm
-    if beside:
+    is_tree = name.endswith("tree")
+    shape: dict[str, Any] = {"eagle_topk": 3, "num_draft_tokens": 9} if is_tree else {}
+    algorithm = "EAGLE3" if name == "tree" else name.split()[0]
+    if name.endswith("hybrid"):
         least = {"hybrid_suffix_min_match": 6 if algorithm == "EAGLE3" else 3}
         shape = {"hybrid_suffix": True, "num_draft_tokens": 8, **least}
-    draft = str(target) if algorithm == "STANDALONE" else drafters[algorithm]
+    itself = algorithm == "STANDALONE" and not is_tree
+    draft = str(target) if itself else drafters[algorithm]
     return SpecConfig(
         algorithm=algorithm, adaptive=False, draft_model_path=draft, num_steps=3, **shape
     )

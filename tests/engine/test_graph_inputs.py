@@ -39,6 +39,7 @@ SHAPES = {
     "MTP": CHAIN,
     "a tree": {**TREE, "algorithm": "EAGLE3"},
     "a static tree": {**TREE, "algorithm": "EAGLE", "static_tree": True},
+    "a tree of a model": {**TREE, "algorithm": "STANDALONE"},
     "a tree of text": {
         "algorithm": "NGRAM",
         "adaptive": False,
@@ -79,6 +80,7 @@ OF_DRAFTERS = {
     ],
     "a tree": OF_EAGLE,
     "a static tree": [*OF_EAGLE, "drafter.tree_rows.rank_scores"],
+    "a tree of a model": ["drafter.previous", "drafter.tree_rows.counters"],
     "a tree of text": ["drafter.nodes"],
 }
 

@@ -89,14 +89,21 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         ),
         (
             as_it_is,
-            {"algorithm": "STANDALONE", "eagle_topk": 2, "num_draft_tokens": 6},
+            {"hybrid_suffix": True, "num_draft_tokens": 6},
             {},
             "the drafter needs the host in the middle of a round",
-            "the drafter needs the host in the middle of a draft",
+            None,
         ),
         (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
     ],
-    ids=["plans on the host", "traced", "sampled drafts", "sampled tree", "tree", "weighs drafts"],
+    ids=[
+        "plans on the host",
+        "traced",
+        "sampled drafts",
+        "sampled tree",
+        "hybrid",
+        "weighs drafts",
+    ],
 )
 def test_every_round_is_counted(
     change: Callable[[LLM], None],
@@ -123,7 +130,7 @@ def test_every_round_is_counted(
     assert f"no round graphs: {of_rounds}" in told
     assert (f"no draft loop graphs: {of_drafts}" in told) == (of_drafts is not None)
     rounds = counted(engine.round, "run", monkeypatch)
-    drafts = counted(engine.drafter, "start", monkeypatch)
+    drafts = counted(getattr(engine.drafter, "inner", engine.drafter), "start", monkeypatch)
     found = [one.token_ids for one in llm.generate(PROMPTS, GREEDY)]
     assert found == [one.token_ids for one in plain.generate(PROMPTS, GREEDY)]
     graphs, metrics = engine.stats().graphs, ServerMetrics(engine.stats).render().decode()

@@ -91,16 +91,6 @@ def test_requests_come_and_go(name: str, target: Path, monkeypatch: pytest.Monke
     assert not fallbacks(flying)
 
 
-@ON_CPU
-def test_trees_of_text_take_the_rounds_of_the_host(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = make(target, replace(SPECS["NGRAM"], ngram_branches=2), **flags())
-    flying = let_fly(llm, monkeypatch)
-    llm.generate(MANY[:2], [SURE, GREEDY])
-    assert fallbacks(flying) == {"sampling, with a verifier that weighs drafts"}
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:

@@ -55,6 +55,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         CHAIN | {"hybrid_suffix": True, "hybrid_suffix_min_match": 3, "num_draft_tokens": 8},
     ),
     "STANDALONE": ("STANDALONE", CHAIN),
+    "STANDALONE tree": ("STANDALONE", TREE),
     "MTP": ("MTP", CHAIN),
 }
 
@@ -177,13 +178,14 @@ LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
+@pytest.mark.parametrize("name", ["EAGLE3 tree", "STANDALONE tree"])
 def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
-    target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
+    name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Near the end of a request its trees are smaller in a loop, too."""
     for module in (ragged_graphs, loop_graphs):
         monkeypatch.setattr(module, "capture", capture)
-    spec = replace(specs["EAGLE3 tree"], verify="target_only")
+    spec = replace(specs[name], verify="target_only")
     eager, replayed = make(target, spec), make(target, spec)
     counters = graphs_on_the_cpu(replayed)
     for first in range(4):
@@ -270,7 +272,7 @@ def test_a_buffer_that_moved_is_noticed(
         tokens(llm, BATCHES[1])
 
 
-@pytest.mark.parametrize("name", ["EAGLE3", "EAGLE3 tree", "STANDALONE"])
+@pytest.mark.parametrize("name", ["EAGLE3", "EAGLE3 tree", "STANDALONE", "STANDALONE tree"])
 def test_a_buffer_of_a_draft_loop_that_moved_is_noticed(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +285,7 @@ def test_a_buffer_of_a_draft_loop_that_moved_is_noticed(
     for params in BATCHES:
         tokens(llm, params)
     assert counters["draft loop"]["replays"] > 2
-    kept = "previous" if name == "STANDALONE" else "states"
+    kept = "previous" if specs[name].algorithm == "STANDALONE" else "states"
     setattr(drafter, kept, getattr(drafter, kept).clone())
     with pytest.raises(GraphInputError, match=rf"captured with loops\.drafter\.{kept} at"):
         tokens(llm, BATCHES[1])

@@ -39,7 +39,7 @@ def make_adaptive(
 
 def most_nodes(drafter: Drafter, num_steps: int) -> int:
     """Of a tree so deep, root included."""
-    if isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None:
+    if isinstance(drafter, TreeRowDrafter) and drafter.proposes_tree:
         return drafter.num_tree_nodes(num_steps)
     return drafter.max_nodes
 
