@@ -63,6 +63,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         TREE | {"draft_sampling": True, "verify": "sibling"},
         WARM,
     ),
+    "EAGLE3 tree of 16 samples, sibling, presence penalty, temperature 0.8": (
+        TREE | {"draft_sampling": True, "verify": "sibling"},
+        WARM | PENALTY,
+    ),
+    "STANDALONE tree of 16": (TREE | {"algorithm": "STANDALONE"}, {}),
+    "NGRAM tree of 8, target_only, temperature 0.8": (
+        TEXT | {"ngram_min_match": 1, "verify": "target_only"},
+        WARM,
+    ),
     "NGRAM chain of 8, target_only, temperature 0.8": (
         TEXT | {"ngram_min_match": 1, "ngram_branches": 1, "verify": "target_only"},
         WARM,
