@@ -1,5 +1,5 @@
-"""Edits of logits, logprobs and grammars where trees of text, or of a smaller model, are weighed, in
-rounds on the device alone: a seed says what it says in rounds of the host."""
+"""Edits of logits, logprobs and grammars where trees of text, or of a smaller model, are weighed,
+in rounds on the device alone: a seed says what it says on the host."""
 
 from __future__ import annotations
 
