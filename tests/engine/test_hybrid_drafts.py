@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -152,13 +153,20 @@ def test_graphs_of_each_kind(
 
 
 @ON_CPU
-@pytest.mark.parametrize(("most_nodes", "steps"), [(4, [0, 1, 2, 3]), (8, [0, 1, 2, 3, 7])])
+@pytest.mark.parametrize(
+    ("deepest", "most_nodes", "steps"),
+    [(3, 4, [0, 1, 2, 3]), (3, 8, [0, 1, 2, 3, 7]), (5, 9, [0, 1, 2, 3, 5, 8])],
+)
 def test_what_the_engine_makes(
-    most_nodes: int, steps: list[int], folders: Folders, monkeypatch: pytest.MonkeyPatch
+    deepest: int,
+    most_nodes: int,
+    steps: list[int],
+    folders: Folders,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Costs are learned, and start from what the device takes."""
     folder, spec = folders["EAGLE3"]
-    llm = make(folder, hybrid(spec, most_nodes, adaptive=True))
+    llm = make(folder, hybrid(replace(spec, num_steps=deepest), most_nodes, adaptive=True))
     made = made_of(llm)
     assert isinstance(made, GraphHybridRound)
     assert len(made.forms(2, BEST)) <= _kinds_of_rounds(llm.engine.parts.config.spec)
