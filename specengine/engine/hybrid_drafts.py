@@ -39,9 +39,10 @@ class HybridDrafts(HostDrafter):
         self.inner, self.reader = inner, reader
         self.row_steps, self.model_steps = num_steps, inner.row_steps
         self._hesitant = if_hesitant(inner)
-        # int64 [B, 1 + num_steps]: how many drafts of text there are, and these, padded with 0.
-        # Rows past those of the last round hold what earlier ones had.
-        self.text = torch.zeros(batch_size, 1 + num_steps, dtype=torch.int64, device=device)
+        # int64 [B, num_steps + 1]: drafts of text, padded with 0, and how many there are: they
+        # begin where kernels like it (core/columns.py). Rows past those of the last round hold
+        # what earlier ones had.
+        self.text = torch.zeros(batch_size, num_steps + 1, dtype=torch.int64, device=device)
 
     def set(self, proposal: DraftProposal) -> Wish:
         return self.set_beside(proposal, [0] * len(proposal.num_nodes))
@@ -59,9 +60,9 @@ class HybridDrafts(HostDrafter):
         size, width = proposal.tokens.shape
         # Made anew each time: the copy may still be on its way when the next round is drafted.
         text = np.zeros((size, self.text.shape[1]), np.int64)
-        text[:, 0] = proposal.num_drafted
-        exists_BK = np.arange(1, width) <= text[:, :1]
-        np.copyto(text[:, 1:width], proposal.tokens[:, 1:].numpy(), where=exists_BK)
+        text[:, -1] = proposal.num_drafted
+        exists_BK = np.arange(1, width) <= text[:, -1:]
+        np.copyto(text[:, : width - 1], proposal.tokens[:, 1:].numpy(), where=exists_BK)
         moved = pinned(torch.from_numpy(text), self.text.device)
         self.text[:size].copy_(moved, non_blocking=True)
 
@@ -93,7 +94,7 @@ class BesideText:
 
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         text = self.drafts.text[: len(rows.rows_B)]
-        counts_B1, text_BK = text[:, :1], text[:, 1 : 1 + num_steps]
+        counts_B1, text_BK = text[:, -1:], text[:, :num_steps]
         most = self.model_steps
         if most == 0:
             return text_BK

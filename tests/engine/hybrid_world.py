@@ -46,7 +46,7 @@ class Sources:
         land = flying.land
 
         def watched(flight: Flight) -> VerifyResult:
-            counts = flying.drafter.text[: len(flight.reqs), 0].tolist()
+            counts = flying.drafter.text[: len(flight.reqs), -1].tolist()
             result, kind = land(flight), kind_of(flight.form)
             self.forms[flight.form] += 1
             self.rounds[kind] += 1

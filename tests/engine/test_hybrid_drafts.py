@@ -99,6 +99,12 @@ def test_text_stands_in_place_of_the_models_drafts() -> None:
     assert found.tolist() == [[7, 0, 0, 0, 0], [1, 2, 3, 4, 5]]
 
 
+@pytest.mark.parametrize("num_steps", [3, 4, 5])
+def test_text_begins_where_no_kernel_is_compiled_anew(num_steps: int) -> None:
+    found = drafts_of().beside_text(0).draft_rows(rows_of(2), num_steps)
+    assert found.data_ptr() % 16 == 0
+
+
 @pytest.mark.parametrize("kind", [Model, LateModel])
 def test_who_is_called(kind: type[Model]) -> None:
     """A model that was not asked to draft observes, and where others drafted it catches up."""
