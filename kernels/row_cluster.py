@@ -14,6 +14,7 @@ BLOCKS = 8  # of a cluster: the most that every card with clusters can have
 MOST_TOLD = 9  # as in the source
 _WARPS = (8, 16, 32)
 _MOST_PER_LANE = 32  # values in registers, beside what is worked out of them
+_FEW = 4  # rows a warp of a block: more are chosen from faster by a program each (sampled-rounds)
 _MOST_ROWS = 65_535  # of a grid
 
 
@@ -47,8 +48,14 @@ class Form:
 
 
 def fits(rows_RV: Tensor) -> bool:
-    """Whether the kernels are there and the faster choice."""
+    """Whether the kernels are there for such rows."""
     return has_dependent_launch(rows_RV) and can_take(rows_RV) and program.available()
+
+
+def fits_few(rows_RV: Tensor) -> bool:
+    """Whether they are, and the faster choice where each row is read but once or twice."""
+    rows, length = rows_RV.shape
+    return rows <= _FEW * Form.of(length).warps and fits(rows_RV)
 
 
 def can_take(rows_RV: Tensor) -> bool:

@@ -47,6 +47,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   drafts += (u64)request * stride_request;
   double left[PER];
   int end = 0, child;
+  all_have_begun();
   do {  // down to a node
     const long long row = roots[request] + end;
     child = nodes.child(end, 0, seat.lane);
@@ -55,7 +56,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
     for (int j = 0; j < PER; j++) {
       const int place = seat.place(j);
-      left[j] = place < vocab ? __ddiv_rn((double)targets[row * stride_target + place], total) : 0.;
+      const double weight = place < vocab ? targets[row * stride_target + place] : 0.f;
+      left[j] = total > 0. ? __ddiv_rn(weight, total) : 0.;
     }
     u32 taken = 0;  // by children that fell
     bool stands = false;

@@ -18,6 +18,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
   for (int j = 0; j < PER; j++)
     left[j] = seat.place(j) < vocab ? weights[(u64)row * stride + seat.place(j)] : 0.f;
+  all_have_begun();
   double scale = UNIT;
   for (int rank = 0; rank < COUNT; rank++) {
     const auto weight_of = [&](int j) {

@@ -256,8 +256,10 @@ __device__ __forceinline__ void store_in_block(u64* at, int block, u64 value) {
   asm volatile("st.shared::cluster.u64 [%0], %1;" :: "r"(there), "l"(value) : "memory");
 }
 
-// All threads of the cluster; each sees what the others have written before.
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;"
-               ::: "memory");
+// All threads of the cluster arrive, and wait for each other; each sees what the others wrote before.
+__device__ __forceinline__ void arrive_in_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

@@ -37,11 +37,14 @@ struct Seat {
   }
 };
 
-// Every block must have begun before another writes into its shared memory.
+// Every block must have begun before another writes into its shared memory: before the first `tell` stands
+// `all_have_begun`.
 __device__ __forceinline__ Seat seated(u64* shared) {
-  meet_cluster();
+  arrive_in_cluster();
   return {shared, (int)(blockIdx.x % CLUSTER), (int)(threadIdx.x >> 5), (int)(threadIdx.x & 31), 0};
 }
+
+__device__ __forceinline__ void all_have_begun() { wait_for_cluster(); }
 
 // Below 2^63, in the three parts that the hardware adds up.
 __device__ __forceinline__ u64 sum_of_warp(u64 value) {
@@ -91,7 +94,8 @@ __device__ __forceinline__ void tell(Seat& seat, T* sums, u32* peaks) {
     }
     if (seat.lane < CLUSTER) store_in_block(seat.mail(n) + seat.block, seat.lane, mine);
   }
-  meet_cluster();
+  arrive_in_cluster();
+  wait_for_cluster();
 #pragma unroll
   for (int n = 0; n < SUMS; n++) {
     T part;
@@ -119,7 +123,7 @@ __device__ __forceinline__ u64 fixed_point(float weight) {
   return (u64)__float2ll_rz(__fmul_rn(weight, (float)UNIT));
 }
 __device__ __forceinline__ u64 fixed_point(double weight) {
-  return (u64)__double2ll_rz(__dmul_rn(weight, UNIT));
+  return weight > 0. ? (u64)__double2ll_rz(__dmul_rn(weight, UNIT)) : 0;  // nor of what is no number
 }
 
 // As sample_rows_ref.invert_cdf: the first place up to which the weights exceed a share of their sum, which
@@ -146,7 +150,7 @@ __device__ __forceinline__ int drawn(const Seat& seat, double uniform, u64 total
   before += upto - mine;
   if (before > target || before + mine <= target) return -1;
   int j = 0;
-  while ((before += laid_out[seat.lane * PER + j]) <= target) j++;
+  while ((before += laid_out[seat.lane * PER + j]) <= target && j < PER - 1) j++;
   return seat.first() + seat.lane * PER + j;
 }
 

@@ -141,6 +141,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 #pragma unroll
   for (int j = 0; j < PER; j++)
     if (seat.place(j) < vocab && x[j] == x[j]) best = max(best, ordered(x[j]));
+  all_have_begun();
   best = largest_of_all(seat, best);
 
   float* left = weights_out + (u64)row * stride_weights;

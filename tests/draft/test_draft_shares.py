@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from specengine.core.draft_choosing import DraftEdits
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.tree_rows import TreeRows
@@ -130,7 +131,7 @@ class Telling:
         return self.logits.clone()
 
 
-class Bias:
+class Bias(DraftEdits):
     def apply(self, logits_TV: Tensor, target_ids: Tensor | None) -> Tensor:
         logits_TV[:, 0] += 10
         return logits_TV

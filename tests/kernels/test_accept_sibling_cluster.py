@@ -71,3 +71,22 @@ def test_tensors_may_lie_anyhow() -> None:
         found = accept_sibling(lying, draws_of(3, DEVICE, 1), backend="cuda")
         assert found.ends_B.tolist() == expected.ends_B.tolist()
         assert found.tokens_B.tolist() == expected.tokens_B.tolist()
+
+
+def test_a_target_that_says_nothing() -> None:
+    """As of a request that has ended, whose rows are whatever lay in memory: its token exists, and
+    nobody else feels it."""
+    drafts = random_round(random.Random(2), 4, 6, 300, tree=True)
+    expected = decided(drafts, 7)
+    for nothing in (0.0, float("nan")):
+        targets, sums = drafts.target_TV.clone(), drafts.target_sum_T.clone()
+        first, last = drafts.roots_B[2:4].tolist()
+        targets[first:last], sums[first:last] = nothing, nothing
+        broken = moved(replace(drafts, target_TV=targets, target_sum_T=sums), DEVICE)
+        found = accept_sibling(broken, draws_of(4, DEVICE, 7), backend="cuda")
+        assert 0 <= found.tokens_B[2].item() < 300
+        for b in (0, 1, 3):
+            assert (found.ends_B[b], found.tokens_B[b]) == (
+                expected.ends_B[b],
+                expected.tokens_B[b],
+            )

@@ -101,10 +101,22 @@ inline void Barrier::meet(int count) {
 }
 
 // Of the blocks of a cluster, which begin together.
-static std::map<int, Barrier> of_clusters;
-inline void meet_all_of_cluster(int blocks_of_one) {
-  const int threads = here().fibers.size();
-  of_clusters[here().index / blocks_of_one].meet(blocks_of_one * threads);
+struct ClusterBarrier {
+  int arrived = 0;
+  long turns = 0;
+  std::map<std::pair<int, int>, long> waited;  // turns that a thread of a block has waited for
+};
+static std::map<int, ClusterBarrier> of_clusters;
+inline void arrive_in_cluster_of(int blocks_of_one) {
+  ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
+  if (++barrier.arrived < blocks_of_one * (int)here().fibers.size()) return;
+  barrier.arrived = 0;
+  barrier.turns++;
+}
+inline void wait_for_cluster_of(int blocks_of_one) {
+  ClusterBarrier& barrier = of_clusters[here().index / blocks_of_one];
+  const long mine = ++barrier.waited[{here().index, threadIdx.x}];
+  while (barrier.turns < mine) yield();
 }
 inline unsigned char* shared_of(int index) {
   if (index == here().index) return shared_memory;

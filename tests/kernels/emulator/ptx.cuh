@@ -150,7 +150,8 @@ inline void wait_for_all_copies() {
 }
 
 #ifdef CLUSTER
-inline void meet_cluster() { meet_all_of_cluster(CLUSTER); }
+inline void arrive_in_cluster() { arrive_in_cluster_of(CLUSTER); }
+inline void wait_for_cluster() { wait_for_cluster_of(CLUSTER); }
 inline void store_in_block(u64* at, int block, u64 value) {
   const int index = here().index / CLUSTER * CLUSTER + block;
   memcpy(shared_of(index) + ((unsigned char*)at - shared_memory), &value, 8);
