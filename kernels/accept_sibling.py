@@ -27,7 +27,7 @@ def accept_sibling(drafts: SampledRound, draws: Draws, *, backend: Backend = "au
     accept_rejection. Any device; "cuda", on Hopper, and Triton do without the reference's wait for
     the host.
     """
-    if backend == "cuda" or (backend == "auto" and accept_sibling_cuda.fits(drafts)):
+    if accept_sibling_cuda.takes(backend, drafts):
         return accept_sibling_cuda.accept_sibling(drafts, draws)
     if use_triton(backend, drafts.target_TV):
         from specengine.kernels import accept_sibling_triton

@@ -9,17 +9,19 @@ import torch
 from specengine.kernels import row_cluster
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from specengine.kernels.cuda.program import compiled
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.row_cluster import BLOCKS, Form
 
 _SOURCE = Path(__file__).parent / "cuda" / "accept_sibling.cu"
 
 
-def fits(drafts: SampledRound) -> bool:
-    """Whether the kernel is there and the faster choice."""
+def takes(backend: Backend, drafts: SampledRound) -> bool:
+    """Whether the kernel is asked for, or is there and chosen."""
     draft_BNV = drafts.draft_BNV
-    is_right = draft_BNV is not None and draft_BNV.dtype == torch.float32
-    return is_right and row_cluster.fits(drafts.target_TV)
+    if backend == "auto" and (draft_BNV is None or draft_BNV.dtype != torch.float32):
+        return False
+    return row_cluster.takes(backend, drafts.target_TV, row_cluster.MOST_ROWS)
 
 
 def accept_sibling(drafts: SampledRound, draws: Draws) -> Accepted:

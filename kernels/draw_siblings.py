@@ -24,7 +24,7 @@ def draw_siblings(weights_RV: Tensor, uniforms_RK: Tensor, *, backend: Backend =
     weights_RV: float32, rows contiguous; 0, or 2^-43 to 1. uniforms_RK: float64 in [0, 1). Any
     device; Triton on CUDA.
     """
-    if backend == "cuda" or (backend == "auto" and row_cluster.fits_few(weights_RV)):
+    if row_cluster.takes(backend, weights_RV):
         from specengine.kernels import draw_siblings_cuda
 
         return draw_siblings_cuda.draw_siblings(weights_RV, uniforms_RK)

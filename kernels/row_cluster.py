@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.cuda import program
-from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.dispatch import Backend, has_dependent_launch
 
 BLOCKS = 8  # of a cluster: the most that every card with clusters can have
 MOST_TOLD = 9  # as in the source
 _WARPS = (8, 16, 32)
 _MOST_PER_LANE = 32  # values in registers, beside what is worked out of them
-_FEW = 4  # rows a warp of a block: more are chosen from faster by a program each (sampled-rounds)
-_MOST_ROWS = 65_535  # of a grid
+_FEW = 4  # rows a warp of a block: more are chosen from faster by a program each
+MOST_ROWS = 65_535  # of a grid
+
+# Whether "auto" is these kernels on Hopper. Not yet: where both sample_rows and accept_sibling ran
+# as clusters, one native test met an illegal access (benchmarks/results, sampled-rounds).
+by_itself = False
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,17 @@ class Form:
         return 8 * (2 * MOST_TOLD * (self.warps + BLOCKS) + 32 * self.per_lane)
 
 
-def fits(rows_RV: Tensor) -> bool:
-    """Whether the kernels are there for such rows."""
-    return has_dependent_launch(rows_RV) and can_take(rows_RV) and program.available()
-
-
-def fits_few(rows_RV: Tensor) -> bool:
-    """Whether they are, and the faster choice where each row is read but once or twice."""
+def takes(backend: Backend, rows_RV: Tensor, most: int | None = None) -> bool:
+    """Whether the kernels are asked for, or are there and chosen. most: rows, if not as few as are
+    done faster by a cluster each."""
+    if backend != "auto" or not by_itself:
+        return backend == "cuda"
     rows, length = rows_RV.shape
-    return rows <= _FEW * Form.of(length).warps and fits(rows_RV)
+    is_few = rows <= (_FEW * Form.of(length).warps if most is None else most)
+    return is_few and has_dependent_launch(rows_RV) and can_take(rows_RV) and program.available()
 
 
 def can_take(rows_RV: Tensor) -> bool:
     rows, length = rows_RV.shape
     is_right = rows_RV.dtype == torch.float32 and rows_RV.stride(1) == 1
-    return is_right and 0 < rows <= _MOST_ROWS and Form.of(length).per_lane <= _MOST_PER_LANE
+    return is_right and 0 < rows <= MOST_ROWS and Form.of(length).per_lane <= _MOST_PER_LANE

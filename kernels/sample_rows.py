@@ -73,7 +73,7 @@ def sample_rows(
     logits_RV: float32, rows contiguous, R = B * nodes, V at most 2^19; in_place: it may be written
     over. Any device; Triton on CUDA.
     """
-    if backend == "cuda" or (backend == "auto" and row_cluster.fits_few(logits_RV)):
+    if row_cluster.takes(backend, logits_RV):
         from specengine.kernels import sample_rows_cuda
 
         return sample_rows_cuda.sample_rows(logits_RV, table, places, stream)

@@ -22,7 +22,7 @@ def weigh_rows(
 
     logits_RV: float32, rows contiguous, written over -> int64 [R]. Any device; Triton on CUDA.
     """
-    if backend == "cuda" or (backend == "auto" and row_cluster.fits_few(logits_RV)):
+    if row_cluster.takes(backend, logits_RV):
         from specengine.kernels import sample_rows_cuda
 
         return sample_rows_cuda.weigh_rows(logits_RV, table, places, stream)

@@ -49,9 +49,8 @@ def main() -> None:
             "none": SpecConfig(),
             "EAGLE3": SpecConfig(algorithm="EAGLE3", draft_model_path=folder, **forced),
         }
-        fits = row_cluster.fits_few
         for kernel in ("triton", "cuda"):
-            row_cluster.fits_few = fits if kernel == "cuda" else lambda _: False
+            row_cluster.by_itself = kernel == "cuda"
             for name, spec in specs.items():
                 for row in measure(args, spec):
                     rows.append({"drafts": name, "kernel": kernel, **row})

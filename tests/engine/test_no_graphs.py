@@ -89,9 +89,9 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         ),
         (
             as_it_is,
-            {"hybrid_suffix": True, "num_draft_tokens": 6},
+            {"hybrid_suffix": True, "num_draft_tokens": 6, "eagle_topk": 2},
             {},
-            "the drafter needs the host in the middle of a round",
+            "trees beside a text's drafts",
             None,
         ),
         (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
@@ -101,7 +101,7 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         "traced",
         "sampled drafts",
         "sampled tree",
-        "hybrid",
+        "hybrid tree",
         "weighs drafts",
     ],
 )
