@@ -3,6 +3,7 @@ compute in PyTorch, give what the reference gives."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specengine import kernels
 from specengine.kernels import flash_attention, flash_attention_ref
 from specengine.kernels.flash_attention import FlashAttention, FlashKeys, FlashOutput, merge
 
@@ -103,10 +105,13 @@ def sgl_library(monkeypatch: pytest.MonkeyPatch) -> FlashAttention:
     module.flash_attn_with_kvcache = flash_attn_with_kvcache  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sgl_kernel", ModuleType("sgl_kernel"))
     monkeypatch.setitem(sys.modules, "sgl_kernel.flash_attn", module)
-    monkeypatch.delitem(sys.modules, "specengine.kernels.flash_attention_sgl", raising=False)
-    from specengine.kernels import flash_attention_sgl
-
-    return flash_attention_sgl.flash_attention
+    # Where the real one is installed it may have been loaded, and stands again afterwards.
+    name = "specengine.kernels.flash_attention_sgl"
+    monkeypatch.setattr(kernels, "flash_attention_sgl", None, raising=False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    flash: FlashAttention = importlib.import_module(name).flash_attention
+    del sys.modules[name]
+    return flash
 
 
 def ints(*values: int) -> Tensor:
