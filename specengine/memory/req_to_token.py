@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from specengine.core.transfer import sent
 
@@ -18,14 +19,16 @@ class ReqToTokenPool:
     the device copy. On CPU the two are one.
 
     Row 0 belongs to nobody and stays all zeros: graph padding points there, and from there to KV
-    slot 0, which belongs to nobody either.
+    slot 0, which belongs to nobody either. So does one more behind the last row: attention of a
+    token past the context's end looks for keys behind its request's row, and must find slots there.
     """
 
     def __init__(self, size: int, max_context_len: int, device: torch.device) -> None:
         self.size = size
         self.max_context_len = max_context_len
-        host = torch.zeros(size + 1, max_context_len, dtype=torch.int32)
-        self.req_to_token = host if device.type == "cpu" else host.to(device)
+        host = _zeros(size, max_context_len, torch.device("cpu"))
+        on_host = device.type == "cpu"
+        self.req_to_token = host if on_host else _zeros(size, max_context_len, device)
         self._is_mirrored = device.type != "cpu"
         self._host: IntArray = host.numpy()
         self._free_rows = list(range(size, 0, -1))
@@ -67,3 +70,9 @@ class ReqToTokenPool:
         moved = torch.from_numpy(np.stack((places, self._host.reshape(-1)[places])))
         packed = sent(moved, self.req_to_token.device)
         self.req_to_token.view(-1)[packed[0]] = packed[1].to(torch.int32)
+
+
+def _zeros(size: int, max_context_len: int, device: torch.device) -> Tensor:
+    """The rows of requests, and before them nobody's; the one behind them is not shown."""
+    rows = torch.zeros(size + 2, max_context_len, dtype=torch.int32, device=device)
+    return rows[: size + 1]

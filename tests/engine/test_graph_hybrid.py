@@ -201,7 +201,7 @@ def test_who_is_asked(name: str, folders: Folders, monkeypatch: pytest.MonkeyPat
 def test_depths_that_change_do_not_change_tokens(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is drafted is no deeper than was chosen."""
+    """And what is drafted is no deeper than was chosen, or than the model drafts beside text."""
     folder, spec = folders["EAGLE3"]
     plain, llm = make(folder, None), make(folder, hybrid(spec))
     flying, sources = fly(llm, monkeypatch)
@@ -222,7 +222,7 @@ def test_depths_that_change_do_not_change_tokens(
     for count in (3, 1):
         found, expected = (one.generate(PROMPTS[:count], [LONG] * count) for one in (llm, plain))
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
-    assert all(drafted <= depth for depth, drafted in landed)
+    assert all(drafted <= (max(depth, 3) if depth else 0) for depth, drafted in landed)
     assert {depth for depth, drafted in landed if drafted} == {1, 2, 3, 7}
     assert {form.num_steps for form in sources.forms} == {0, 1, 2, 3, 7}
     assert not fallbacks(flying)

@@ -55,3 +55,14 @@ def test_device_sees_writes_after_flush() -> None:
     pool.write(1, 0, np.array([4], dtype=np.int32))
     pool.flush()
     assert pool.req_to_token[1].tolist() == [4, 5, 6, 7, 0, 0]
+
+
+def test_what_stands_behind_the_last_row_are_slots() -> None:
+    """Which a token past the context's end looks for."""
+    pool = ReqToTokenPool(2, 4, torch.device("cpu"))
+    for row in (1, 2):
+        pool.write(row, 0, np.full(4, 9, np.int32))
+    table = pool.req_to_token
+    assert table.shape == (3, 4)
+    behind = torch.empty(0, dtype=torch.int32).set_(table.untyped_storage(), table.numel(), (4,))
+    assert behind.tolist() == [0, 0, 0, 0]
