@@ -104,7 +104,11 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", RULES)
+# The interpreter takes ten seconds a rule.
+@pytest.mark.parametrize(
+    "rule",
+    [one if one == "sibling" else pytest.param(one, marks=pytest.mark.slow) for one in RULES],
+)
 def test_kernels_decide_what_the_reference_does(
     rule: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

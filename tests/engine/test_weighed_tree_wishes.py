@@ -140,7 +140,11 @@ def test_nodes_have_the_numbers_that_the_host_gives_them(
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", RULES)
+# The interpreter takes ten seconds a rule.
+@pytest.mark.parametrize(
+    "rule",
+    [one if one == "sibling" else pytest.param(one, marks=pytest.mark.slow) for one in RULES],
+)
 def test_kernels_decide_what_the_reference_does(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
