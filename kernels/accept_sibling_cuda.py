@@ -17,11 +17,11 @@ _SOURCE = Path(__file__).parent / "cuda" / "accept_sibling.cu"
 
 
 def takes(backend: Backend, drafts: SampledRound) -> bool:
-    """Whether the kernel is asked for, or is there and chosen."""
-    draft_BNV = drafts.draft_BNV
-    if backend == "auto" and (draft_BNV is None or draft_BNV.dtype != torch.float32):
-        return False
-    return row_cluster.takes(backend, drafts.target_TV, row_cluster.MOST_ROWS)
+    """As row_cluster.takes. Raises ValueError likewise."""
+    is_right = drafts.draft_BNV is not None and drafts.draft_BNV.dtype == torch.float32
+    if backend == "cuda" and not is_right:
+        raise ValueError('on clusters, drafts have float32 weights; leave the backend to "auto"')
+    return is_right and row_cluster.takes(backend, drafts.target_TV, row_cluster.MOST_ROWS)
 
 
 def accept_sibling(drafts: SampledRound, draws: Draws) -> Accepted:

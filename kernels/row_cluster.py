@@ -14,6 +14,7 @@ BLOCKS = 8  # of a cluster: the most that every card with clusters can have
 MOST_TOLD = 9  # as in the source
 _WARPS = (8, 16, 32)
 _MOST_PER_LANE = 32  # values in registers, beside what is worked out of them
+_MOST_LENGTH = 32 * BLOCKS * _WARPS[-1] * _MOST_PER_LANE  # of a row
 _FEW = 4  # rows a warp of a block: more are chosen from faster by a program each
 MOST_ROWS = 65_535  # of a grid
 
@@ -31,12 +32,10 @@ class Form:
 
     @classmethod
     def of(cls, length: int) -> Form:
-        """With the fewest warps that hold it."""
+        """With the fewest warps that hold it; `can_take` says whether any do."""
         per_warp = [-(-length // (32 * BLOCKS * warps)) for warps in _WARPS]
         pairs = zip(_WARPS, per_warp, strict=True)
-        return next(
-            (cls(*pair) for pair in pairs if pair[1] <= _MOST_PER_LANE), cls(32, per_warp[-1])
-        )
+        return next(cls(*pair) for pair in pairs if pair[1] <= _MOST_PER_LANE)
 
     @property
     def defines(self) -> tuple[tuple[str, int], ...]:
@@ -53,15 +52,21 @@ class Form:
 
 def takes(backend: Backend, rows_RV: Tensor, most: int | None = None) -> bool:
     """Whether the kernels are asked for, or are there and chosen. most: rows, if not as few as are
-    done faster by a cluster each."""
+    done faster by a cluster each. Raises ValueError where they are asked for what they cannot."""
+    if backend == "cuda" and not can_take(rows_RV):
+        raise ValueError(
+            f"kernels on clusters take 1 to {MOST_ROWS} rows of float32 numbers that lie together, "
+            f'no more than {_MOST_LENGTH} a row; leave the backend to "auto"'
+        )
     if backend != "auto" or not by_itself:
         return backend == "cuda"
+    if not (has_dependent_launch(rows_RV) and can_take(rows_RV) and program.available()):
+        return False
     rows, length = rows_RV.shape
-    is_few = rows <= (_FEW * Form.of(length).warps if most is None else most)
-    return is_few and has_dependent_launch(rows_RV) and can_take(rows_RV) and program.available()
+    return rows <= (_FEW * Form.of(length).warps if most is None else most)
 
 
 def can_take(rows_RV: Tensor) -> bool:
     rows, length = rows_RV.shape
     is_right = rows_RV.dtype == torch.float32 and rows_RV.stride(1) == 1
-    return is_right and 0 < rows <= MOST_ROWS and Form.of(length).per_lane <= _MOST_PER_LANE
+    return is_right and 0 < rows <= MOST_ROWS and length <= _MOST_LENGTH

@@ -94,11 +94,10 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
         return PLANS_ON_HOST
     if config.trace.trace is not None:
         return TRACED
+    if (ground := _hybrid_ground(parts)) is not None:
+        return ground
     chooses = parts.adaptive is not None
     found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device, chooses)
-    ground = _hybrid_ground(parts)
-    if ground is not None:
-        return ground
     if found is None:
         return "the drafter needs the host in the middle of a round"
     if getattr(parts.verifier, "is_lossy", True) and forced is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -107,6 +108,27 @@ def pair_of(folders: Folders, name: str, rule: str = "of the best", **more: Any)
     folder, spec = folders[name]
     spec = with_rule(spec, rule)
     return make(folder, spec, **flags(**more)), make(folder, spec, **flags(**more))
+
+
+def pair_on_the_gpu(folder: Path, spec: SpecConfig, overlap: bool, **more: Any) -> tuple[LLM, LLM]:
+    """Without graphs, and with them."""
+    more |= {"disable_radix_cache": True, "disable_overlap_schedule": not overlap}
+    host = make(folder, spec, disable_cuda_graph=True, **flags(**more))
+    return host, make(folder, spec, **flags(**more))
+
+
+def assert_flew(llm: LLM, least: int) -> None:
+    """More than so many rounds, and all but those near the context's end."""
+    stats = llm.engine.stats().graphs["round"]
+    assert stats.replays > least
+    assert stats.fallbacks.keys() <= {NEARLY_FULL}
+
+
+def let_triton_decide(monkeypatch: pytest.MonkeyPatch, *more: ModuleType) -> None:
+    """From now on, in its interpreter: what rounds of weighed trees run beside models, and more."""
+    rules = accept_target_only, accept_sibling
+    for module in (weigh_rows, draw_siblings, *rules, accept_path, tree_build, tree_step, *more):
+        monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
 
 
 @ON_CPU
@@ -255,9 +277,7 @@ def test_kernels_decide_what_the_reference_does(
     wishes = SAMPLED[2], GREEDY, replace(SAMPLED[3], speculative=SpecControl(num_steps=2))
     params = [replace(one, max_tokens=7) for one in wishes]
     expected = [*said(host.generate(PROMPTS, params))]
-    rules = accept_target_only, accept_sibling
-    for module in (weigh_rows, draw_siblings, *rules, accept_path, tree_build, tree_step):
-        monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
+    let_triton_decide(monkeypatch)
     assert [*said(llm.generate(PROMPTS, params))] == expected
     assert not fallbacks(flying)
 
@@ -272,15 +292,10 @@ class TestOnTheGpu:
         self, rule: str, name: str, overlap: bool, folders: Folders
     ) -> None:
         folder, spec = folders[name]
-        spec = with_rule(spec, rule)
-        given = flags(disable_radix_cache=True, disable_overlap_schedule=not overlap)
-        host = make(folder, spec, disable_cuda_graph=True, **given)
-        llm = make(folder, spec, **given)
+        host, llm = pair_on_the_gpu(folder, with_rule(spec, rule), overlap)
         for count in (8, 3, 1):
             check(host, llm, WISHES[:count], MANY[:count])
-        stats = llm.engine.stats().graphs["round"]
-        assert stats.replays > 20
-        assert stats.fallbacks.keys() <= {NEARLY_FULL}
+        assert_flew(llm, 20)
 
     def test_greedy_requests_are_matched(self, folders: Folders) -> None:
         folder, spec = folders["EAGLE3, 2"]

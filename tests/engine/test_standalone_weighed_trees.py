@@ -12,20 +12,19 @@ import torch
 
 from specengine import LLM, SpecConfig
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
-from specengine.kernels import (
-    accept_path,
-    accept_sibling,
-    accept_target_only,
-    draw_siblings,
-    tree_build,
-    tree_step,
-    weigh_rows,
-)
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_round import let_fly as allow
 from tests.engine.test_graph_weighed import CONTEXT, MANY, ON_CPU, check, fallbacks, flags, said
-from tests.engine.test_graph_weighed_tree import NEARLY_FULL, RULES, WISHES, with_rule
+from tests.engine.test_graph_weighed_tree import (
+    NEARLY_FULL,
+    RULES,
+    WISHES,
+    assert_flew,
+    let_triton_decide,
+    pair_on_the_gpu,
+    with_rule,
+)
 from tests.engine.test_standalone_trees import SHAPES, Folders, specs_of
 
 
@@ -118,9 +117,7 @@ def test_kernels_decide_what_the_reference_does(
     flying = let_fly(llm, monkeypatch)
     params = [replace(one, max_tokens=7) for one in (SAMPLED[2], GREEDY)]
     expected = [*said(host.generate(PROMPTS[:2], params))]
-    rules = accept_target_only, accept_sibling
-    for module in (weigh_rows, draw_siblings, *rules, accept_path, tree_build, tree_step):
-        monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
+    let_triton_decide(monkeypatch)
     assert [*said(llm.generate(PROMPTS[:2], params))] == expected
     assert not fallbacks(flying)
 
@@ -134,12 +131,7 @@ class TestOnTheGpu:
     def test_graphs_change_nothing(
         self, rule: str, name: str, overlap: bool, target: Path, specs: dict[str, SpecConfig]
     ) -> None:
-        spec = with_rule(specs[name], rule)
-        given = flags(disable_radix_cache=True, disable_overlap_schedule=not overlap)
-        host = make(target, spec, disable_cuda_graph=True, **given)
-        llm = make(target, spec, **given)
+        host, llm = pair_on_the_gpu(target, with_rule(specs[name], rule), overlap)
         for count in (8, 3, 1):
             check(host, llm, WISHES[:count], MANY[:count])
-        stats = llm.engine.stats().graphs["round"]
-        assert stats.replays > 20
-        assert stats.fallbacks.keys() <= {NEARLY_FULL}
+        assert_flew(llm, 20)

@@ -11,20 +11,21 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams
 from specengine.kernels import (
-    accept_path,
-    accept_sibling,
-    accept_target_only,
-    draw_siblings,
     edit_rows,
-    tree_build,
-    tree_step,
-    weigh_rows,
 )
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, fallbacks, flags
-from tests.engine.test_graph_weighed_tree import NEARLY_FULL, RULES, SHAPES, Folders, with_rule
+from tests.engine.test_graph_weighed_tree import (
+    RULES,
+    SHAPES,
+    Folders,
+    assert_flew,
+    let_triton_decide,
+    pair_on_the_gpu,
+    with_rule,
+)
 from tests.engine.test_graph_weighed_tree import folders as folders
 from tests.engine.test_weighed_wishes import ALSO, WISHES, check, said
 
@@ -154,10 +155,7 @@ def test_kernels_decide_what_the_reference_does(
     flying = let_fly(llm, monkeypatch)
     params = [replace(one, max_tokens=7) for one in (*WISHES["all"][:3], WISHES["grammars"][3])]
     expected = [*said(host.generate(MANY[:4], params))]
-    rules = accept_target_only, accept_sibling
-    for module in (weigh_rows, draw_siblings, *rules, accept_path, tree_build, tree_step):
-        monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
-    monkeypatch.setattr(edit_rows, "use_triton", lambda backend, x: True)
+    let_triton_decide(monkeypatch, edit_rows)
     assert [*said(llm.generate(MANY[:4], params))] == expected
     assert not fallbacks(flying)
 
@@ -172,13 +170,7 @@ class TestOnTheGpu:
         self, rule: str, name: str, overlap: bool, folders: Folders
     ) -> None:
         folder, spec = folders[name]
-        given = flags(
-            context_length=160, disable_radix_cache=True, disable_overlap_schedule=not overlap
-        )
-        host = make(folder, with_rule(spec, rule), disable_cuda_graph=True, **given)
-        llm = make(folder, with_rule(spec, rule), **given)
+        host, llm = pair_on_the_gpu(folder, with_rule(spec, rule), overlap, context_length=160)
         for params in WISHES.values():
             check(host, llm, shortened(params))
-        stats = llm.engine.stats().graphs["round"]
-        assert stats.replays > 40
-        assert stats.fallbacks.keys() <= {NEARLY_FULL}
+        assert_flew(llm, 40)
