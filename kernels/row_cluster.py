@@ -18,9 +18,7 @@ _MOST_LENGTH = 32 * BLOCKS * _WARPS[-1] * _MOST_PER_LANE  # of a row
 _FEW = 4  # rows a warp of a block: more are chosen from faster by a program each
 MOST_ROWS = 65_535  # of a grid
 
-# Whether "auto" is these kernels on Hopper. Not yet: where both sample_rows and accept_sibling ran
-# as clusters, one native test met an illegal access (benchmarks/results, sampled-rounds).
-by_itself = False
+by_itself = True  # whether "auto" is these kernels on Hopper
 
 
 @dataclass(frozen=True)

@@ -102,10 +102,7 @@ def test_a_rule_that_weighs_drafts_is_rehearsed(asked_by_kind: dict[str, Asked])
     ("kind", "of_kind"),
     [
         ("weighed trees", {"_walk_kernel", "_draw_kernel", "_accept_path_kernel"}),
-        (
-            "sampled trees",
-            {"_descend_kernel", "_draw_siblings_kernel", "_accept_path_kernel"},
-        ),
+        ("sampled trees", {"accept_sibling", "draw_siblings", "_accept_path_kernel"}),
     ],
 )
 def test_rules_for_trees_are_rehearsed(
