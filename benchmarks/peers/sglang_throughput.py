@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from common import EAGLE3, Generate, Model, Outcome, Spec, Workload, run
 
-# The name depends on the version.
+# Names that depend on the version: of the environment, and of the option.
 _FORCED_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
+_LARGEST_GRAPH = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 
 
 def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str, Any]]:
@@ -24,14 +26,17 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
         for name in _FORCED_LENGTH:  # read when SGLang is imported
             os.environ[name] = str(spec.accept_length)
     import sglang
+    from sglang.srt.server_args import ServerArgs
 
+    known = {one.name for one in fields(ServerArgs)}
+    largest_graph = next(name for name in _LARGEST_GRAPH if name in known)
     speculative = _speculative(spec)
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "attention_backend": "triton",
         "context_length": 4096,
         "max_running_requests": max(work.batch_sizes),
-        "cuda_graph_max_bs": max(work.batch_sizes),
+        largest_graph: max(work.batch_sizes),
         "disable_radix_cache": True,
         "skip_tokenizer_init": True,
         **({"load_format": "dummy"} if model.is_shape else {}),
@@ -65,6 +70,7 @@ def _speculative(spec: Spec) -> dict[str, Any]:
         "speculative_algorithm": "EAGLE3",
         "speculative_num_steps": spec.num_steps,
         "speculative_eagle_topk": 1,
+        "speculative_draft_load_format": "auto",  # it has weights where the target has none
         **nodes,
     }
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -102,7 +103,10 @@ def test_vllm(
         assert setting["options"]["speculative_config"]["synthetic_acceptance_length"] == 2.5
 
 
-def test_sglang(common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("largest_graph", ["cuda_graph_max_bs_decode", "cuda_graph_max_bs"])
+def test_sglang(
+    common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, largest_graph: str
+) -> None:
     started: list[dict[str, Any]] = []
 
     class Engine:
@@ -114,6 +118,8 @@ def test_sglang(common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             return [{"meta_info": facts} for _ in input_ids]
 
     pretend(monkeypatch, common, "sglang", {"Engine": Engine})
+    known = {"ServerArgs": make_dataclass("ServerArgs", [largest_graph])}
+    pretend(monkeypatch, common, "sglang.srt.server_args", known)
     script = load("sglang_throughput")
     for name in script._FORCED_LENGTH:
         monkeypatch.setenv(name, "")
@@ -121,6 +127,10 @@ def test_sglang(common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     common.run("SGLang", "sglang", script.start, [*argv, str(tmp_path / "sglang.json")])
     [options] = started
     assert options["speculative_num_draft_tokens"] == 4
+    assert [options[name] for name in options if "graph" in name] == [
+        options["max_running_requests"]
+    ]
+    assert largest_graph in options
     assert script.os.environ["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
     [setting] = json.loads((tmp_path / "sglang.json").read_text())["settings"]
     assert [point["rounds"] for point in setting["points"]] == [3, 3]
