@@ -16,7 +16,8 @@ class RelaxedRound:
     """Drafts of one round, and what the target says after each node.
 
     The rows of a request's nodes lie together, from its root's on. Of nodes that do not exist
-    tokens and parents are not read. Parents stand before children; the root's is not read.
+    tokens and parents are not read. Parents stand before children; the root's is not read. A node
+    among those that exist whose token and parent are -1 is nobody's child, as if it did not.
     """
 
     logits_TV: Tensor  # floating, before temperature; -inf where a token is forbidden, no NaN

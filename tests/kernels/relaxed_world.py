@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,6 +59,35 @@ def random_round(
         if rng.random() < 0.05:
             logits[row] = float("-inf")
     return round_of(drafts, logits, chosen)
+
+
+@dataclass(frozen=True)
+class Spread:
+    drafts: RelaxedRound
+    places: list[list[int]]  # of each request's nodes
+
+
+def with_gaps(drafts: RelaxedRound, rng: random.Random) -> Spread:
+    """The same nodes among others that are nobody's children, all requests as large as any."""
+    most = drafts.tokens_BN.shape[1]
+    width, vocab = most + 3, drafts.logits_TV.shape[1]
+    rows, chosen, trees, places = list[Tensor](), list[int](), [], []
+    for b, (count, root) in enumerate(
+        zip(drafts.counts_B.tolist(), drafts.roots_B.tolist(), strict=True)
+    ):
+        at = [0, *sorted(rng.sample(range(1, width), count - 1))]
+        tokens, parents, said = [-1] * width, [-1] * width, [rng.randrange(vocab)] * width
+        logits_NV = torch.zeros(width, vocab)
+        for node, place in enumerate(at):
+            tokens[place] = int(drafts.tokens_BN[b, node])
+            parents[place] = at[int(drafts.parents_BN[b, node])] if node else -1
+            said[place] = int(drafts.chosen_T[root + node])
+            logits_NV[place] = drafts.logits_TV[root + node]
+        places.append(at)
+        trees.append((tokens, parents))
+        rows.append(logits_NV)
+        chosen += said
+    return Spread(round_of(trees, torch.cat(rows), chosen), places)
 
 
 def is_fair(row_V: Tensor, token: int, top_k: int, delta: float) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specengine.kernels.accept_relaxed import RelaxedRound, accept_relaxed
 from specengine.kernels.dispatch import Backend
-from tests.kernels.relaxed_world import expected, moved, random_round, round_of
+from tests.kernels.relaxed_world import expected, moved, random_round, round_of, with_gaps
 
 RULES = [(1, 0.3), (2, 0.0), (3, 0.1), (3, 0.6), (9, 1.0), (10**6, 1.0)]
 
@@ -56,6 +56,20 @@ def test_the_kernel_decides_as_the_reference(
     for seed in range(6):
         drafts = random_round(random.Random(seed), 5, 9, 11, tree)
         assert decided(moved(drafts, device), rule, "triton") == decided(drafts, rule)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_nodes_that_are_nobodys_children(backend: Backend, device: torch.device) -> None:
+    """Wherever they lie: the others decide what they do where these have been left out."""
+    rng = random.Random(3)
+    for rule in RULES:
+        for _ in range(4):
+            drafts = random_round(rng, 3, 6, 11, tree=True)
+            spread = with_gaps(drafts, rng)
+            ends, tokens = decided(moved(spread.drafts, device), rule, backend)
+            expected_ends, expected_tokens = decided(drafts, rule)
+            assert tokens == expected_tokens
+            assert ends == [spread.places[b][end] for b, end in enumerate(expected_ends)]
 
 
 @pytest.mark.parametrize("tree", [False, True])
