@@ -25,9 +25,10 @@ from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_hybrid import GraphHybridRound
+from specengine.engine.graph_relaxed import GraphRelaxedRound, GraphRelaxedTreeRound
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
-from specengine.engine.graph_weighed import GraphWeighedRound
+from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
@@ -35,7 +36,10 @@ from specengine.engine.host_trees import HostTrees
 from specengine.engine.hybrid_drafts import HybridDrafts
 from specengine.engine.loop import EngineParts
 from specengine.runner.graph_counters import PLANS_ON_HOST
+from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
+
+Weigher = SampledVerifier | RelaxedVerifier  # whose tokens follow from the drafts
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 _BETWEEN = 3  # of drafts from the host, beside the deepest and none
@@ -100,9 +104,10 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
     found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device, chooses)
     if found is None:
         return "the drafter needs the host in the middle of a round"
-    if getattr(parts.verifier, "is_lossy", True) and forced is None:
+    rule = weigher(parts)
+    if getattr(parts.verifier, "is_lossy", True) and forced is None and rule is None:
         return "the verifier does more than compare tokens"
-    if parts.drafter.emits_probs and weigher(parts) is None:
+    if parts.drafter.emits_probs and rule is None:
         return "drafts are sampled, and the verifier does not weigh them"
     padding = not config.graph.disable_cuda_graph_padding
     drafter, steps = found
@@ -118,11 +123,9 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
 
 def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRound:
     """Of the kind that its drafts and their verifier ask for. given: as to GraphRound."""
-    rule, draws = weigher(parts), parts.drafter.emits_probs
-    if rule is not None and parts.drafter.proposes_tree:
-        return GraphWeighedTreeRound(rule, draws, parts.worker, drafter, *given)
+    rule = weigher(parts)
     if rule is not None:
-        return GraphWeighedRound(rule, draws, parts.worker, drafter, *given)
+        return _weighing_round(rule, parts, drafter, *given)
     kind = GraphHybridRound if isinstance(drafter, HybridDrafts) else GraphRound
     is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
     graph_round = (GraphTreeRound if is_tree else kind)(parts.worker, drafter, *given)
@@ -130,13 +133,23 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
     return graph_round
 
 
-def weigher(parts: EngineParts) -> SampledVerifier | None:
+def _weighing_round(rule: Weigher, parts: EngineParts, *given: Any) -> WeighingRound:
+    """given: as to GraphRound, from the drafter on."""
+    is_tree, more = parts.drafter.proposes_tree, (parts.drafter.emits_probs, parts.worker, *given)
+    if isinstance(rule, RelaxedVerifier):
+        return (GraphRelaxedTreeRound if is_tree else GraphRelaxedRound)(rule, *more)
+    return (GraphWeighedTreeRound if is_tree else GraphWeighedRound)(rule, *more)
+
+
+def weigher(parts: EngineParts) -> Weigher | None:
     """The rule for what the engine's drafter drafts, if it weighs that and a graph can hold it."""
     verifier, drafter = parts.verifier, parts.drafter
-    if not isinstance(verifier, SampledVerifier) or _matches(parts):
+    if not isinstance(verifier, Weigher) or _matches(parts):
         return None
     if drafter.proposes_tree and not isinstance(drafter, WeighedTreeDrafter | TextTreeDrafter):
         return None
+    if isinstance(verifier, RelaxedVerifier):
+        return verifier
     return verifier if verifier.kernel is not None and verifier.has_keyed_numbers() else None
 
 

@@ -109,7 +109,7 @@ class GraphRound:
         used_before = memory.used
         with without_garbage_collection():
             for bs in memory.affordable(self.batch_sizes[::-1], "round graphs"):
-                for form in self.forms(bs, BEST):
+                for form in self.forms(bs, self.choices.greedy):
                     self._capture(form)
             self.batch_sizes = sorted({form.batch_size for form in self.captured})
             if self.samples and not memory.is_spent:
@@ -164,7 +164,8 @@ class GraphRound:
         """Of a captured round, on requests of no text: the best of a few replays."""
         self.rows.zero_()
         self._flown = []
-        form = Form(batch_size, num_steps, BEST, self.may_sleep and num_steps == 0, num_nodes)
+        asleep = self.may_sleep and num_steps == 0
+        form = Form(batch_size, num_steps, self.choices.greedy, asleep, num_nodes)
         return least_seconds(self.graph(form), _TIMED)
 
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
@@ -182,7 +183,7 @@ class GraphRound:
     def choose(self, seen: Seen, rows: RowBatch, choosing: Choosing) -> RowsOutput:
         """The target's tokens, as requests want them chosen."""
         hidden_TH, features = seen.hidden_TH, seen.features()
-        if choosing == BEST:
+        if choosing in (BEST, self.choices.greedy):
             return RowsOutput(self.runner.model.best_tokens(hidden_TH), hidden_TH, features)
         logits = node_logits(self, seen, rows, choosing)
         tokens_T = self.choices.tokens(logits.edited_TV, rows, seen.batch)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
+from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.draft_choosing import DraftPicks
 from specengine.core.interfaces import RowsOutput
 from specengine.core.random_streams import Stream
@@ -28,6 +28,7 @@ from specengine.engine.row_draws import RowDraws
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound, row_sums
 from specengine.kernels.sample_rows import SEED, SHIFT, TEMPERATURE, Places
 from specengine.kernels.weigh_rows import weigh_rows
+from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.sampled import SampledVerifier, keyed_draws
 
 
@@ -61,8 +62,9 @@ class WeighingRound(GraphRound):
     draft for it, and no others exist for the rule.
     """
 
-    def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
-        """draws: drafts of requests that sample are sampled. given: as to GraphRound."""
+    def __init__(self, verifier: MatchVerifier, draws: bool, *given: Any) -> None:
+        """verifier: one whose tokens follow from the drafts. draws: drafts of requests that sample
+        are sampled. given: as to GraphRound."""
         super().__init__(*given)
         self.verifier = verifier
         self.draws = draws
@@ -86,9 +88,15 @@ class WeighingRound(GraphRound):
         return keyed_draws(words_B[:, SEED], rows.lens_B + words_B[:, SHIFT])
 
     def judge(self, drafts: SampledRound, draws: Draws) -> Accepted:
-        kernel = self.verifier.kernel
-        assert kernel is not None, "weigher() refuses verifiers that have none"
-        return kernel(drafts, draws, backend=self.verifier.backend)
+        verifier = self.verifier
+        assert isinstance(verifier, SampledVerifier)
+        assert verifier.kernel is not None, "weigher() refuses verifiers that have none"
+        return verifier.kernel(drafts, draws, backend=verifier.backend)
+
+    def keeps_rejected(self, reqs: list[Req]) -> bool:
+        """Whether the rule must see what a grammar forbids, as where `constrain` gets draft_probs:
+        of the drafts that were drawn for these requests."""
+        return self.draws and not all(req.sampling.is_greedy for req in reqs)
 
 
 class GraphWeighedRound(WeighingRound):
@@ -96,7 +104,7 @@ class GraphWeighedRound(WeighingRound):
     the last token but one that it may still say, past what its text gave, or past what its grammar
     allows."""
 
-    def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
+    def __init__(self, verifier: MatchVerifier, draws: bool, *given: Any) -> None:
         """As WeighingRound."""
         super().__init__(verifier, draws, *given)
         largest, device = self.batch_sizes[-1], self.runner.device
@@ -113,12 +121,21 @@ class GraphWeighedRound(WeighingRound):
 
     def picks(self, rows: RowBatch, form: Form) -> DraftPicks | None:
         choosing = form.choosing
-        if not (self.draws and choosing.weighs and form.num_steps):
+        if not (self.draws and choosing.weighs and choosing.samples and form.num_steps):
             return super().picks(rows, form)
         edits = self.choices.edits.for_chains(rows) if choosing.edits else None
         keeps = self.verifier.needs_draft_probs
         given = rows, self.choices.table, form.num_steps + 1, self.choices.vocab_size
         return RowDraws(*given, keeps, edits)
+
+    def found(
+        self, drafted: Drafted, logits_TV: Tensor, batch: ForwardBatch, choosing: Choosing
+    ) -> Accepted:
+        """What the rule decides. logits_TV: edited, of the verification `batch`; may be written
+        over."""
+        weights_TV = self.target_weights(logits_TV, drafted.rows)
+        drafts = self.sampled_round(drafted, weights_TV, choosing)
+        return self.judge(drafts, self.numbers(drafted.rows))
 
     def sampled_round(
         self, drafted: Drafted, weights_TV: Tensor, choosing: Choosing
@@ -162,7 +179,7 @@ class GraphWeighedRound(WeighingRound):
     def tell_kept(self, reqs: list[Req], trees: list[HostTree], legal_BN: Flags) -> LeftDepths:
         """What `constrain` leaves of drafts: of those that were drawn, the first that a grammar
         forbids as well, which the rule must see."""
-        kept_BN = kept_nodes(legal_BN, trees, keeps_rejected=self.draws)
+        kept_BN = kept_nodes(legal_BN, trees, self.keeps_rejected(reqs))
         self._tell(self.num_allowed, (kept_BN.sum(1) - 1).tolist())
         return depths_left(reqs, trees, kept_BN)
 
@@ -181,9 +198,7 @@ class WeighedParts(RoundParts):
         flying, choosing = self.graph_round, self.form.choosing
         rows, drafts_BK = self.drafted.rows, self.drafted.drafts_BK
         logits = node_logits(flying, self.seen, rows, choosing)
-        weights_TV = flying.target_weights(logits.edited_TV, rows)
-        drafts = flying.sampled_round(self.drafted, weights_TV, choosing)
-        found = flying.judge(drafts, flying.numbers(rows))
+        found = flying.found(self.drafted, logits.edited_TV, self.seen.batch, choosing)
         said_BN = said(drafts_BK, found)
         # A draft past the path's end may be what follows it, too: it is not to be counted.
         nodes_BK = flying.chain_of(drafts_BK).nodes_BN[:, 1:]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
+from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.transfer import pinned
@@ -28,9 +28,9 @@ from specengine.engine.row_choices import Choosing
 from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
 from specengine.engine.row_tree_edits import EditsOfNodes
 from specengine.kernels.accept_path import accept_path
-from specengine.kernels.accept_sampled import SampledRound, row_sums
+from specengine.kernels.accept_sampled import Accepted, SampledRound, row_sums
 from specengine.kernels.tree_build import DraftTree, TreeLimits
-from specengine.target.verify.sampled import SampledVerifier
+from specengine.target.verify.match import MatchVerifier
 
 
 class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
@@ -45,7 +45,7 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
 
     drafter: WeighedTreeDrafter | HostTrees
 
-    def __init__(self, verifier: SampledVerifier, draws: bool, *given: Any) -> None:
+    def __init__(self, verifier: MatchVerifier, draws: bool, *given: Any) -> None:
         """draws: trees of requests that sample are sampled. given: as to GraphRound."""
         super().__init__(verifier, draws, *given)
         largest, device = self.batch_sizes[-1], self.runner.device
@@ -87,10 +87,10 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         """Of one round."""
         return EditsOfNodes(self.choices.edits.tables, rows) if choosing.edits else None
 
-    def tell_kept(self, trees: list[HostTree], legal_BN: Flags) -> None:
+    def tell_kept(self, reqs: list[Req], trees: list[HostTree], legal_BN: Flags) -> None:
         """What `constrain` leaves of trees, and the numbers that its nodes then have: coins are
         keyed by them."""
-        kept_BN = kept_nodes(legal_BN, trees, keeps_rejected=self.tree_numbers is not None)
+        kept_BN = kept_nodes(legal_BN, trees, self.keeps_rejected(reqs))
         numbers_BN = np.where(kept_BN, kept_BN.cumsum(axis=1) - 1, -1)
         size, num_nodes = numbers_BN.shape
         moved = pinned(torch.from_numpy(numbers_BN), self.numbers_BN.device)
@@ -107,6 +107,22 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         parents_BN = self.nodes_N[tree.tokens_BN.shape[1]].where(is_cut_BN, tree.parents_BN)
         tokens_BN = tree.tokens_BN.masked_fill(is_cut_BN, 0)
         return replace(tree, tokens_BN=tokens_BN, parents_BN=parents_BN)
+
+    def found(
+        self,
+        rows: RowBatch,
+        tree: DraftTree,
+        numbers_BN: Tensor | None,
+        logits_TV: Tensor,
+        batch: ForwardBatch,
+        draws: RowTreeDraws | None,
+    ) -> Accepted:
+        """What the rule decides. numbers_BN: as of SampledRound. logits_TV: edited, of the
+        verification `batch`; may be written over. draws: by which the tree was drafted."""
+        weights_TV = self.target_weights(logits_TV, rows)
+        draft_BNV = None if draws is None else draws.drawn_from(tree)
+        drafts = self.sampled_tree(rows, tree, numbers_BN, weights_TV, draft_BNV)
+        return self.judge(drafts, self.numbers(rows))
 
     def sampled_tree(
         self,
@@ -163,10 +179,8 @@ class WeighedTreeParts(TreeParts):
             numbers_BN = flying.numbers_of(tree)
             tree = flying.within(tree, numbers_BN)
         logits = node_logits(flying, self.seen, rows, choosing)
-        weights_TV = flying.target_weights(logits.edited_TV, rows)
-        draft_BNV = None if self.draws is None else self.draws.drawn_from(tree)
-        drafts = flying.sampled_tree(rows, tree, numbers_BN, weights_TV, draft_BNV)
-        found = flying.judge(drafts, flying.numbers(rows))
+        batch = self.seen.batch
+        found = flying.found(rows, tree, numbers_BN, logits.edited_TV, batch, self.draws)
         given = found, tree, self.form.num_steps, flying.table.shape[1]
         paths = accept_path(flying.state, rows.rows_B, *given)
         flying.choices.count(rows, paths.tokens_BW, paths.accepted_B, choosing)
@@ -179,5 +193,5 @@ class WeighedTreeParts(TreeParts):
     def tell(self, reqs: list[Req], trees: list[HostTree]) -> LeftDepths:
         """How many drafts the rule sees, the device tells."""
         legal_BN = self.graph_round.masks.send(reqs, trees)
-        self.graph_round.tell_kept(trees, legal_BN)
+        self.graph_round.tell_kept(reqs, trees, legal_BN)
         return {}

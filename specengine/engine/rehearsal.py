@@ -13,7 +13,6 @@ from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import Form
-from specengine.engine.row_choices import BEST
 from specengine.kernels.rehearsal import rehearsal
 from specengine.runner.extend_graphs import ExtendGraphRunner
 from specengine.runner.graphs import DecodeGraphRunner
@@ -91,16 +90,17 @@ def _round_forms(flying: GraphRound) -> Iterator[Form]:
     form."""
     largest, *others = telling_sizes(flying.batch_sizes)
     smallest, deepest = min(flying.batch_sizes), flying.steps[-1]
-    yield Form(smallest, deepest, flying.choices.sampled if flying.samples else BEST)
+    greedy, sampled = flying.choices.greedy, flying.choices.sampled
+    yield Form(smallest, deepest, sampled if flying.samples else greedy)
     for steps in reversed(flying.steps):
-        yield Form(largest, steps)
+        yield Form(largest, steps, greedy)
     for steps, sizes in flying.smaller_trees(largest).items():
-        yield from (Form(largest, steps, num_nodes=size) for size in sizes)
+        yield from (Form(largest, steps, greedy, num_nodes=size) for size in sizes)
     if flying.may_sleep:
-        yield Form(largest, 0, asleep=True)
+        yield Form(largest, 0, greedy, asleep=True)
     for size in others:
         for steps in sorted({0, deepest} & set(flying.steps), reverse=True):
-            yield Form(size, steps)
+            yield Form(size, steps, greedy)
 
 
 def _fly(flying: GraphRound, form: Form) -> None:

@@ -20,8 +20,9 @@ from specengine.kernels.sample_rows import SHIFT, ChoiceTable, Places, sample_ro
 
 class Choosing(NamedTuple):
     """What a round must be able to do for its requests, beside taking the best token. One that
-    edits, masks or tells logprobs can sample as well, so that there are fewer kinds. weighs:
-    somebody does sample, and the verifier decides by more than the tokens that are sampled."""
+    edits, masks or tells logprobs can sample as well, so that there are fewer kinds. weighs: the
+    verifier decides by more than the tokens that are chosen; for most rules, as somebody does
+    sample."""
 
     samples: bool = False
     edits: bool = False
@@ -30,14 +31,14 @@ class Choosing(NamedTuple):
     weighs: bool = False
 
     @classmethod
-    def of(cls, reqs: list[Req], weighs: bool = False) -> Choosing:
-        """weighs: whether rounds do in which somebody samples."""
+    def of(cls, reqs: list[Req], weighs: bool = False, weighs_greedy: bool = False) -> Choosing:
+        """weighs: whether rounds do in which somebody samples; weighs_greedy: and the others."""
         edits = any(map(edits_logits, reqs))
         logprobs = any(req.sampling.logprobs is not None for req in reqs)
         masks = any(req.grammar is not None for req in reqs)
         all_greedy = all(req.sampling.is_greedy for req in reqs)
         samples = edits or logprobs or masks or not all_greedy
-        return cls(samples, edits, logprobs, masks, weighs and not all_greedy)
+        return cls(samples, edits, logprobs, masks, weighs_greedy if all_greedy else weighs)
 
 
 BEST = Choosing()
@@ -49,6 +50,7 @@ class RowChoices:
     round goes by."""
 
     weighs = False  # whether rounds weigh drafts; set before there is a request
+    weighs_greedy = False  # likewise, those in which nobody samples
 
     def __init__(self, num_rows: int, context: int, vocab_size: int, device: torch.device) -> None:
         """context: the most tokens of a request."""
@@ -66,8 +68,14 @@ class RowChoices:
         """`Choosing.of`, once for rounds of the same requests: but for edits, which end with
         min_tokens, nothing of it changes."""
         if self._told.edits or self._asked != reqs:
-            self._asked, self._told = reqs, Choosing.of(reqs, self.weighs)
+            told = Choosing.of(reqs, self.weighs, self.weighs_greedy)
+            self._asked, self._told = reqs, told
         return self._told
+
+    @property
+    def greedy(self) -> Choosing:
+        """Of greedy requests that want nothing else."""
+        return Choosing(weighs=self.weighs_greedy)
 
     @property
     def sampled(self) -> Choosing:
@@ -103,13 +111,15 @@ class RowChoices:
         """For the drafts of one round."""
         return EditedBest(self.edits.for_chains(rows), self.vocab_size)
 
-    def tokens(self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch) -> Tensor:
-        """int64 [R], as plain decoding would choose them; the edited logits of the verification
-        `batch` are written over."""
+    def tokens(
+        self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch, in_place: bool = True
+    ) -> Tensor:
+        """int64 [R], as plain decoding would choose them, from the edited logits of the
+        verification `batch`. in_place: these are written over."""
         nodes = len(logits_RV) // len(rows.rows_B)
         depths_R = None if batch.tree is None else batch.tree.depths_T
         places = Places(rows.rows_B, rows.lens_B, nodes, depths_R)
-        return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=True)
+        return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=in_place)
 
     def count(
         self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor, choosing: Choosing

@@ -12,6 +12,7 @@ from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import sent
 from specengine.kernels.accept_relaxed import RelaxedRound, accept_relaxed
+from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.dispatch import Backend
 from specengine.layers.logits import RowMap
 from specengine.target.verify.match import MatchVerifier
@@ -50,8 +51,11 @@ class RelaxedVerifier(MatchVerifier):
             counts_B=sizes[0],
             roots_B=sizes[1],
         )
-        found = accept_relaxed(drafts, self.top_k, self.delta, backend=self.backend)
-        return to_host(found, drafts.tokens_BN, drafts.parents_BN)
+        return to_host(self.decide(drafts), drafts.tokens_BN, drafts.parents_BN)
+
+    def decide(self, drafts: RelaxedRound) -> Accepted:
+        """The path that stands and the token after it."""
+        return accept_relaxed(drafts, self.top_k, self.delta, backend=self.backend)
 
 
 def _edited(logits_TV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:

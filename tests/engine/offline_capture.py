@@ -105,14 +105,15 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
         yield extend.rehearse(shape)
     if flying is None:
         return
+    greedy = flying.choices.greedy
     for size in SIZES:
         for steps in flying.steps:
-            yield rehearsal._fly(flying, Form(size, steps))
+            yield rehearsal._fly(flying, Form(size, steps, greedy))
         for steps, found in flying.smaller_trees(size).items():
             for nodes in found:
-                yield rehearsal._fly(flying, Form(size, steps, num_nodes=nodes))
+                yield rehearsal._fly(flying, Form(size, steps, greedy, num_nodes=nodes))
         if flying.may_sleep:
-            yield rehearsal._fly(flying, Form(size, 0, asleep=True))
+            yield rehearsal._fly(flying, Form(size, 0, greedy, asleep=True))
     yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], flying.choices.sampled))
 
 

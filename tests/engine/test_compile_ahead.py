@@ -27,6 +27,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "weighed chains": {"eagle_topk": 1, "num_draft_tokens": 4, "draft_sampling": True},
     "weighed trees": {"eagle_topk": 4, "num_draft_tokens": 16, "verify": "target_only"},
     "sampled trees": {"eagle_topk": 4, "num_draft_tokens": 16, "draft_sampling": True},
+    "relaxed chains": {"eagle_topk": 1, "num_draft_tokens": 4, "verify": "relaxed"},
+    "relaxed trees": {"eagle_topk": 4, "num_draft_tokens": 16, "verify": "relaxed"},
     "trees of text": {"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16},
 }
 
@@ -113,6 +115,21 @@ def test_rules_for_trees_are_rehearsed(
     assert of_kind <= asked["kernels"].keys()
     assert not of_kind & asked["missed"].keys()
     assert not of_kind & asked_by_kind["trees"]["kernels"].keys()
+
+
+@WITHOUT_A_GPU
+@pytest.mark.parametrize(
+    ("kind", "rounds"),
+    [("relaxed chains", "GraphRelaxedRound"), ("relaxed trees", "GraphRelaxedTreeRound")],
+)
+def test_relaxed_rounds_are_rehearsed(
+    kind: str, rounds: str, asked_by_kind: dict[str, Asked]
+) -> None:
+    """Those of greedy requests, too."""
+    asked = asked_by_kind[kind]
+    assert asked["rounds"] == rounds
+    assert "_accept_relaxed_kernel" in asked["kernels"]
+    assert "_accept_relaxed_kernel" not in asked["missed"]
 
 
 @pytest.mark.parametrize(

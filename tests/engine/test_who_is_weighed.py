@@ -12,6 +12,11 @@ import torch
 from specengine import SpecConfig
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.graph_build import _row_drafter, make_graph_round, new_round
+from specengine.engine.graph_relaxed import (
+    GraphRelaxedRound,
+    GraphRelaxedTreeRound,
+    RelaxedRounds,
+)
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
@@ -50,6 +55,13 @@ from tests.engine.test_no_graphs import with_graphs
         ("NGRAM", {"verify": "target_only", "ngram_branches": 2}, False, GraphWeighedTreeRound),
         ("SUFFIX", {"verify": "target_only", "suffix_branches": 2}, False, GraphWeighedTreeRound),
         ("NGRAM", {}, False, GraphRound),
+        ("EAGLE3", {"verify": "relaxed"}, False, GraphRelaxedRound),
+        ("EAGLE3", {"verify": "relaxed"}, True, GraphRelaxedRound),
+        ("EAGLE3", {"verify": "relaxed", "eagle_topk": 2}, False, GraphRelaxedTreeRound),
+        ("STANDALONE", {"verify": "relaxed", "eagle_topk": 2}, True, GraphRelaxedTreeRound),
+        ("NGRAM", {"verify": "relaxed"}, False, GraphRelaxedRound),
+        ("SUFFIX", {"verify": "relaxed", "suffix_branches": 2}, False, GraphRelaxedTreeRound),
+        ("EAGLE3", {"verify": "relaxed", "simulate_accept_length": 2.5}, False, GraphRound),
     ],
 )
 def test_who_is_weighed(
@@ -78,6 +90,7 @@ def test_who_is_weighed(
         return
     assert type(made) is expected
     assert made.choices.weighs == issubclass(expected, WeighingRound)
+    assert made.choices.weighs_greedy == issubclass(expected, RelaxedRounds)
     may_sample = given.get("verify") != "target_only" or made.choices.weighs
     assert made.samples == may_sample
     assert (made.simulated is None) == ("simulate_accept_length" not in given)

@@ -96,7 +96,7 @@ def measure_flown(batch: Batch, flying: GraphRound, batch_size: int) -> Flown:
         batch.run(after_prefill=begin)
     seconds, rounds = perf_counter() - begun, max(watch.counts["land"], 1)
     host = {part: spent / rounds for part, spent in watch.seconds.items()}
-    choosing = flying.choices.sampled if batch.workload.temperature else BEST
+    choosing = flying.choices.sampled if batch.workload.temperature else flying.choices.greedy
     kinds = [captured_nodes(batch.engine, flying, batch_size, n, choosing) for n in flying.steps]
     trace = _replays(batch)
     found = rounds_of(trace, kinds)
