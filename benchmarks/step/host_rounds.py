@@ -39,6 +39,7 @@ TEXT: dict[str, Any] = {"algorithm": "NGRAM", "num_draft_tokens": 8, "ngram_bran
 PENALTY: dict[str, Any] = {"presence_penalty": 0.5}
 WARM: dict[str, Any] = {"temperature": 0.8}
 WEIGHED: dict[str, Any] = CHAIN | {"draft_sampling": True}
+RELAXED: dict[str, Any] = {"verify": "relaxed"}
 SUFFIXES: dict[str, Any] = {"hybrid_suffix": True, "num_draft_tokens": 8}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 chain of 3, presence penalty": (CHAIN, PENALTY),
@@ -67,6 +68,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         TREE | {"draft_sampling": True, "verify": "sibling"},
         WARM | PENALTY,
     ),
+    "EAGLE3 chain of 3, relaxed": (CHAIN | RELAXED, {}),
+    "EAGLE3 chain of 3, relaxed, temperature 0.8": (CHAIN | RELAXED, WARM),
+    "EAGLE3 chain of 3 samples, relaxed, temperature 0.8": (WEIGHED | RELAXED, WARM),
+    "EAGLE3 tree of 16, relaxed, temperature 0.8": (TREE | RELAXED, WARM),
     "STANDALONE tree of 16": (TREE | {"algorithm": "STANDALONE"}, {}),
     "NGRAM tree of 8, target_only, temperature 0.8": (
         TEXT | {"ngram_min_match": 1, "verify": "target_only"},
