@@ -143,13 +143,19 @@ def test_parts_of_a_captured_round(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+@pytest.mark.parametrize("verify", ["auto", "relaxed"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chains", "trees"])
 def test_parts_of_a_round_that_weighs_drafts(
-    topk: int, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    topk: int,
+    verify: str,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draft = eagle3(tmp_path / "draft", small_models["llama"])
     given: dict[str, Any] = {"draft_model_path": str(draft), "num_steps": 2, "eagle_topk": topk}
-    spec = SpecConfig(algorithm="EAGLE3", draft_sampling=True, adaptive=False, **given)
+    given |= {"draft_sampling": True, "verify": verify}
+    spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
     flying, entered = let_fly(llm, monkeypatch), list[str]()
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from specengine.engine.graph_relaxed import RelaxedRounds
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import WeighingRound
@@ -32,6 +33,8 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         parts.append(Watched(flying.drafter, "draft_limited_rows", "draft"))
     if isinstance(flying, WeighingRound):
         parts += [Watched(flying, "target_weights", "sample"), Watched(flying, "judge", "accept")]
+    if isinstance(flying, RelaxedRounds):
+        parts.append(Watched(flying.relaxed, "decide", "accept"))
     return [
         *parts,
         Watched(model, "draft_rows", "draft"),
