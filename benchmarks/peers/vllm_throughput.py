@@ -35,7 +35,7 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
     }
     speculative = _speculative(spec)
     if speculative is not None:
-        options["speculative_config"] = speculative
+        options["speculative_config"] = dict(speculative)  # vLLM writes its own things into it
     llm = LLM(model=str(model.folder), **options)
     params = SamplingParams(
         temperature=0.0, max_tokens=work.new_tokens, ignore_eos=True, detokenize=False

@@ -58,6 +58,8 @@ class FakeVllm:
         speculative = options.get("speculative_config")
         if speculative is not None and "model" in speculative:
             assert (Path(speculative["model"]) / "model.safetensors").is_file()
+        if speculative is not None:
+            speculative["target_model_config"] = object()  # as vLLM does, to the very dictionary
         assert (Path(options["model"]) / "config.json").is_file()
 
     last: FakeVllm
