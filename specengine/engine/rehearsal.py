@@ -92,15 +92,14 @@ def _round_forms(flying: GraphRound) -> Iterator[Form]:
     smallest, deepest = min(flying.batch_sizes), flying.steps[-1]
     greedy, sampled = flying.choices.greedy, flying.choices.sampled
     yield Form(smallest, deepest, sampled if flying.samples else greedy)
-    for steps in reversed(flying.steps):
-        yield Form(largest, steps, greedy)
-    for steps, sizes in flying.smaller_trees(largest).items():
-        yield from (Form(largest, steps, greedy, num_nodes=size) for size in sizes)
-    if flying.may_sleep:
-        yield Form(largest, 0, greedy, asleep=True)
+    yield from sorted(flying.forms(largest, greedy), key=_deep_and_whole_first)
     for size in others:
         for steps in sorted({0, deepest} & set(flying.steps), reverse=True):
             yield Form(size, steps, greedy)
+
+
+def _deep_and_whole_first(form: Form) -> tuple[int, bool]:
+    return -form.num_steps, form.num_nodes is not None
 
 
 def _fly(flying: GraphRound, form: Form) -> None:

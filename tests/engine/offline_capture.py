@@ -90,8 +90,11 @@ def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound | None]:
     graph = replace(config.graph, cuda_graph_bs=tuple(SIZES), disable_cuda_graph=False)
     backend = TritonAttentionBackend(torch.device("cpu"))
     runner, drafter = engine.parts.worker.runner, engine.parts.drafter
-    for one in (runner, *getattr(drafter, "runners", ())):
+    inner = getattr(drafter, "inner", drafter)
+    for one in (runner, *getattr(inner, "runners", ())):
         one.attn_backend = backend
+    if hasattr(inner, "flies"):
+        inner.flies = True
     found = make_graph_round(replace(config, graph=graph), engine.parts)
     return runner, None if isinstance(found, str) else found
 
@@ -105,15 +108,9 @@ def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
         yield extend.rehearse(shape)
     if flying is None:
         return
-    greedy = flying.choices.greedy
     for size in SIZES:
-        for steps in flying.steps:
-            yield rehearsal._fly(flying, Form(size, steps, greedy))
-        for steps, found in flying.smaller_trees(size).items():
-            for nodes in found:
-                yield rehearsal._fly(flying, Form(size, steps, greedy, num_nodes=nodes))
-        if flying.may_sleep:
-            yield rehearsal._fly(flying, Form(size, 0, greedy, asleep=True))
+        for form in flying.forms(size, flying.choices.greedy):
+            yield rehearsal._fly(flying, form)
     yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], flying.choices.sampled))
 
 

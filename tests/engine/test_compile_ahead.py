@@ -21,6 +21,8 @@ WITHOUT_A_GPU = pytest.mark.skipif(
 )
 
 
+# Rows of text's drafts are 16 long: kernels of their own, where no model drafts.
+HYBRID = {"eagle_topk": 1, "hybrid_suffix": True, "num_steps": 5, "num_draft_tokens": 16}
 KINDS: dict[str, dict[str, Any]] = {
     "chains": {"eagle_topk": 1, "num_draft_tokens": 4},
     "trees": {"eagle_topk": 4, "num_draft_tokens": 16},
@@ -30,7 +32,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "relaxed chains": {"eagle_topk": 1, "num_draft_tokens": 4, "verify": "relaxed"},
     "relaxed trees": {"eagle_topk": 4, "num_draft_tokens": 16, "verify": "relaxed"},
     "trees of text": {"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16},
+    "EAGLE3 beside text": HYBRID,
+    "STANDALONE beside text": {"algorithm": "STANDALONE"} | HYBRID,
 }
+
+
+def spec_of(kind: dict[str, Any], drafters: dict[str, str]) -> dict[str, Any]:
+    spec = {"algorithm": "EAGLE3"} | kind
+    path = drafters.get(spec["algorithm"])
+    return spec if path is None else spec | {"draft_model_path": path}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +49,7 @@ def asked_by_kind(
 ) -> dict[str, Asked]:
     """In one process, which takes longer to start than to answer."""
     pytest.importorskip("triton")
-    given = {"algorithm": "EAGLE3", "draft_model_path": drafters["EAGLE3"]}
-    specs = [json.dumps(kind if "algorithm" in kind else given | kind) for kind in KINDS.values()]
+    specs = [json.dumps(spec_of(kind, drafters)) for kind in KINDS.values()]
     folder = tmp_path_factory.mktemp("caches")
     found: list[Asked] = offline_triton.run(
         "tests.engine.offline_capture", folder, str(target), *specs
@@ -74,6 +83,18 @@ def test_a_rehearsal_of_trees_of_text_misses_nothing(asked_by_kind: dict[str, As
 
 
 @WITHOUT_A_GPU
+@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
+def test_a_rehearsal_of_a_model_beside_text_misses_nothing(
+    name: str, asked_by_kind: dict[str, Asked]
+) -> None:
+    """Nor of rounds in which text drafts for some, or for all."""
+    asked = asked_by_kind[f"{name} beside text"]
+    assert asked["rounds"] == "GraphHybridRound"
+    assert not asked["missed"]
+    assert asked["acts"] < asked["of"] / 4
+
+
+@WITHOUT_A_GPU
 def test_a_rehearsal_is_shorter_than_the_capture(asked: Asked) -> None:
     assert asked["acts"] < asked["of"] / 4
 
@@ -85,7 +106,7 @@ def test_nothing_that_is_captured_waits_for_the_device(
 ) -> None:
     """Nor has a shape that follows from what lies there."""
     operators = set(asked_by_kind[kind]["operators"])
-    assert operators > {"linear", "index_select"}
+    assert operators > {"linear", "cat"}
     waiting = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique"}
     assert not operators & waiting
 

@@ -21,6 +21,7 @@ from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.round_form import Flight
+from specengine.engine.row_choices import BEST
 from specengine.kernels.native import suffix
 from tests.engine.flying_world import come_and_go
 from tests.engine.hybrid_world import LONG, NAMES, PASSAGE, PROMPTS, fly, hybrid, make
@@ -226,6 +227,32 @@ def test_depths_that_change_do_not_change_tokens(
     assert {depth for depth, drafted in landed if drafted} == {1, 2, 3, 7}
     assert {form.num_steps for form in sources.forms} == {0, 1, 2, 3, 7}
     assert not fallbacks(flying)
+
+
+@ON_CPU
+@pytest.mark.parametrize("most_nodes", [4, 8])
+def test_what_start_and_idle_moments_capture_is_all_that_rounds_need(
+    most_nodes: int, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever depth is chosen, whoever has text, and whether anybody samples."""
+    folder, spec = folders["EAGLE3"]
+    llm = make(folder, hybrid(spec, most_nodes))
+    flying, sources = fly(llm, monkeypatch)
+    flying.steps = sorted({0, 1, 2, 3, most_nodes - 1})
+    flying.capture()
+    decisions = cycle([Decision(depth, "it is told so", None) for depth in (*flying.steps, 3, 2)])
+    depths, parts = AdaptiveSteps(flying.steps), llm.engine.parts
+    monkeypatch.setattr(depths, "_decide", lambda *_: next(decisions))
+    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, depths, overlaps=True)
+    while llm.engine.use_idle_moment():
+        pass
+    captures = flying.counters["captures"]
+    assert captures == len(flying.captured) == 2 * len(flying.forms(1, BEST)) * 3
+    for count in (4, 2, 1):
+        for params in ([LONG] * count, [SURE] * count):
+            llm.generate(PROMPTS[:count], params)
+    assert flying.counters["captures"] == captures
+    assert sources.rounds.keys() == {"model", "both", "text"}
 
 
 @pytest.mark.gpu
