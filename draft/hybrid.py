@@ -66,7 +66,7 @@ class HybridDrafter:
         drafts = [self._long_match(req) for req in batch.reqs]
         found = [draft for draft in drafts if draft is not None]
         if len(found) == len(drafts):
-            return assemble(found, is_ranked=True)
+            return replace(assemble(found, is_ranked=True), of_text=[True] * len(found))
         proposal = self.inner.draft(batch)
         return override(proposal, drafts) if found else proposal
 
@@ -92,7 +92,8 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
     their draft_probs, where the proposal has those, are one-hot."""
     ours = assemble([draft or Draft([0], confidence=[1.0]) for draft in drafts])
     device, width = proposal.tokens.device, max(proposal.tokens.shape[1], ours.tokens.shape[1])
-    chosen_B = torch.tensor([draft is not None for draft in drafts]).to(device)
+    chosen = [draft is not None for draft in drafts]
+    chosen_B = torch.tensor(chosen).to(device)
 
     def merge(theirs: Tensor, ours: Tensor) -> Tensor:
         chosen = chosen_B.view(-1, *[1] * (theirs.dim() - 1))
@@ -112,6 +113,7 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
         if confidence is None or ours.confidence is None
         else merge(confidence, ours.confidence),
         ranks=_ranks(proposal, drafts, num_nodes),
+        of_text=chosen,
     )
 
 

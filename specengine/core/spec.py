@@ -43,6 +43,8 @@ class DraftProposal:
     # [B][num_nodes], ascending from the root's 0, where the drafter draws no sample and knows which
     # nodes promise the most: node i stands ranks[b][i]-th, so that the first n are the best n.
     ranks: Sequence[Sequence[int]] | None = None
+    # Of each request whether its draft is a text's, beside a model's; None: of nobody, or of all.
+    of_text: list[bool] | None = None
 
     @property
     def num_drafted(self) -> list[int]:

@@ -156,8 +156,9 @@ class Flights:
                 took,
                 choice.num_nodes,
                 result.path_ranks,
-                limits=_limits(flight, depth, result),
+                limits=_limits(flight, depth),
                 drafting=drafting,
+                of_text=flight.of_text,
             )
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self._counted(flight, useful, result))
@@ -288,8 +289,9 @@ class Flights:
         return self.depths.choose(batch_size)
 
 
-def _limits(flight: Flight, depth: int, result: VerifyResult) -> list[int] | None:
-    """The most levels of each request, where what was drafted does not tell: of trees."""
+def _limits(flight: Flight, depth: int) -> list[int]:
+    """The most levels of each request: nodes do not tell those of trees, nor what is counted those
+    of chains, whose padding is a draft where it stood."""
     if flight.drafted_nodes is not None:
         return depths_within(flight.reqs, depth)
-    return None if result.path_ranks is None else flight.num_drafted
+    return flight.num_drafted

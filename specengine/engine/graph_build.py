@@ -62,10 +62,13 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     """What rounds cost on the device is measured now, if no file tells; the time of the host, and
     of drafts that it makes, is learned from the rounds."""
     steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
-    if isinstance(graph_round.drafter, HostDrafter):
+    drafter = graph_round.drafter
+    if isinstance(drafter, HostDrafter):
+        of_model = drafter.model_steps if isinstance(drafter, HybridDrafts) else None
         if costs is None or not costs.tells:
-            return AdaptiveSteps(steps, RunningCosts(_measure(graph_round)))
-        depths = AdaptiveSteps(steps, by_hand)
+            learned = RunningCosts(_measure(graph_round))
+            return AdaptiveSteps(steps, learned, model_steps=of_model)
+        depths = AdaptiveSteps(steps, by_hand, model_steps=of_model)
         costs.start(depths.costs)
         return depths
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])

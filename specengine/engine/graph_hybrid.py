@@ -14,17 +14,19 @@ from specengine.engine.row_choices import Choosing
 
 class GraphHybridRound(GraphRound):
     """A GraphRound of HybridDrafts. Beside the graphs of the model alone there are those of rounds
-    in which some have text, and in which all have: there the model is not run to draft. All are at
-    least as deep as the model drafts; what is deeper is text's."""
+    in which some have text, at each depth, so that the model drafts as deep there as was chosen;
+    and of those in which all have text: there the model is not run to draft. These are at least as
+    deep as the model could draft. What is deeper than the model is text's."""
 
     drafter: HybridDrafts
 
     def forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         """Deeper than the model they are of text anyway."""
         most = self.drafter.model_steps
-        of_some = Form(batch_size, most, choosing, model_steps=most)
+        own = [steps for steps in self.steps if 0 < steps <= most]
+        of_some = [Form(batch_size, steps, choosing, model_steps=steps) for steps in own]
         of_all = [Form(batch_size, n, choosing, model_steps=0) for n in self.steps if n >= most]
-        return [*super().forms(batch_size, choosing), of_some, *of_all]
+        return [*super().forms(batch_size, choosing), *of_some, *of_all]
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         most = form.model_steps
@@ -37,6 +39,6 @@ class GraphHybridRound(GraphRound):
         form, most = super()._form(reqs, wish), self.drafter.model_steps
         if wish.model_steps is None:
             return form
-        if form.num_steps > most:
-            return form._replace(model_steps=0) if wish.model_steps == 0 else form
-        return form._replace(num_steps=most, model_steps=wish.model_steps)
+        if wish.model_steps == 0:
+            return form._replace(num_steps=max(form.num_steps, most), model_steps=0)
+        return form if form.num_steps > most else form._replace(model_steps=form.num_steps)

@@ -273,7 +273,7 @@ class GraphRound:
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * form.num_steps + 3]
         landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
         given = reqs, wish.num_drafted, outcome, landed, form, self._turn
-        flight = Flight(*given, wish.drafted_nodes, {})
+        flight = Flight(*given, wish.drafted_nodes, {}, wish.of_text)
         if not form.choosing.masks:
             self._end(flight)
         return flight

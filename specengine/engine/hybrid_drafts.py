@@ -53,8 +53,9 @@ class HybridDrafts(HostDrafter):
         if proposal.is_empty:
             return Wish(own)
         self._send(proposal)
-        model_steps = self.model_steps if any(own) else 0
-        return Wish([*map(max, proposal.num_drafted, own)], model_steps=model_steps)
+        of_text = [count > 0 for count in proposal.num_drafted]
+        drafted = [*map(max, proposal.num_drafted, own)]
+        return Wish(drafted, model_steps=max(own), of_text=of_text)
 
     def _send(self, proposal: DraftProposal) -> None:
         size, width = proposal.tokens.shape

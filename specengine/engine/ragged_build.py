@@ -59,12 +59,12 @@ def _kept_weights(spec: SpecConfig) -> int:
 
 def _kinds_of_rounds(spec: SpecConfig) -> int:
     """At most: five depths and a sleeping drafter, and smaller trees of those that draft. Beside
-    text: up to six depths, text's own among them, and three in which text drafts."""
+    text: up to six depths, text's own among them, and six in which text drafts."""
     if not spec.adaptive:
         return 5 if spec.hybrid_suffix else 1
     if spec.eagle_topk > 1:
         return 11
-    return 9 if spec.hybrid_suffix else 6
+    return 12 if spec.hybrid_suffix else 6
 
 
 def add_ragged_graphs(

@@ -36,6 +36,7 @@ class SpeculativeRound:
         self.plan_ahead: PlanAhead | None = None  # set by build.py, where the host plans attention
         self.recorders: list[RoundRecorder] = []
         self.drafting = 0.0  # seconds of the last round
+        self.of_text: list[bool] | None = None  # likewise, as in DraftProposal
 
     def run(
         self,
@@ -50,6 +51,7 @@ class SpeculativeRound:
         drafted = constrain(batch, draft_within_limits(self.drafter, batch, *limits))
         self.drafting = perf_counter() - start
         proposal = drafted.proposal
+        self.of_text = proposal.of_text
         verify_batch = self.verifier.prepare(batch, proposal)
         output = None if planned is None else planned.run(verify_batch)
         if output is None:

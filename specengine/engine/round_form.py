@@ -27,13 +27,15 @@ class Wish(NamedTuple):
     asleep: the drafter does not look; then nothing is drafted. num_nodes: of a tree, root included,
     where it is to be smaller than it could be. drafted_nodes: of trees that the host has drafted,
     of each request, root left out. model_steps: where some requests have drafts of text beside a
-    model, how deep that drafts for the others; 0: for nobody. None: nobody has such drafts."""
+    model, how deep that drafts for the others; 0: for nobody. None: nobody has such drafts.
+    of_text: as in core.spec.DraftProposal."""
 
     num_drafted: list[int]
     asleep: bool = False
     num_nodes: int | None = None
     drafted_nodes: list[int] | None = None
     model_steps: int | None = None
+    of_text: list[bool] | None = None
 
 
 class RoundGraph(Protocol):
@@ -59,6 +61,7 @@ class Flight(NamedTuple):
     turn: int  # half of the buffers that the host reads
     drafted_nodes: list[int] | None  # as in Wish
     left_depths: LeftDepths  # filled in when masks are sent
+    of_text: list[bool] | None = None  # as in Wish
 
     def left(self, counts: list[int], levels: list[int]) -> list[int]:
         """Of so many drafts of each request, of so many levels, those that grammars leave."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,6 +35,7 @@ class ScriptedRound:
     landed: list[Any] = field(default_factory=list)
     captures: bool = False  # whatever is launched
     landed_at: float = 0.0
+    told: tuple[str, ...] = ("num_drafted", "drafted_nodes", "of_text")
 
     known: Any = field(default_factory=lambda: SimpleNamespace(forget=lambda: None))
     choices: Any = field(default_factory=lambda: SimpleNamespace(weighs=False))
@@ -57,7 +58,7 @@ class ScriptedRound:
         size = "" if wish.num_nodes is None else f" of {wish.num_nodes}"
         shown = "asleep" if wish.asleep else f"{max(wish.num_drafted)}{size}"
         self.diary.append(f"{verb} {self.count}: {shown}")
-        told = {"num_drafted": wish.num_drafted, "drafted_nodes": wish.drafted_nodes}
+        told: dict[str, Any] = {name: getattr(wish, name) for name in self.told}
         return SimpleNamespace(reqs=reqs, name=self.count, **told)
 
     def num_drafts(self, flight: Any, levels: list[int]) -> list[int]:
@@ -86,6 +87,7 @@ class ScriptedDepths:
     timed: list[bool] = field(default_factory=list)
     drafting: list[float] = field(default_factory=list)
     drafted: list[list[int]] = field(default_factory=list)
+    limits: list[list[int]] = field(default_factory=list)
     told: list[tuple[int | None, Any]] = field(default_factory=list)
     dozed: list[tuple[int, int]] = field(default_factory=list)
     hosts: list[tuple[int, int]] = field(default_factory=list)  # requests and steps
@@ -115,8 +117,11 @@ class ScriptedDepths:
         ranks: Any,
         limits: Any,
         drafting: float,
+        of_text: Any,
     ) -> None:
-        assert (limits is None) == (ranks is None), "chains tell by what was drafted"
+        assert len(limits) == len(drafted)
+        assert of_text is None
+        self.limits.append(limits)
         assert seconds is None or seconds >= drafting >= 0
         self.drafting.append(drafting)
         self.drafted.append(drafted)
@@ -240,6 +245,22 @@ def test_drafts_past_the_end_of_an_output_are_not_counted(remaining: int, useful
     flights.launch(cast(Any, SimpleNamespace(reqs=[request(), request(0)], batch_size=2)))
     assert flights.land().result.num_drafted == [useful, 0]
     assert depths.drafted == [[3, 0]]
+
+
+def test_padding_that_stood_is_told_beside_what_was_drafted() -> None:
+    """Of the second request nothing was; what lies there stands, as long as the target says so."""
+
+    class Lucky(ScriptedRound):
+        def land(self, flight: Any) -> VerifyResult:
+            result = super().land(flight)
+            return replace(result, num_accepted=[1, 2], num_drafted=[3, 2])
+
+    depths, scheduler = ScriptedDepths([3]), scheduler_of(lambda reqs, nodes: [])
+    given = cast(Any, Lucky()), cast(Any, ScriptedDrafter()), scheduler, cast(Any, depths)
+    flights = Flights(*given, overlaps=True)
+    flights.launch(cast(Any, SimpleNamespace(reqs=[request(), request(0)], batch_size=2)))
+    flights.land()
+    assert (depths.drafted, depths.limits) == ([[3, 2]], [[3, 0]])
 
 
 def test_what_flew_for_nobody_tells_nothing() -> None:

@@ -24,7 +24,16 @@ from specengine.engine.round_form import Flight
 from specengine.engine.row_choices import BEST
 from specengine.kernels.native import suffix
 from tests.engine.flying_world import come_and_go
-from tests.engine.hybrid_world import LONG, NAMES, PASSAGE, PROMPTS, fly, hybrid, make
+from tests.engine.hybrid_world import (
+    LONG,
+    NAMES,
+    PASSAGE,
+    PROMPTS,
+    fly,
+    hybrid,
+    kind_of,
+    make,
+)
 from tests.engine.test_graph_round import EDITED, SAMPLED
 from tests.engine.test_graph_weighed import ON_CPU, check, fallbacks
 
@@ -202,19 +211,27 @@ def test_who_is_asked(name: str, folders: Folders, monkeypatch: pytest.MonkeyPat
 def test_depths_that_change_do_not_change_tokens(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is drafted is no deeper than was chosen, or than the model drafts beside text."""
+    """And what is drafted is no deeper than was chosen: what is learned is told of that depth, and
+    of whom each draft was."""
     folder, spec = folders["EAGLE3"]
     plain, llm = make(folder, None), make(folder, hybrid(spec))
     flying, sources = fly(llm, monkeypatch)
     flying.steps, chosen = [0, 1, 2, 3, 7], [7, 7, 2, 0, 3, 1, 0, 0, 7]
     costs = RunningCosts(StepCosts({1: {0: 1.0, 7: 1.5}}))
-    depths, landed = AdaptiveSteps(flying.steps, costs), list[tuple[int, int]]()
+    depths = AdaptiveSteps(flying.steps, costs, model_steps=3)
+    landed, kinds = list[tuple[int, int]](), set[tuple[int, str]]()
     decisions = cycle([Decision(depth, "it is told so", None) for depth in chosen])
     monkeypatch.setattr(depths, "_decide", lambda *_: next(decisions))
     observe = depths.observe
 
     def observed(size: int, num_steps: int, drafted: Any, *more: Any, **others: Any) -> None:
-        landed.append((num_steps, max(drafted)))
+        limits, of_text = others["limits"], others["of_text"] or [False] * size
+        assert max(limits) <= num_steps
+        assert all(mark or limit <= 3 for mark, limit in zip(of_text, limits, strict=True))
+        landed.append((num_steps, max(limits)))
+        if num_steps:
+            kind = "text" if all(of_text) else "both" if any(of_text) else "model"
+            kinds.add((num_steps, kind))
         observe(size, num_steps, drafted, *more, **others)
 
     monkeypatch.setattr(depths, "observe", observed)
@@ -223,7 +240,11 @@ def test_depths_that_change_do_not_change_tokens(
     for count in (3, 1):
         found, expected = (one.generate(PROMPTS[:count], [LONG] * count) for one in (llm, plain))
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
-    assert all(drafted <= (max(depth, 3) if depth else 0) for depth, drafted in landed)
+    some = {(depth, kind) for depth in (2, 3, 7) for kind in ("model", "both")}
+    assert kinds >= some | {(7, "text")}
+    deeper = [one for one in sources.forms if kind_of(one) == "both" and one.num_steps in (1, 2)]
+    assert all(one.model_steps == one.num_steps for one in deeper)
+    assert deeper
     assert {depth for depth, drafted in landed if drafted} == {1, 2, 3, 7}
     assert {form.num_steps for form in sources.forms} == {0, 1, 2, 3, 7}
     assert not fallbacks(flying)

@@ -19,6 +19,7 @@ from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.adaptive.host_seconds import HostSeconds
+from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
@@ -75,13 +76,15 @@ def rows_of(size: int) -> RowBatch:
         ([NONE, NONE], [5, 1], Wish([3, 1])),
         ([NONE, NONE], [2, 0], Wish([2, 0])),
         ([DEEP, NONE], [5, 5], Wish([5, 3], model_steps=3)),
-        ([Draft([9, 1]), NONE], [5, 2], Wish([1, 2], model_steps=3)),
+        ([Draft([9, 1]), NONE], [5, 2], Wish([1, 2], model_steps=2)),
+        ([Draft([9, 1]), NONE], [1, 1], Wish([1, 1], model_steps=1)),
         ([DEEP, Draft([9, 1])], [5, 5], Wish([5, 1], model_steps=0)),
         ([DEEP, NONE], [5, 0], Wish([5, 0], model_steps=0)),
     ],
 )
 def test_what_a_round_is_to_be(drafts: list[Draft], levels: list[int], wish: Wish) -> None:
-    assert drafts_of().set_beside(assemble(drafts), levels) == wish
+    of_text = None if wish.model_steps is None else [draft is not NONE for draft in drafts]
+    assert drafts_of().set_beside(assemble(drafts), levels) == wish._replace(of_text=of_text)
 
 
 def test_text_stands_in_place_of_the_models_drafts() -> None:
@@ -140,7 +143,8 @@ def test_it_hesitates_as_the_model_does() -> None:
 def test_graphs_of_each_kind(
     most_nodes: int, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model's alone, those in which some have text, and those in which all have."""
+    """The model's alone, those in which some have text, and those in which all have. None is
+    deeper than was chosen but where all have text, which is padded."""
     folder, spec = folders["EAGLE3"]
     flying, _ = fly(make(folder, hybrid(spec, most_nodes)), monkeypatch)
     most = most_nodes - 1
@@ -156,6 +160,12 @@ def test_graphs_of_each_kind(
     assert flying._form(reqs, Wish([1, 2], model_steps=0)) == everyone[0]
     assert flying._form(reqs, Wish([most, 3], model_steps=3)) == [some, *deep][-1]
     assert flying._form(reqs, Wish([most, 1], model_steps=0)) == everyone[-1]
+    flying.steps = [0, 1, 2, *flying.steps]
+    for depth in (1, 2, 3):
+        shallow = Form(2, depth, model_steps=depth)
+        assert shallow in flying.forms(2, BEST)
+        assert flying._form(reqs, Wish([depth, 1], model_steps=1)) == shallow
+    assert flying._form(reqs, Wish([2, 1], model_steps=0)) == everyone[0]
 
 
 @ON_CPU
@@ -185,6 +195,9 @@ def test_what_the_engine_makes(
     assert isinstance(depths.costs, RunningCosts)
     assert depths.costs.of(2, steps[-1]) == 1.0 + steps[-1]
     assert depths.host is None
+    assert isinstance(depths.acceptance, MixedAcceptance)
+    assert depths.acceptance.model.depth == deepest
+    assert depths.acceptance.text.depth == steps[-1]
 
 
 def made_of(llm: LLM) -> GraphRound | str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 _PRIOR = 0.7  # of the first place; each further one is expected to be like the one before it
 _PRIOR_COUNT = 4.0
@@ -37,6 +38,29 @@ class Shares:
         return chances
 
 
+class RunningShare:
+    """Of what is asked for, likewise."""
+
+    def __init__(self, prior: float) -> None:
+        self._asked, self._held = _PRIOR_COUNT, prior * _PRIOR_COUNT
+
+    def add(self, asked: int, held: int) -> None:
+        self._asked = _kept(asked) * self._asked + asked
+        self._held = _kept(asked) * self._held + held
+
+    @property
+    def value(self) -> float:
+        return self._held / self._asked
+
+
+def conditional(reach: Iterable[float]) -> list[float]:
+    """The chance of each place, given those above it, of the chances that a path comes so far. A
+    place has its own memory: it is taken to be reached no more often than those above it."""
+    paths = list(accumulate(reach, min))
+    steps = zip([1.0, *paths[:-1]], paths, strict=True)
+    return [after / before if before else 0.0 for before, after in steps]
+
+
 class Acceptance:
     """Of each place, the chance that a draft stands there, given that those above it do.
 
@@ -46,7 +70,7 @@ class Acceptance:
 
     def __init__(self, depth: int) -> None:
         self.shares = Shares(depth, _PRIOR)
-        self._asked = self._drafting = _PRIOR_COUNT  # requests
+        self._drafting = RunningShare(1.0)  # of requests
 
     def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
         """One round that was to draft, by request: levels drafted, and how many of them stood."""
@@ -54,10 +78,8 @@ class Acceptance:
 
     def count(self, pairs: Counter[tuple[int, int]]) -> None:
         """Likewise, requests that are alike taken together."""
-        asked = pairs.total()
         drafting = sum(count for (levels, _), count in pairs.items() if levels)
-        self._asked = _kept(asked) * self._asked + asked
-        self._drafting = _kept(asked) * self._drafting + drafting
+        self._drafting.add(pairs.total(), drafting)
         for place in range(len(self.shares.tried)):
             tried = stood = 0
             for (levels, kept), count in pairs.items():
@@ -69,7 +91,7 @@ class Acceptance:
     @property
     def coverage(self) -> float:
         """The share of requests that have a draft in such a round."""
-        return self._drafting / self._asked
+        return self._drafting.value
 
     def chances(self) -> list[float]:
         """[depth], in 0..1."""

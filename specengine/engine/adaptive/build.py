@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from specengine.core.config import EngineConfig
+from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.spec import Drafter, TreeRowDrafter
+from specengine.draft.hybrid import HybridDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_table import Costs
 from specengine.engine.adaptive.round import AdaptiveRound
@@ -34,7 +35,16 @@ def make_adaptive(
         return None
     choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
     sizes = {} if is_chain else smaller_sizes(choices, lambda depth: most_nodes(drafter, depth))
-    return AdaptiveRound(AdaptiveSteps(choices, costs, sizes=sizes), limit, is_chain)
+    model_steps = _model_steps(config.spec, drafter, choices[-1])
+    steps = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
+    return AdaptiveRound(steps, limit, is_chain)
+
+
+def _model_steps(spec: SpecConfig, drafter: Drafter, most: int) -> int | None:
+    """How deep a model drafts beside text; None where there are no two sources."""
+    if not isinstance(drafter, HybridDrafter) or drafter.reads_text_alone:
+        return None
+    return most if spec.num_steps is None else min(spec.num_steps, most)
 
 
 def most_nodes(drafter: Drafter, num_steps: int) -> int:

@@ -104,14 +104,14 @@ def outlook(
 
 
 def seconds_of(
-    costs: Costs, batch_size: int, coverage: float, shapes: Sequence[Shape]
+    costs: Costs, batch_size: int, levels: Mapping[int, float], shapes: Sequence[Shape]
 ) -> dict[Shape, float] | None:
     """Of a round of each shape; None where those of whole drafts are not known. A smaller tree of
     which nothing is known costs what the whole one does while costs are learned, and else is
-    left out."""
+    left out. levels: that a request drafts, the mean of them by num_steps."""
     found: dict[Shape, float] = {}
     for shape in shapes:
-        depth = coverage * shape.num_steps
+        depth = levels[shape.num_steps]
         seconds = costs.of(batch_size, depth, shape.num_nodes)
         if seconds is None and shape.num_nodes is not None:
             if costs.is_fixed:

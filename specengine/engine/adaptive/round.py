@@ -44,5 +44,6 @@ class AdaptiveRound:
             result.path_ranks,
             limits=[depth_within(req, depth) for req in batch.reqs],
             drafting=inner.drafting,
+            of_text=inner.of_text,
         )
         return result

@@ -19,8 +19,9 @@ from specengine.engine.adaptive.choice import (
 )
 from specengine.engine.adaptive.cost_table import Costs
 from specengine.engine.adaptive.host_seconds import HostSeconds
+from specengine.engine.adaptive.mixed_acceptance import acceptance_of
 from specengine.engine.adaptive.running_costs import RunningCosts, bucket
-from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+from specengine.engine.adaptive.tree_acceptance import Outcomes
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class AdaptiveSteps:
         policy: Policy | None = None,
         sizes: Mapping[int, Sequence[int]] | None = None,
         host: HostSeconds | None = None,
+        model_steps: int | None = None,
     ) -> None:
         """steps: depths to choose from, 0 among them. costs: None to learn them from the rounds.
         sizes: by depth, of smaller trees to choose from, in nodes, root included. host: beside
-        costs that are the device's alone."""
+        costs that are the device's alone. model_steps: as to acceptance_of."""
         self.steps = sorted({0, *steps})
         self.sizes = sizes or {}
         self.shapes = all_shapes(self.steps, self.sizes)
@@ -89,7 +91,8 @@ class AdaptiveSteps:
         self.host = host
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
-        self.acceptance = TreeAcceptance(self.steps[-1], sorted(known))
+        self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known))
+        self._is_mixed = model_steps is not None
         self._places: dict[int, _Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
@@ -116,21 +119,23 @@ class AdaptiveSteps:
         ranks: Sequence[Sequence[int]] | None = None,
         limits: Sequence[int] | None = None,
         drafting: float = 0.0,
+        of_text: Sequence[bool] | None = None,
     ) -> None:
         """num_steps, num_nodes: as chosen. drafted, accepted: of each request; of a tree its nodes,
         and those on the accepted path. seconds: of the whole round; None leaves the costs as they
         are. ranks: of the drafts that stand (VerifyResult.path_ranks). limits: the most levels of
         each request, which the nodes of its tree do not tell. drafting: of the seconds, those in
-        which the host drafted."""
+        which the host drafted. of_text: as in core.spec.DraftProposal."""
+        outcomes = None
         if num_steps:
-            outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits)
+            outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits, of_text)
             self.acceptance.observe(num_steps, outcomes)
         elif self._only_earns(batch_size):
             return
         if num_steps or not self.costs.is_fixed:
             self._view = None
         if seconds is not None and isinstance(self.costs, RunningCosts):
-            levels = sum(min(one, num_steps) for one in drafted)
+            levels = 0 if outcomes is None else sum(self.acceptance.levels(num_steps, outcomes))
             self.costs.record(batch_size, num_steps, levels, seconds, num_nodes)
         shape = Shape(num_steps, num_nodes)
         self._settle(batch_size, shape, 1 + sum(accepted) / batch_size, seconds, drafting)
@@ -182,10 +187,11 @@ class AdaptiveSteps:
         return self._view
 
     def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
-        is_known = self.costs.is_fixed and coverage == 1
+        is_known = self.costs.is_fixed and coverage == 1 and not self._is_mixed
         if is_known and batch_size in self._fixed:
             return self._fixed[batch_size]
-        found = seconds_of(self.costs, batch_size, coverage, self.shapes)
+        levels = {k: coverage * self.acceptance.mean_levels(k) for k in self.steps}
+        found = seconds_of(self.costs, batch_size, levels, self.shapes)
         if found is not None and self.host is not None:
             found = self.host.of(batch_size, found)
         if is_known:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
 from operator import mul
 
-from specengine.engine.adaptive.acceptance import Acceptance, Shares
+from specengine.engine.adaptive.acceptance import Acceptance, Shares, conditional
 
 _RESCUED = 0.2  # the chance, before anything is known, that a larger tree goes on where one ends
 
@@ -33,6 +33,7 @@ class Outcomes:
     ranks: Sequence[Sequence[int]] | None = None  # of these, ascending; None: nobody knows
     num_nodes: int | None = None  # that trees were to be cut to, root included
     limits: Sequence[int] | None = None  # levels that requests allow; None: as many as drafts
+    of_text: Sequence[bool] | None = None  # as in core.spec.DraftProposal
 
     @property
     def levels(self) -> Sequence[int]:
@@ -77,10 +78,17 @@ class TreeAcceptance:
     def coverage(self) -> float:
         return self.least.coverage
 
+    def mean_levels(self, num_steps: int) -> float:
+        """Of those that draft, where so many are asked for."""
+        return num_steps
+
+    def levels(self, num_steps: int, outcomes: Outcomes) -> list[int]:
+        """That each request drafted, in a round of that depth."""
+        return [min(level, num_steps) for level in outcomes.levels]
+
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
         if not self.sizes:
-            levels = [min(level, num_steps) for level in outcomes.levels]
-            self.least.observe(levels, outcomes.accepted)
+            self.least.observe(self.levels(num_steps, outcomes), outcomes.accepted)
             return
         self.is_told |= outcomes.ranks is not None
         least: Counter[tuple[int, int]] = Counter()
@@ -106,9 +114,7 @@ class TreeAcceptance:
         for larger in rescues:
             pairs = zip(reach, larger.chances(), strict=True)
             reach = [old + (1.0 - old) * rescued for old, rescued in pairs]
-        reach = list(accumulate(reach, min))  # each place forgets at its own pace
-        steps = zip([1.0, *reach[:-1]], reach, strict=True)
-        return [after / before if before else 0.0 for before, after in steps]
+        return conditional(reach)
 
     def _place(self, num_nodes: int | None) -> int:
         return len(self.sizes) if num_nodes is None else bisect_left(self.sizes, num_nodes)

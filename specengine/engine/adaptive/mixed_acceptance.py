@@ -1,0 +1,100 @@
+"""How often drafts stand where a text's take the place of a model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, compress
+from operator import mul, not_
+from typing import TypeVar
+
+from specengine.engine.adaptive.acceptance import RunningShare, conditional
+from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+
+T = TypeVar("T")
+
+_OF_TEXT = 0.5  # the share of drafts, before anything is known
+
+
+class MixedAcceptance:
+    """As TreeAcceptance, of drafts from two sources, each of which is learned by itself. How deep
+    to draft is chosen for both at once; the model goes no deeper than it can. So whatever stands of
+    deeper places is text's, and counts for as many requests as have text."""
+
+    def __init__(self, depth: int, model_steps: int, sizes: Sequence[int] = ()) -> None:
+        """depth: of text, at least model_steps. sizes: as to TreeAcceptance."""
+        self.model = TreeAcceptance(model_steps, sizes)
+        self.text = TreeAcceptance(depth, sizes)
+        self._texts = RunningShare(_OF_TEXT)  # of requests
+
+    @property
+    def is_told(self) -> bool:
+        return self.model.is_told or self.text.is_told
+
+    @property
+    def coverage(self) -> float:
+        texts = self._texts.value
+        return texts + (1.0 - texts) * self.model.coverage
+
+    @property
+    def text_share(self) -> float:
+        """Of the drafts."""
+        return self._texts.value / self.coverage if self.coverage else 0.0
+
+    def mean_levels(self, num_steps: int) -> float:
+        """Of those that draft, where so many are asked for."""
+        own = min(num_steps, self.model.depth)
+        return own + self.text_share * (num_steps - own)
+
+    def levels(self, num_steps: int, outcomes: Outcomes) -> list[int]:
+        """As TreeAcceptance. Nodes of a model's trees do not tell how deep these are."""
+        own = min(num_steps, self.model.depth)
+        most = [num_steps if mark else own for mark in _marks(outcomes)]
+        return [*map(min, outcomes.levels, most)]
+
+    def observe(self, num_steps: int, outcomes: Outcomes) -> None:
+        pairs = zip(_marks(outcomes), outcomes.levels, strict=True)
+        is_text = [mark and level > 0 for mark, level in pairs]
+        self._texts.add(len(is_text), sum(is_text))
+        is_own = [*map(not_, is_text)]
+        if any(is_own):
+            most = min(num_steps, self.model.depth)
+            self.model.observe(most, _part(outcomes, is_own))
+        if any(is_text):
+            self.text.observe(num_steps, _part(outcomes, is_text))
+
+    def chances(self, num_nodes: int | None = None) -> list[float]:
+        """[depth], in 0..1, as TreeAcceptance."""
+        share = self.text_share
+        text = accumulate(self.text.chances(num_nodes), mul)
+        own = [*accumulate(self.model.chances(num_nodes), mul)]
+        own += [0.0] * (self.text.depth - len(own))
+        pairs = zip(own, text, strict=True)
+        return conditional(share * said + (1.0 - share) * guessed for guessed, said in pairs)
+
+
+def acceptance_of(
+    depth: int, model_steps: int | None, sizes: Sequence[int] = ()
+) -> TreeAcceptance | MixedAcceptance:
+    """model_steps: how deep a model drafts beside text; None: all drafts have one source."""
+    if model_steps is None:
+        return TreeAcceptance(depth, sizes)
+    return MixedAcceptance(depth, model_steps, sizes)
+
+
+def _marks(outcomes: Outcomes) -> Sequence[bool]:
+    return outcomes.of_text or [False] * len(outcomes.drafted)
+
+
+def _part(outcomes: Outcomes, kept: Sequence[bool]) -> Outcomes:
+    def of(column: Sequence[T]) -> list[T]:
+        return [*compress(column, kept)]
+
+    ranks, limits = outcomes.ranks, outcomes.limits
+    return replace(
+        outcomes,
+        drafted=of(outcomes.drafted),
+        accepted=of(outcomes.accepted),
+        ranks=None if ranks is None else of(ranks),
+        limits=None if limits is None else of(limits),
+    )
