@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise, repeat
 from operator import mul
 
@@ -35,7 +36,7 @@ class Outcomes:
     limits: Sequence[int] | None = None  # levels that requests allow; None: as many as drafts
     of_text: Sequence[bool] | None = None  # as in core.spec.DraftProposal
 
-    @property
+    @cached_property
     def levels(self) -> Sequence[int]:
         """The deepest place where each might have had a draft."""
         return self.drafted if self.limits is None else [*map(min, self.drafted, self.limits)]
