@@ -20,6 +20,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specengine.lab.environment import environment, process_seconds
@@ -158,10 +160,20 @@ def _spec(args: argparse.Namespace, model: Model) -> Iterator[Spec]:
     from transformers import AutoConfig
 
     with tempfile.TemporaryDirectory(prefix="random-eagle3-") as folder:
-        write_random_eagle3(
-            Path(folder), AutoConfig.from_pretrained(model.folder), args.random_draft
-        )
+        config = AutoConfig.from_pretrained(model.folder)
+        with _one_thread():
+            write_random_eagle3(Path(folder), config, args.random_draft)
         yield Spec(EAGLE3, args.num_steps, args.accept_length, Path(folder))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch starts no others. vLLM forks its engine, which would wait forever for threads of
+    this process."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
 
 
 def _shape(name: str) -> Any:

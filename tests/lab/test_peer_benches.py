@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import make_dataclass
@@ -158,3 +160,27 @@ def test_an_unknown_model_is_named(common: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(common, "find_spec", lambda name: object())
     with pytest.raises(SystemExit, match="neither a folder nor one of the shapes"):
         common.run("vLLM", "vllm", lambda *_: None, ["--model", "absent", "--json", "x"])
+
+
+FORKS = """
+import argparse, os, signal, sys
+import common, torch
+from pathlib import Path
+
+args = argparse.Namespace(algorithm="EAGLE3", num_steps=3, accept_length=2.5, random_draft=16384)
+with common._model("smollm2-shape") as model, common._spec(args, model) as spec:
+    assert (spec.draft / "model.safetensors").is_file()
+    assert torch.get_num_threads() == 2
+    if os.fork() == 0:
+        signal.alarm(20)  # ends it, where it waits for threads that are not there
+        torch.ones(4_000_000).mul(2).sum()
+        os._exit(0)
+    sys.exit(os.wait()[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_an_engine_that_is_forked_behind_a_random_draft_can_compute() -> None:
+    env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(PEERS)}
+    done = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
