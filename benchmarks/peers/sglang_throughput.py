@@ -16,9 +16,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from common import EAGLE3, Generate, Model, Outcome, Spec, Workload, run
 
-# Names that depend on the version: of the environment, and of the option.
+# Names that depend on the version: of the environment, and of options.
 _FORCED_LENGTH = ("SGLANG_SIMULATE_ACC_LEN", "SIMULATE_ACC_LEN")
 _LARGEST_GRAPH = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
+_DRAFT_FORMAT = "speculative_draft_load_format"
 
 
 def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str, Any]]:
@@ -31,6 +32,8 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
     known = {one.name for one in fields(ServerArgs)}
     largest_graph = next(name for name in _LARGEST_GRAPH if name in known)
     speculative = _speculative(spec)
+    if _DRAFT_FORMAT not in known:
+        speculative.pop(_DRAFT_FORMAT, None)
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "attention_backend": "triton",
@@ -70,7 +73,7 @@ def _speculative(spec: Spec) -> dict[str, Any]:
         "speculative_algorithm": "EAGLE3",
         "speculative_num_steps": spec.num_steps,
         "speculative_eagle_topk": 1,
-        "speculative_draft_load_format": "auto",  # it has weights where the target has none
+        _DRAFT_FORMAT: "auto",  # it has weights where the target has none
         **nodes,
     }
 

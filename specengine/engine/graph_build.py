@@ -67,8 +67,8 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
         of_model = drafter.model_steps if isinstance(drafter, HybridDrafts) else None
         if costs is None or not costs.tells:
             learned = RunningCosts(_measure(graph_round))
-            return AdaptiveSteps(steps, learned, model_steps=of_model)
-        depths = AdaptiveSteps(steps, by_hand, model_steps=of_model)
+            return AdaptiveSteps(steps, learned, model_steps=of_model, pads=True)
+        depths = AdaptiveSteps(steps, by_hand, model_steps=of_model, pads=True)
         costs.start(depths.costs)
         return depths
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])

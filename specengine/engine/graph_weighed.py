@@ -93,10 +93,10 @@ class WeighingRound(GraphRound):
         assert verifier.kernel is not None, "weigher() refuses verifiers that have none"
         return verifier.kernel(drafts, draws, backend=verifier.backend)
 
-    def keeps_rejected(self, reqs: list[Req]) -> bool:
-        """Whether the rule must see what a grammar forbids, as where `constrain` gets draft_probs:
-        of the drafts that were drawn for these requests."""
-        return self.draws and not all(req.sampling.is_greedy for req in reqs)
+    def were_drawn(self, reqs: list[Req]) -> list[bool]:
+        """Of each request whether its drafts are sampled: the rule must see which of them a grammar
+        forbids, as where `constrain` gets draft_probs."""
+        return [self.draws and not req.sampling.is_greedy for req in reqs]
 
 
 class GraphWeighedRound(WeighingRound):
@@ -179,7 +179,7 @@ class GraphWeighedRound(WeighingRound):
     def tell_kept(self, reqs: list[Req], trees: list[HostTree], legal_BN: Flags) -> LeftDepths:
         """What `constrain` leaves of drafts: of those that were drawn, the first that a grammar
         forbids as well, which the rule must see."""
-        kept_BN = kept_nodes(legal_BN, trees, self.keeps_rejected(reqs))
+        kept_BN = kept_nodes(legal_BN, trees, self.were_drawn(reqs))
         self._tell(self.num_allowed, (kept_BN.sum(1) - 1).tolist())
         return depths_left(reqs, trees, kept_BN)
 

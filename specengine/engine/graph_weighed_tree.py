@@ -90,7 +90,7 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
     def tell_kept(self, reqs: list[Req], trees: list[HostTree], legal_BN: Flags) -> None:
         """What `constrain` leaves of trees, and the numbers that its nodes then have: coins are
         keyed by them."""
-        kept_BN = kept_nodes(legal_BN, trees, self.keeps_rejected(reqs))
+        kept_BN = kept_nodes(legal_BN, trees, self.were_drawn(reqs))
         numbers_BN = np.where(kept_BN, kept_BN.cumsum(axis=1) - 1, -1)
         size, num_nodes = numbers_BN.shape
         moved = pinned(torch.from_numpy(numbers_BN), self.numbers_BN.device)

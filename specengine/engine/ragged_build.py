@@ -50,11 +50,13 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
 
 
 def _kept_weights(spec: SpecConfig) -> int:
-    """Of sampled drafts a row of each; of trees, beside these, one of each node gone on with."""
+    """Of sampled drafts a row of each; of trees, beside these, one of each node gone on with. Of
+    relaxed drafts the target's logits, which are sampled from out of place."""
+    kept = 1 if spec.verify == "relaxed" else 0
     if not spec.draft_sampling or spec.num_steps is None:
-        return 0
+        return kept
     gone_on_with = 1 + (spec.num_steps - 1) * spec.eagle_topk
-    return 1 if spec.eagle_topk == 1 else 1 + -(-gone_on_with // spec.max_nodes)
+    return kept + (1 if spec.eagle_topk == 1 else 1 + -(-gone_on_with // spec.max_nodes))
 
 
 def _kinds_of_rounds(spec: SpecConfig) -> int:

@@ -62,6 +62,22 @@ def test_who_drafts_nothing_has_no_draft_of_either_kind() -> None:
     assert expected_tokens(acceptance.chances())[5] == pytest.approx(1 + (3 + 5) / 2, abs=0.1)
 
 
+def test_in_graphs_all_cost_what_the_deepest_does() -> None:
+    """So a few that have text make a round of many deep."""
+    steps = AdaptiveSteps([0, MODEL, DEPTH], model_steps=MODEL, pads=True)
+    levels, of_text = [MODEL] * 63 + [DEPTH], [False] * 63 + [True]
+    for _ in range(200):
+        steps.observe(64, DEPTH, levels, levels, 3.0, of_text=of_text)
+        steps.observe(64, MODEL, [MODEL] * 64, [MODEL] * 64, 2.0, of_text=of_text)
+        steps.observe(64, 0, [0] * 64, [0] * 64, 1.0)
+    assert steps.costs.of(64, DEPTH) == 3.0
+    assert steps.costs.of(64, MODEL) == 2.0
+    acceptance = steps.acceptance
+    assert acceptance.mean_levels(DEPTH, 1) == pytest.approx(MODEL + 4 / 64, abs=0.02)
+    assert acceptance.mean_levels(DEPTH, 64) == pytest.approx(MODEL + 4 * 0.635, abs=0.1)
+    assert acceptance.mean_levels(MODEL, 64) == MODEL
+
+
 def test_padding_that_stood_was_no_draft() -> None:
     acceptance = MixedAcceptance(DEPTH, MODEL)
     for _ in range(400):

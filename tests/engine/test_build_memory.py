@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from specengine.core.config import EngineConfig, MemoryConfig, ModelConfig
+import pytest
+
+from specengine.core.config import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
 from specengine.engine.build import build_engine
+from specengine.engine.ragged_build import _kept_weights
 
 
 def test_memory_that_is_no_whole_number_of_pages(small_models: dict[str, Path]) -> None:
@@ -15,3 +19,19 @@ def test_memory_that_is_no_whole_number_of_pages(small_models: dict[str, Path]) 
         memory=MemoryConfig(page_size=16, max_total_tokens=500),
     )
     assert build_engine(config).stats().num_slots == 496
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ({}, 0),
+        ({"verify": "relaxed"}, 1),
+        ({"draft_sampling": True}, 1),
+        ({"verify": "relaxed", "draft_sampling": True}, 2),
+    ],
+    ids=str,
+)
+def test_rounds_that_weigh_hold_rows_of_the_vocabulary(more: dict[str, Any], rows: int) -> None:
+    """Beside the logits: what was drawn from, and what relaxed drafts are held against."""
+    spec = SpecConfig(algorithm="EAGLE3", num_steps=3, num_draft_tokens=4, eagle_topk=1, **more)
+    assert _kept_weights(spec) == rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,7 +26,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.draft_nodes import HostTree
-from specengine.engine.grammar.drafts import add_masks, constrain, legal_nodes
+from specengine.engine.grammar.drafts import add_masks, constrain, kept_nodes, legal_nodes
 from specengine.engine.grammar.masks import MaskBuilder, masked_prefill
 from tests.engine.grammar_world import EOS, VOCAB, World, allowed, mask_of
 
@@ -111,6 +112,19 @@ def test_sampled_nodes_stay_to_be_rejected(world: World) -> None:
     assert torch.equal(drafted.draft_probs[0, : len(kept)], probs[0, kept])
     assert drafted.confidence is not None
     assert torch.equal(drafted.confidence[0, : len(kept)], confidence[0, kept])
+
+
+def test_of_greedy_requests_nothing_was_drawn(world: World) -> None:
+    """Whoever they share a batch with, on the host and on the device."""
+    tree, chain = "raxb", [-1, 0, 1, 2]
+    reqs = [world.request(AB, "a", temperature=one) for one in (0.0, 0.7)]
+    proposal = proposal_of(world, [(tree, chain)] * 2, draft_probs=torch.rand(2, 4, VOCAB))
+    drafted = constrain(batch_of(reqs), proposal).proposal
+    assert shown(world, drafted) == [("ra", [-1, 0]), ("rax", [-1, 0, 1])]
+    legal_BN = np.array([[True, True, False, False]] * 2)
+    trees = [HostTree(world.ids(tree), chain)] * 2
+    kept_BN = kept_nodes(legal_BN, trees, [False, True])
+    assert kept_BN.sum(axis=1).tolist() == drafted.num_nodes
 
 
 @pytest.mark.parametrize("reqs", ["free", "legal"])

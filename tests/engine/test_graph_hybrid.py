@@ -20,6 +20,7 @@ from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
+from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round_form import Flight
 from specengine.engine.row_choices import BEST
 from specengine.kernels.native import suffix
@@ -268,7 +269,10 @@ def test_what_start_and_idle_moments_capture_is_all_that_rounds_need(
     while llm.engine.use_idle_moment():
         pass
     captures = flying.counters["captures"]
-    assert captures == len(flying.captured) == 2 * len(flying.forms(1, BEST)) * 3
+    kinds = flying.forms(1, BEST)
+    assert captures == len(flying.captured) == 2 * len(kinds) * 3
+    chosen = replace(hybrid(spec, most_nodes), adaptive=True)
+    assert len(kinds) <= _kinds_of_rounds(chosen), "memory is kept for these"
     for count in (4, 2, 1):
         for params in ([LONG] * count, [SURE] * count):
             llm.generate(PROMPTS[:count], params)

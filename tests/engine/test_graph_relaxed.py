@@ -162,6 +162,21 @@ def test_kernels_decide_what_the_reference_does(
     assert not fallbacks(flying)
 
 
+@ON_CPU
+def test_graphs_at_start_and_of_idle_moments_are_those_that_rounds_need(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, llm = pair_of(folders, "EAGLE3")
+    flying = let_fly(llm, monkeypatch)
+    flying.capture()
+    for params in (GREEDY, SAMPLED[0]):
+        before = flying.counters["captures"]
+        llm.generate(MANY[:3], [params] * 3)
+        assert flying.counters["captures"] == before
+        while llm.engine.use_idle_moment():
+            pass
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:

@@ -107,9 +107,12 @@ def test_vllm(
         assert setting["options"]["speculative_config"]["synthetic_acceptance_length"] == 2.5
 
 
-@pytest.mark.parametrize("largest_graph", ["cuda_graph_max_bs_decode", "cuda_graph_max_bs"])
+@pytest.mark.parametrize(
+    "options_known",
+    [("cuda_graph_max_bs_decode", "speculative_draft_load_format"), ("cuda_graph_max_bs",)],
+)
 def test_sglang(
-    common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, largest_graph: str
+    common: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options_known: tuple[str, ...]
 ) -> None:
     started: list[dict[str, Any]] = []
 
@@ -122,7 +125,7 @@ def test_sglang(
             return [{"meta_info": facts} for _ in input_ids]
 
     pretend(monkeypatch, common, "sglang", {"Engine": Engine})
-    known = {"ServerArgs": make_dataclass("ServerArgs", [largest_graph])}
+    known = {"ServerArgs": make_dataclass("ServerArgs", options_known)}
     pretend(monkeypatch, common, "sglang.srt.server_args", known)
     script = load("sglang_throughput")
     for name in script._FORCED_LENGTH:
@@ -134,7 +137,8 @@ def test_sglang(
     assert [options[name] for name in options if "graph" in name] == [
         options["max_running_requests"]
     ]
-    assert largest_graph in options
+    names = {"cuda_graph_max_bs_decode", "cuda_graph_max_bs", "speculative_draft_load_format"}
+    assert names & options.keys() == {*options_known}
     assert script.os.environ["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
     [setting] = json.loads((tmp_path / "sglang.json").read_text())["settings"]
     assert [point["rounds"] for point in setting["points"]] == [3, 3]

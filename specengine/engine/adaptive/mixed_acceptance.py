@@ -21,8 +21,12 @@ class MixedAcceptance:
     to draft is chosen for both at once; the model goes no deeper than it can. So whatever stands of
     deeper places is text's, and counts for as many requests as have text."""
 
-    def __init__(self, depth: int, model_steps: int, sizes: Sequence[int] = ()) -> None:
-        """depth: of text, at least model_steps. sizes: as to TreeAcceptance."""
+    def __init__(
+        self, depth: int, model_steps: int, sizes: Sequence[int] = (), pads: bool = False
+    ) -> None:
+        """depth: of text, at least model_steps. sizes: as to TreeAcceptance. pads: rounds cost as
+        if all requests drafted as deep as the deepest, as they do in graphs."""
+        self._pads = pads
         self.model = TreeAcceptance(model_steps, sizes)
         self.text = TreeAcceptance(depth, sizes)
         self._texts = RunningShare(_OF_TEXT)  # of requests
@@ -41,16 +45,20 @@ class MixedAcceptance:
         """Of the drafts."""
         return self._texts.value / self.coverage if self.coverage else 0.0
 
-    def mean_levels(self, num_steps: int) -> float:
+    def mean_levels(self, num_steps: int, batch_size: int = 1) -> float:
         """Of those that draft, where so many are asked for."""
         own = min(num_steps, self.model.depth)
-        return own + self.text_share * (num_steps - own)
+        share = self.text_share
+        if self._pads:  # the chance that anybody has text
+            share = 1.0 - (1.0 - self._texts.value) ** batch_size
+        return own + share * (num_steps - own)
 
     def levels(self, num_steps: int, outcomes: Outcomes) -> list[int]:
         """As TreeAcceptance. Nodes of a model's trees do not tell how deep these are."""
         own = min(num_steps, self.model.depth)
         most = [num_steps if mark else own for mark in _marks(outcomes)]
-        return [*map(min, outcomes.levels, most)]
+        found = [*map(min, outcomes.levels, most)]
+        return [max(found)] * len(found) if self._pads else found
 
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
         pairs = zip(_marks(outcomes), outcomes.levels, strict=True)
@@ -74,12 +82,12 @@ class MixedAcceptance:
 
 
 def acceptance_of(
-    depth: int, model_steps: int | None, sizes: Sequence[int] = ()
+    depth: int, model_steps: int | None, sizes: Sequence[int] = (), pads: bool = False
 ) -> TreeAcceptance | MixedAcceptance:
     """model_steps: how deep a model drafts beside text; None: all drafts have one source."""
     if model_steps is None:
         return TreeAcceptance(depth, sizes)
-    return MixedAcceptance(depth, model_steps, sizes)
+    return MixedAcceptance(depth, model_steps, sizes, pads)
 
 
 def _marks(outcomes: Outcomes) -> Sequence[bool]:

@@ -80,10 +80,11 @@ class AdaptiveSteps:
         sizes: Mapping[int, Sequence[int]] | None = None,
         host: HostSeconds | None = None,
         model_steps: int | None = None,
+        pads: bool = False,
     ) -> None:
         """steps: depths to choose from, 0 among them. costs: None to learn them from the rounds.
         sizes: by depth, of smaller trees to choose from, in nodes, root included. host: beside
-        costs that are the device's alone. model_steps: as to acceptance_of."""
+        costs that are the device's alone. model_steps, pads: as to acceptance_of."""
         self.steps = sorted({0, *steps})
         self.sizes = sizes or {}
         self.shapes = all_shapes(self.steps, self.sizes)
@@ -91,7 +92,7 @@ class AdaptiveSteps:
         self.host = host
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
-        self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known))
+        self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known), pads)
         self._is_mixed = model_steps is not None
         self._places: dict[int, _Place] = {}
         self._batch_size = 0  # of the last round
@@ -190,7 +191,7 @@ class AdaptiveSteps:
         is_known = self.costs.is_fixed and coverage == 1 and not self._is_mixed
         if is_known and batch_size in self._fixed:
             return self._fixed[batch_size]
-        levels = {k: coverage * self.acceptance.mean_levels(k) for k in self.steps}
+        levels = {k: coverage * self.acceptance.mean_levels(k, batch_size) for k in self.steps}
         found = seconds_of(self.costs, batch_size, levels, self.shapes)
         if found is not None and self.host is not None:
             found = self.host.of(batch_size, found)

@@ -79,7 +79,7 @@ class TreeAcceptance:
     def coverage(self) -> float:
         return self.least.coverage
 
-    def mean_levels(self, num_steps: int) -> float:
+    def mean_levels(self, num_steps: int, batch_size: int = 1) -> float:
         """Of those that draft, where so many are asked for."""
         return num_steps
 

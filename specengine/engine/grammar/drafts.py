@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -94,9 +94,9 @@ def add_masks(builder: MaskBuilder, first_row: int, req: Req, tree: HostTree) ->
 def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft:
     """Cut nodes that a grammar forbids, and all below them; roots stay.
 
-    A node that was sampled (the proposal has draft_probs) stays as a leaf: its verifier must see
-    it to reject it, and to draw from the residual in its place. Without it the output would be
-    biased towards tokens that the draft allows.
+    A node that was sampled (the proposal has draft_probs, and the request is not greedy) stays as a
+    leaf: its verifier must see it to reject it, and to draw from the residual in its place. Without
+    it the output would be biased towards tokens that the draft allows.
     """
     ruled = [index for index, req in enumerate(batch.reqs) if req.grammar is not None]
     if not ruled:
@@ -107,18 +107,23 @@ def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft
     for index in ruled:
         count = proposal.num_nodes[index]
         tree = HostTree(tokens[index][:count], parents[index][:count])
-        kept[index] = _kept(_grammar(batch.reqs[index]), tree, proposal.draft_probs is not None)
+        req = batch.reqs[index]
+        was_drawn = proposal.draft_probs is not None and not req.sampling.is_greedy
+        kept[index] = _kept(_grammar(req), tree, was_drawn)
         trees[index] = tree.part(kept[index])
     return ConstrainedDraft(keep_nodes(proposal, kept, parents), trees)
 
 
-def kept_nodes(legal_BN: Flags, trees: list[HostTree], keeps_rejected: bool) -> Flags:
+def kept_nodes(legal_BN: Flags, trees: list[HostTree], were_drawn: Sequence[bool]) -> Flags:
     """[B, N], the nodes that `constrain` leaves of trees of one size, of which the grammars allow
-    these. keeps_rejected: they were sampled."""
-    if not keeps_rejected:
+    these. were_drawn: whether they were sampled, by request."""
+    if not any(were_drawn):
         return legal_BN
     parents_BN = np.array([tree.parents for tree in trees]).clip(min=0)
-    return legal_BN | np.take_along_axis(legal_BN, parents_BN, axis=1)
+    kept_BN: Flags = np.take_along_axis(legal_BN, parents_BN, axis=1)
+    kept_BN &= np.array(were_drawn)[:, None]
+    kept_BN |= legal_BN
+    return kept_BN
 
 
 def _grammar(req: Req) -> GrammarState:
