@@ -22,7 +22,7 @@ def draw_siblings(weights_RV: Tensor, uniforms_RK: Tensor, *, backend: Backend =
     Sums are those of integers, exact in any order: no bit depends on other rows, nor on the device.
 
     weights_RV: float32, rows contiguous; 0, or 2^-43 to 1. uniforms_RK: float64 in [0, 1). Any
-    device; Triton on CUDA, or, as "cuda", on Hopper a cluster of blocks a row.
+    device; on CUDA Triton, and of few rows on Hopper a cluster of blocks each ("cuda").
     """
     if row_cluster.takes(backend, weights_RV):
         from specengine.kernels import draw_siblings_cuda

@@ -71,7 +71,7 @@ def sample_rows(
     of float32 operations: the same logits give the same token on every device.
 
     logits_RV: float32, rows contiguous, R = B * nodes, V at most 2^19; in_place: it may be written
-    over. Any device; Triton on CUDA, or, as "cuda", on Hopper a cluster of blocks a row.
+    over. Any device; on CUDA Triton, and of few rows on Hopper a cluster of blocks each ("cuda").
     """
     if row_cluster.takes(backend, logits_RV):
         from specengine.kernels import sample_rows_cuda

@@ -20,8 +20,8 @@ def weigh_rows(
     So rules that weigh the target against a draft read what plain decoding samples from. No bit of
     it depends on other rows, nor on the device.
 
-    logits_RV: float32, rows contiguous, written over -> int64 [R]. Any device; Triton on CUDA, or
-    "cuda", as in sample_rows.
+    logits_RV: float32, rows contiguous, written over -> int64 [R]. Any device; on CUDA as
+    sample_rows.
     """
     if row_cluster.takes(backend, logits_RV):
         from specengine.kernels import sample_rows_cuda

@@ -11,13 +11,11 @@ from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.spec import VerifyResult
 from specengine.engine.graph_ruled import Drafted
 from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
-from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
+from specengine.engine.graph_weighed_tree import DraftedTree, GraphWeighedTreeRound
 from specengine.engine.round_form import Flight
 from specengine.engine.row_choices import Choosing
-from specengine.engine.row_tree_draws import RowTreeDraws
 from specengine.kernels.accept_relaxed import RelaxedRound
 from specengine.kernels.accept_sampled import Accepted
-from specengine.kernels.tree_build import DraftTree
 from specengine.target.verify.relaxed import RelaxedVerifier
 
 
@@ -25,10 +23,11 @@ class RelaxedRounds(WeighingRound):
     """A WeighingRound that is lossy, and weighs what greedy requests have drafted, too: drafts are
     held against the target's edited logits, and its tokens are those of plain decoding."""
 
+    verifier: RelaxedVerifier
+
     def __init__(self, verifier: RelaxedVerifier, draws: bool, *given: Any) -> None:
         """As WeighingRound."""
         super().__init__(verifier, draws, *given)
-        self.relaxed = verifier
         self.choices.weighs_greedy = True
 
     def chosen(self, logits_TV: Tensor, rows: RowBatch, batch: ForwardBatch) -> Tensor:
@@ -56,7 +55,7 @@ class GraphRelaxedRound(RelaxedRounds, GraphWeighedRound):
             counts_B=self.levels(rows, choosing) + 1,
             roots_B=chain.roots_B,
         )
-        return self.relaxed.decide(drafts)
+        return self.verifier.decide(drafts)
 
 
 class GraphRelaxedTreeRound(RelaxedRounds, GraphWeighedTreeRound):
@@ -68,23 +67,16 @@ class GraphRelaxedTreeRound(RelaxedRounds, GraphWeighedTreeRound):
         # Made before any capture, in which they would be nodes of the graph.
         self.counts_B = {n: torch.full_like(roots_B, n) for n, roots_B in self.roots_B.items()}
 
-    def found(
-        self,
-        rows: RowBatch,
-        tree: DraftTree,
-        numbers_BN: Tensor | None,
-        logits_TV: Tensor,
-        batch: ForwardBatch,
-        draws: RowTreeDraws | None,
-    ) -> Accepted:
+    def found(self, drafted: DraftedTree, logits_TV: Tensor, batch: ForwardBatch) -> Accepted:
+        tree = drafted.tree
         batch_size, num_nodes = tree.tokens_BN.shape
         lacks_BN = tree.parents_BN == self.nodes_N[num_nodes]
         drafts = RelaxedRound(
             logits_TV=logits_TV,
-            chosen_T=self.chosen(logits_TV, rows, batch),
+            chosen_T=self.chosen(logits_TV, drafted.rows, batch),
             tokens_BN=tree.tokens_BN.masked_fill(lacks_BN, -1),
             parents_BN=tree.parents_BN.masked_fill(lacks_BN, -1),
             counts_B=self.counts_B[num_nodes][:batch_size],
             roots_B=self.roots_B[num_nodes][:batch_size],
         )
-        return self.relaxed.decide(drafts)
+        return self.verifier.decide(drafts)

@@ -3,7 +3,7 @@ graph."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,14 @@ from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import Accepted, SampledRound, row_sums
 from specengine.kernels.tree_build import DraftTree, TreeLimits
 from specengine.target.verify.match import MatchVerifier
+
+
+@dataclass(frozen=True)
+class DraftedTree:
+    rows: RowBatch
+    tree: DraftTree
+    numbers_BN: Tensor | None  # as of SampledRound
+    draws: RowTreeDraws | None  # by which it was drafted
 
 
 class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
@@ -108,44 +116,28 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         tokens_BN = tree.tokens_BN.masked_fill(is_cut_BN, 0)
         return replace(tree, tokens_BN=tokens_BN, parents_BN=parents_BN)
 
-    def found(
-        self,
-        rows: RowBatch,
-        tree: DraftTree,
-        numbers_BN: Tensor | None,
-        logits_TV: Tensor,
-        batch: ForwardBatch,
-        draws: RowTreeDraws | None,
-    ) -> Accepted:
-        """What the rule decides. numbers_BN: as of SampledRound. logits_TV: edited, of the
-        verification `batch`; may be written over. draws: by which the tree was drafted."""
-        weights_TV = self.target_weights(logits_TV, rows)
-        draft_BNV = None if draws is None else draws.drawn_from(tree)
-        drafts = self.sampled_tree(rows, tree, numbers_BN, weights_TV, draft_BNV)
-        return self.judge(drafts, self.numbers(rows))
+    def found(self, drafted: DraftedTree, logits_TV: Tensor, batch: ForwardBatch) -> Accepted:
+        """What the rule decides. logits_TV: edited, of the verification `batch`; may be written
+        over."""
+        weights_TV = self.target_weights(logits_TV, drafted.rows)
+        return self.judge(self.sampled_tree(drafted, weights_TV), self.numbers(drafted.rows))
 
-    def sampled_tree(
-        self,
-        rows: RowBatch,
-        tree: DraftTree,
-        numbers_BN: Tensor | None,
-        weights_TV: Tensor,
-        draft_BNV: Tensor | None,
-    ) -> SampledRound:
-        """What RoundProbs.of makes on the host. draft_BNV: float32, what drafts were drawn from."""
+    def sampled_tree(self, drafted: DraftedTree, weights_TV: Tensor) -> SampledRound:
+        """What RoundProbs.of makes on the host."""
+        tree, draws = drafted.tree, drafted.draws
         batch_size, num_nodes = tree.tokens_BN.shape
         lacks_BN = tree.parents_BN == self.nodes_N[num_nodes]
         return SampledRound(
             target_TV=weights_TV,
             target_sum_T=row_sums(weights_TV),
-            draft_BNV=draft_BNV,
+            draft_BNV=None if draws is None else draws.drawn_from(tree),
             tokens_BN=tree.tokens_BN,
             parents_BN=tree.parents_BN.masked_fill(lacks_BN, 0).clamp(min=0),
             exists_BN=~lacks_BN,
             depths_BN=tree.depths_BN.masked_fill(lacks_BN, -1),
             roots_B=self.roots_B[num_nodes][:batch_size],
-            greedy_B=self.are_greedy(rows),
-            numbers_BN=numbers_BN,
+            greedy_B=self.are_greedy(drafted.rows),
+            numbers_BN=drafted.numbers_BN,
         )
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
@@ -179,8 +171,8 @@ class WeighedTreeParts(TreeParts):
             numbers_BN = flying.numbers_of(tree)
             tree = flying.within(tree, numbers_BN)
         logits = node_logits(flying, self.seen, rows, choosing)
-        batch = self.seen.batch
-        found = flying.found(rows, tree, numbers_BN, logits.edited_TV, batch, self.draws)
+        drafted = DraftedTree(rows, tree, numbers_BN, self.draws)
+        found = flying.found(drafted, logits.edited_TV, self.seen.batch)
         given = found, tree, self.form.num_steps, flying.table.shape[1]
         paths = accept_path(flying.state, rows.rows_B, *given)
         flying.choices.count(rows, paths.tokens_BW, paths.accepted_B, choosing)

@@ -23,14 +23,13 @@ from tests.engine.test_graph_weighed_tree import (
     NEARLY_FULL,
     Folders,
     assert_flew,
-    let_triton_decide,
+    check_in_the_interpreter,
     pair_on_the_gpu,
 )
 from tests.engine.test_graph_weighed_tree import folders as folders
 from tests.engine.test_weighed_text_trees import prompts as prompts
 from tests.engine.test_weighed_tree_wishes import shortened
 from tests.engine.test_weighed_wishes import check as check_wishes
-from tests.engine.test_weighed_wishes import said
 
 SHAPES = [  # and whether trees are sampled
     *((name, False) for name in ("EAGLE, 2", "EAGLE3, 3", "EAGLE3, few nodes", "MTP, 2")),
@@ -129,14 +128,13 @@ def test_kernels_decide_what_the_reference_does(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Triton's interpreter."""
-    pytest.importorskip("triton")
     host, llm = pair_of(folders, "EAGLE3, 2", False)
     flying = let_fly(llm, monkeypatch)
     wishes = SAMPLED[2], GREEDY, replace(SAMPLED[3], speculative=SpecControl(num_steps=2))
     params = [replace(one, max_tokens=7) for one in (*wishes, WISHES["grammars"][3])]
-    expected = [*said(host.generate(MANY[:4], params))]
-    let_triton_decide(monkeypatch, accept_relaxed, sample_rows, tree_shape, edit_rows)
-    assert [*said(llm.generate(MANY[:4], params))] == expected
+    check_in_the_interpreter(
+        host, llm, MANY[:4], params, monkeypatch, accept_relaxed, sample_rows, tree_shape, edit_rows
+    )
     assert not fallbacks(flying)
 
 

@@ -4,6 +4,7 @@ seed says what it says in rounds of the host, as trees, limits and ends of reque
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, SpecConfig
+from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
@@ -124,11 +125,22 @@ def assert_flew(llm: LLM, least: int) -> None:
     assert stats.fallbacks.keys() <= {NEARLY_FULL}
 
 
-def let_triton_decide(monkeypatch: pytest.MonkeyPatch, *more: ModuleType) -> None:
-    """From now on, in its interpreter: what rounds of weighed trees run beside models, and more."""
+def check_in_the_interpreter(
+    host: LLM,
+    llm: LLM,
+    prompts: Sequence[Any],
+    params: list[SamplingParams],
+    monkeypatch: pytest.MonkeyPatch,
+    *more: ModuleType,
+) -> None:
+    """llm says what host does where Triton decides for it: what rounds of weighed trees run beside
+    models, and more."""
+    pytest.importorskip("triton")
+    expected = [*said(host.generate(prompts, params))]
     rules = accept_target_only, accept_sibling
     for module in (weigh_rows, draw_siblings, *rules, accept_path, tree_build, tree_step, *more):
         monkeypatch.setattr(module, "use_triton", lambda backend, x: True)
+    assert [*said(llm.generate(prompts, params))] == expected
 
 
 @ON_CPU
@@ -271,14 +283,11 @@ def test_kernels_decide_what_the_reference_does(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Triton's interpreter."""
-    pytest.importorskip("triton")
     host, llm = pair_of(folders, "EAGLE3, 2", rule)
     flying = let_fly(llm, monkeypatch)
     wishes = SAMPLED[2], GREEDY, replace(SAMPLED[3], speculative=SpecControl(num_steps=2))
     params = [replace(one, max_tokens=7) for one in wishes]
-    expected = [*said(host.generate(PROMPTS, params))]
-    let_triton_decide(monkeypatch)
-    assert [*said(llm.generate(PROMPTS, params))] == expected
+    check_in_the_interpreter(host, llm, PROMPTS, params, monkeypatch)
     assert not fallbacks(flying)
 
 

@@ -15,13 +15,13 @@ from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_round import let_fly as allow
-from tests.engine.test_graph_weighed import CONTEXT, MANY, ON_CPU, check, fallbacks, flags, said
+from tests.engine.test_graph_weighed import CONTEXT, MANY, ON_CPU, check, fallbacks, flags
 from tests.engine.test_graph_weighed_tree import (
     NEARLY_FULL,
     RULES,
     WISHES,
     assert_flew,
-    let_triton_decide,
+    check_in_the_interpreter,
     pair_on_the_gpu,
     with_rule,
 )
@@ -112,13 +112,10 @@ def test_kernels_decide_what_the_reference_does(
     rule: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Triton's interpreter."""
-    pytest.importorskip("triton")
     host, llm = pair_of(target, specs["2"], rule)
     flying = let_fly(llm, monkeypatch)
     params = [replace(one, max_tokens=7) for one in (SAMPLED[2], GREEDY)]
-    expected = [*said(host.generate(PROMPTS[:2], params))]
-    let_triton_decide(monkeypatch)
-    assert [*said(llm.generate(PROMPTS[:2], params))] == expected
+    check_in_the_interpreter(host, llm, PROMPTS[:2], params, monkeypatch)
     assert not fallbacks(flying)
 
 

@@ -22,12 +22,12 @@ from tests.engine.test_graph_weighed_tree import (
     SHAPES,
     Folders,
     assert_flew,
-    let_triton_decide,
+    check_in_the_interpreter,
     pair_on_the_gpu,
     with_rule,
 )
 from tests.engine.test_graph_weighed_tree import folders as folders
-from tests.engine.test_weighed_wishes import ALSO, WISHES, check, said
+from tests.engine.test_weighed_wishes import ALSO, WISHES, check
 
 NAMES = ["EAGLE, 2", "EAGLE3, 3", "EAGLE3, 4, static", "MTP, 2"]
 TOLD = replace(SAMPLED[4], logprobs=2, max_tokens=20)
@@ -150,13 +150,10 @@ def test_kernels_decide_what_the_reference_does(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In Triton's interpreter."""
-    pytest.importorskip("triton")
     host, llm = pair_of(folders, "EAGLE3, 2", rule)
     flying = let_fly(llm, monkeypatch)
     params = [replace(one, max_tokens=7) for one in (*WISHES["all"][:3], WISHES["grammars"][3])]
-    expected = [*said(host.generate(MANY[:4], params))]
-    let_triton_decide(monkeypatch, edit_rows)
-    assert [*said(llm.generate(MANY[:4], params))] == expected
+    check_in_the_interpreter(host, llm, MANY[:4], params, monkeypatch, edit_rows)
     assert not fallbacks(flying)
 
 

@@ -34,7 +34,7 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     if isinstance(flying, WeighingRound):
         parts += [Watched(flying, "target_weights", "sample"), Watched(flying, "judge", "accept")]
     if isinstance(flying, RelaxedRounds):
-        parts.append(Watched(flying.relaxed, "decide", "accept"))
+        parts.append(Watched(flying.verifier, "decide", "accept"))
     return [
         *parts,
         Watched(model, "draft_rows", "draft"),
