@@ -1,10 +1,11 @@
-"""Rules of CONTRIBUTING.md that can be read off the syntax trees: a round reads as the algorithm,
-nobody asks for an algorithm by name, and functions and files stay short."""
+"""Rules of CONTRIBUTING.md that can be read off the files: a round reads as the algorithm, nobody
+asks for an algorithm by name, functions and files stay short, and filed figures can be read."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,13 @@ def test_files_and_functions_are_short() -> None:
     assert {path: count for path, count in lines.items() if count > MOST_FILE_LINES} == {}
     functions = {path: list(long_functions(ast.parse(text))) for path, text in texts.items()}
     assert {path: names for path, names in functions.items() if names} == {}
+
+
+def test_filed_figures_can_be_read() -> None:
+    files = sorted((ROOT / "benchmarks/results").glob("*.json"))
+    assert files
+    for path in files:
+        assert json.loads(path.read_text()), short(path)
 
 
 def test_the_rules_see_breaches() -> None:
