@@ -20,6 +20,7 @@ from specengine.core.spec import (
     PrefillResult,
     PreparingDrafter,
     TextDrafter,
+    TextTreeDrafter,
     VerifyResult,
 )
 from specengine.draft.proposals import Draft, assemble
@@ -44,7 +45,9 @@ class HybridDrafter:
         self.proposes_tree = inner.proposes_tree or suffix.proposes_tree
         self.max_nodes = max(inner.max_nodes, suffix.max_nodes)
         # Asked once: to look at a protocol takes far longer than to study.
-        self._readers = [one for one in (inner, suffix) if isinstance(one, TextDrafter)]
+        self._readers: list[TextDrafter] = [
+            one for one in (inner, suffix) if isinstance(one, TextDrafter)
+        ]
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         self.inner.seed(batch, output, result)
@@ -73,6 +76,11 @@ class HybridDrafter:
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         self.inner.observe(batch, output, result)
         self.suffix.observe(batch, output, result)
+
+    def most_nodes(self, num_steps: int) -> int:
+        """As core.spec.TextTreeDrafter, of texts alone."""
+        readers = (one for one in self._readers if isinstance(one, TextTreeDrafter))
+        return max(one.most_nodes(num_steps) for one in readers)
 
     def study(self, req: Req, most: int) -> None:
         for one in self._readers:

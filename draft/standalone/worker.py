@@ -133,8 +133,11 @@ class StandaloneWorker(TreeDraftWorker):
 
     def catch_up_rows(self, rows: RowBatch, tokens_BN: Tensor) -> None:
         """All but the two that the next round runs, were every draft to stand. Rows past those that
-        stand run along; the next round writes over what they leave."""
-        run_BN = torch.cat([self._last_two(rows), tokens_BN[:, :-2]], dim=1)
+        stand run along; the next round writes over what they leave. Of trees `observe_rows` runs
+        the path."""
+        run_BN = self._last_two(rows)
+        if not self.proposes_tree:
+            run_BN = torch.cat([run_BN, tokens_BN[:, :-2]], dim=1)
         self.runner.forward_extend(self.runner.new_row_batch(_one_back(rows), run_BN))
 
     def observe_rows(

@@ -17,6 +17,7 @@ class LateRowDrafter(RowDrafter, Protocol):
     """A RowDrafter that knows of a round what it ran to draft it, and not what was said instead."""
 
     def catch_up_rows(self, rows: RowBatch, tokens_BN: Tensor) -> None:
-        """Before observe_rows, of a round in which others drafted, for some requests or for all;
-        it may not have been asked. Run what was said. tokens_BN: as there."""
+        """Before observe_rows, of a round in which others drafted: chains for some requests or for
+        all; trees for all, or beside chains. It may not have been asked. Run what was said, as far
+        as observe_rows does not. tokens_BN: as there."""
         ...

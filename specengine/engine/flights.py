@@ -17,7 +17,7 @@ from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
-from specengine.engine.hybrid_drafts import HybridDrafts
+from specengine.engine.hybrid_drafts import MixedDrafts
 from specengine.engine.idle_captures import IdleCaptures
 from specengine.engine.round_form import Flight, Wish
 from specengine.engine.text_ahead import TextAhead
@@ -72,7 +72,7 @@ class Flights:
         self._ahead: TextAhead | None = None
         drafts = graph_round.drafter
         self._drafts = drafts if isinstance(drafts, HostDrafter) else None
-        self._hybrid = drafts if isinstance(drafts, HybridDrafts) else None
+        self._hybrid = drafts if isinstance(drafts, MixedDrafts) else None
         self._reader = drafter if self._hybrid is None else self._hybrid.reader
         if self._reads_text and isinstance(self._reader, TextDrafter):
             self._study = TextStudy(self._reader)

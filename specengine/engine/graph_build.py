@@ -24,7 +24,7 @@ from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
-from specengine.engine.graph_hybrid import GraphHybridRound
+from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound
 from specengine.engine.graph_relaxed import GraphRelaxedRound, GraphRelaxedTreeRound
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
@@ -33,7 +33,8 @@ from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
 from specengine.engine.host_trees import HostTrees
-from specengine.engine.hybrid_drafts import HybridDrafts
+from specengine.engine.hybrid_drafts import HybridDrafts, MixedDrafts
+from specengine.engine.hybrid_trees import HybridTrees
 from specengine.engine.loop import EngineParts
 from specengine.runner.graph_counters import PLANS_ON_HOST
 from specengine.target.verify.relaxed import RelaxedVerifier
@@ -64,7 +65,7 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     steps, by_hand = graph_round.steps, None if costs is None else costs.by_hand
     drafter = graph_round.drafter
     if isinstance(drafter, HostDrafter):
-        of_model = drafter.model_steps if isinstance(drafter, HybridDrafts) else None
+        of_model = drafter.model_steps if isinstance(drafter, MixedDrafts) else None
         if costs is None or not costs.tells:
             learned = RunningCosts(_measure(graph_round))
             return AdaptiveSteps(steps, learned, model_steps=of_model, pads=True)
@@ -129,9 +130,11 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
     rule = weigher(parts)
     if rule is not None:
         return _weighing_round(rule, parts, drafter, *given)
-    kind = GraphHybridRound if isinstance(drafter, HybridDrafts) else GraphRound
-    is_tree = isinstance(drafter, TreeRowDrafter) and drafter.tree_row_steps is not None
-    graph_round = (GraphTreeRound if is_tree else kind)(parts.worker, drafter, *given)
+    of_chains, of_trees = GraphRound, GraphTreeRound
+    if isinstance(drafter, MixedDrafts):
+        of_chains, of_trees = GraphHybridRound, GraphHybridTreeRound
+    kind = of_chains if _tree_steps(drafter) is None else of_trees
+    graph_round = kind(parts.worker, drafter, *given)
     graph_round.samples = not getattr(parts.verifier, "follows_drafts", True) or _matches(parts)
     return graph_round
 
@@ -180,11 +183,7 @@ def _row_drafter(
         return trees, [0, *([_BETWEEN] if between else []), trees.tree_row_steps]
     if isinstance(drafter, HybridDrafter):
         return _hybrid_drafts(drafter, batch_size, device, chooses)
-    deepest = _tree_steps(drafter)
-    if not isinstance(drafter, RowDrafter):
-        return None
-    deepest = drafter.row_steps if deepest is None else deepest
-    if deepest is None:
+    if not isinstance(drafter, RowDrafter) or (deepest := _deepest(drafter)) is None:
         return None
     shallower = [n for n in _SHALLOW if n < deepest] if chooses else []
     return drafter, [*shallower, deepest]
@@ -194,16 +193,24 @@ def _tree_steps(drafter: Drafter | RowDrafter) -> int | None:
     return drafter.tree_row_steps if isinstance(drafter, TreeRowDrafter) else None
 
 
+def _deepest(drafter: RowDrafter) -> int | None:
+    """Levels of its drafts, whether they branch or not."""
+    tree_steps = _tree_steps(drafter)
+    return drafter.row_steps if tree_steps is None else tree_steps
+
+
 def _hybrid_drafts(
     drafter: HybridDrafter, batch_size: int, device: torch.device, chooses: bool
 ) -> tuple[RowDrafter, list[int]] | None:
-    """As _row_drafter, of a model's chains beside those of text."""
+    """As _row_drafter, of a model's drafts beside those of text."""
     inner, most = drafter.inner, drafter.max_nodes - 1
-    if drafter.proposes_tree or not isinstance(inner, RowDrafter) or inner.row_steps is None:
+    if not isinstance(inner, RowDrafter) or _deepest(inner) is None:
         return None
-    drafts = HybridDrafts(inner, drafter.suffix, batch_size, most, device)
-    shallower = [n for n in _SHALLOW if n < inner.row_steps] if chooses else []
-    return drafts, sorted({*shallower, inner.row_steps, most})
+    kind = HybridTrees if drafter.proposes_tree else HybridDrafts
+    drafts = kind(inner, drafter.suffix, batch_size, most, device)
+    own = drafts.model_steps
+    shallower = [n for n in _SHALLOW if n < own] if chooses else []
+    return drafts, sorted({*shallower, own, most})
 
 
 def _hybrid_ground(parts: EngineParts) -> str | None:
@@ -211,8 +218,6 @@ def _hybrid_ground(parts: EngineParts) -> str | None:
     drafter = parts.drafter
     if not isinstance(drafter, HybridDrafter):
         return None
-    if drafter.proposes_tree:
-        return "trees beside a text's drafts"
     if not drafter.reads_text_alone and weigher(parts) is not None:
         return "a model's drafts beside a text's, with a verifier that weighs them"
     return None

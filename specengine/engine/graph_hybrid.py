@@ -1,24 +1,27 @@
-"""The round of a model's chains and of text as one graph."""
+"""The round of a model's drafts and of text as one graph."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from specengine.core.request import Req
+from specengine.core.spec import RowDrafter
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_ruled import RoundParts
-from specengine.engine.hybrid_drafts import HybridDrafts
-from specengine.engine.round_form import Form, Wish
+from specengine.engine.graph_tree import GraphTreeRound, TreeParts
+from specengine.engine.hybrid_drafts import MixedDrafts
+from specengine.engine.hybrid_trees import HybridTrees
+from specengine.engine.round_form import Flight, Form, Wish
 from specengine.engine.row_choices import Choosing
 
 
 class GraphHybridRound(GraphRound):
-    """A GraphRound of HybridDrafts. Beside the graphs of the model alone there are those of rounds
+    """A GraphRound of MixedDrafts. Beside the graphs of the model alone there are those of rounds
     in which some have text, at each depth, so that the model drafts as deep there as was chosen;
     and of those in which all have text: there the model is not run to draft. These are at least as
     deep as the model could draft. What is deeper than the model is text's."""
 
-    drafter: HybridDrafts
+    drafter: MixedDrafts
 
     def forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         """Deeper than the model they are of text anyway."""
@@ -29,11 +32,13 @@ class GraphHybridRound(GraphRound):
         return [*super().forms(batch_size, choosing), *of_some, *of_all]
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
+        return RoundParts(self, rows_B, form, self.drafter_of(form))
+
+    def drafter_of(self, form: Form) -> RowDrafter:
         most = form.model_steps
         if most is None and form.num_steps > self.drafter.model_steps:
             most = self.drafter.model_steps
-        drafter = self.drafter if most is None else self.drafter.beside_text(most)
-        return RoundParts(self, rows_B, form, drafter)
+        return self.drafter if most is None else self.drafter.beside_text(most)
 
     def _form(self, reqs: list[Req], wish: Wish) -> Form:
         form, most = super()._form(reqs, wish), self.drafter.model_steps
@@ -42,3 +47,21 @@ class GraphHybridRound(GraphRound):
         if wish.model_steps == 0:
             return form._replace(num_steps=max(form.num_steps, most), model_steps=0)
         return form if form.num_steps > most else form._replace(model_steps=form.num_steps)
+
+
+class GraphHybridTreeRound(GraphHybridRound, GraphTreeRound):
+    """Likewise, of HybridTrees."""
+
+    drafter: HybridTrees
+
+    def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
+        kind = TreeParts if form.num_steps else RoundParts
+        return kind(self, rows_B, form, self.drafter_of(form))
+
+    def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
+        """The nodes that text gave, and those of the model's trees."""
+        counts = [self.drafter.own_nodes(level) - 1 for level in levels]
+        if flight.of_text is not None and flight.drafted_nodes is not None:
+            triples = zip(flight.of_text, flight.drafted_nodes, counts, strict=True)
+            counts = [text if is_text else own for is_text, text, own in triples]
+        return flight.left(counts, levels)

@@ -49,13 +49,15 @@ class GraphTreeRound(GraphRound):
             if batch_size * self.drafter.num_tree_nodes(steps) >= _MANY
         }
 
-    def go_on(self, rows: RowBatch, output: RowsOutput, tree: DraftTree, form: Form) -> None:
+    def go_on(
+        self, rows: RowBatch, output: RowsOutput, tree: DraftTree, form: Form
+    ) -> AcceptedPaths:
         """By the path that stands."""
         paths = self.accept_tree(rows, output.best, tree, form.num_steps)
         if form.choosing.logprobs:
             self.logprobs.keep(paths.rows_T)
         self.choices.count(rows, paths.tokens_BW, paths.accepted_B, form.choosing)
-        self.observe(rows, output, paths)
+        return paths
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return (TreeParts if form.num_steps else RoundParts)(self, rows_B, form)
@@ -75,11 +77,6 @@ class GraphTreeRound(GraphRound):
         chosen_BN = chosen_T.view(tree.tokens_BN.shape)
         given = rows.rows_B, chosen_BN, tree, num_steps, self.table.shape[1], self.simulated
         return accept_tree(self.state, *given)
-
-    def observe(self, rows: RowBatch, output: RowsOutput, paths: AcceptedPaths) -> None:
-        """Keep what stands of all nodes, and show it to the drafter."""
-        self.keep(rows, paths)
-        self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
     def keep(self, rows: RowBatch, paths: AcceptedPaths) -> None:
         """The target's KV of the accepted paths, as if they had been chains."""
@@ -132,6 +129,7 @@ class GraphTreeRound(GraphRound):
 class TreeParts(RoundParts):
     """Of a tree."""
 
+    drafter: TreeRowDrafter
     graph_round: GraphTreeRound
     tree: DraftTree  # left behind by the drafting
     tokens_and_parents_2BN: Tensor  # likewise, where the host must know
@@ -142,7 +140,7 @@ class TreeParts(RoundParts):
         rows = flying.begin(self.rows_B)
         edits = flying.draft_edits(rows, self.form.choosing)
         given = self.form.num_steps, edits, self.form.num_nodes
-        self.leave(rows, flying.drafter.draft_tree_rows(rows, *given))
+        self.leave(rows, self.drafter.draft_tree_rows(rows, *given))
 
     def leave(self, rows: RowBatch, tree: DraftTree) -> None:
         """What was drafted, to the other parts."""
@@ -159,7 +157,12 @@ class TreeParts(RoundParts):
     def decide(self) -> None:
         flying, choosing, rows = self.graph_round, self.form.choosing, self.drafted.rows
         output = flying.choose(self.seen, rows, choosing)
-        flying.go_on(rows, output, self.tree, self.form)
+        self.observe(rows, output, flying.go_on(rows, output, self.tree, self.form))
+
+    def observe(self, rows: RowBatch, output: RowsOutput, paths: AcceptedPaths) -> None:
+        """Keep what stands of all nodes, and show it to the drafter."""
+        self.graph_round.keep(rows, paths)
+        self.drafter.observe_rows(rows, _of_paths(output, paths), paths.tokens_BW, paths.accepted_B)
 
     @property
     def shown(self) -> Tensor:

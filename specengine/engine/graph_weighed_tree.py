@@ -180,7 +180,7 @@ class WeighedTreeParts(TreeParts):
             raw_TV = logits.raw_TV.index_select(0, paths.rows_T)
             flying.logprobs.take(raw_TV, paths.tokens_BW.flatten())
         tokens_T, features_TF = tree.tokens_BN.view(-1), self.seen.features()
-        flying.observe(rows, RowsOutput(tokens_T, self.seen.hidden_TH, features_TF), paths)
+        self.observe(rows, RowsOutput(tokens_T, self.seen.hidden_TH, features_TF), paths)
 
     def tell(self, reqs: list[Req], trees: list[HostTree]) -> LeftDepths:
         """How many drafts the rule sees, the device tells."""

@@ -64,9 +64,9 @@ def _kinds_of_rounds(spec: SpecConfig) -> int:
     text: up to six depths, text's own among them, and six in which text drafts."""
     if not spec.adaptive:
         return 5 if spec.hybrid_suffix else 1
-    if spec.eagle_topk > 1:
-        return 11
-    return 12 if spec.hybrid_suffix else 6
+    if spec.hybrid_suffix:
+        return 12
+    return 11 if spec.eagle_topk > 1 else 6
 
 
 def add_ragged_graphs(

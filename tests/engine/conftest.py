@@ -10,6 +10,7 @@ from specengine import SpecConfig
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import TARGETS, predictable
+from tests.engine.hybrid_tree_world import torn_prompts
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +50,9 @@ def folders(
         predictable(folder, form, layers, residue=0.2)
         found[name] = folder, SpecConfig(algorithm="MTP", num_steps=3)
     return found
+
+
+@pytest.fixture(scope="session")
+def torn(folders: dict[str, tuple[Path, SpecConfig]]) -> dict[Path, list[list[int]]]:
+    """Prompts of each target of which suffixes draft trees, and of which nothing."""
+    return {folder: torn_prompts(folder) for folder in {one for one, _ in folders.values()}}

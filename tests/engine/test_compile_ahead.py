@@ -23,6 +23,7 @@ WITHOUT_A_GPU = pytest.mark.skipif(
 
 # Rows of text's drafts are 16 long: kernels of their own, where no model drafts.
 HYBRID = {"eagle_topk": 1, "hybrid_suffix": True, "num_steps": 5, "num_draft_tokens": 16}
+HYBRID_TREES = HYBRID | {"eagle_topk": 2, "num_steps": 3}
 KINDS: dict[str, dict[str, Any]] = {
     "chains": {"eagle_topk": 1, "num_draft_tokens": 4},
     "trees": {"eagle_topk": 4, "num_draft_tokens": 16},
@@ -34,6 +35,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "trees of text": {"algorithm": "NGRAM", "ngram_branches": 2, "num_draft_tokens": 16},
     "EAGLE3 beside text": HYBRID,
     "STANDALONE beside text": {"algorithm": "STANDALONE"} | HYBRID,
+    "EAGLE3 trees beside text": HYBRID_TREES,
+    "STANDALONE trees beside text": {"algorithm": "STANDALONE", "suffix_branches": 2}
+    | HYBRID_TREES,
+    "EAGLE3 beside trees of text": HYBRID | {"suffix_branches": 2},
 }
 
 
@@ -83,13 +88,13 @@ def test_a_rehearsal_of_trees_of_text_misses_nothing(asked_by_kind: dict[str, As
 
 
 @WITHOUT_A_GPU
-@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
+@pytest.mark.parametrize("name", [name for name in KINDS if " beside " in name])
 def test_a_rehearsal_of_a_model_beside_text_misses_nothing(
     name: str, asked_by_kind: dict[str, Asked]
 ) -> None:
     """Nor of rounds in which text drafts for some, or for all."""
-    asked = asked_by_kind[f"{name} beside text"]
-    assert asked["rounds"] == "GraphHybridRound"
+    asked = asked_by_kind[name]
+    assert asked["rounds"] == ("GraphHybridTreeRound" if "trees" in name else "GraphHybridRound")
     assert not asked["missed"]
     assert asked["acts"] < asked["of"] / 4
 

@@ -35,6 +35,8 @@ CASES: dict[str, dict[str, Any]] = {
     "tree": {"page_size": 16, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "EAGLE3 hybrid": {"page_size": 4, "max_total_tokens": 208, "chunked_prefill_size": 16},
     "STANDALONE hybrid": {"page_size": 1, "max_total_tokens": 208, "chunked_prefill_size": 64},
+    "EAGLE3 hybrid tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
+    "STANDALONE hybrid tree": {"page_size": 1, "max_total_tokens": 320, "chunked_prefill_size": 64},
 }
 RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
@@ -53,9 +55,9 @@ def spec_of(name: str, target: Path, drafters: dict[str, str]) -> SpecConfig:
     is_tree = name.endswith("tree")
     shape: dict[str, Any] = {"eagle_topk": 3, "num_draft_tokens": 9} if is_tree else {}
     algorithm = "EAGLE3" if name == "tree" else name.split()[0]
-    if name.endswith("hybrid"):
+    if "hybrid" in name:
         least = {"hybrid_suffix_min_match": 6 if algorithm == "EAGLE3" else 3}
-        shape = {"hybrid_suffix": True, "num_draft_tokens": 8, **least}
+        shape = {"hybrid_suffix": True, "num_draft_tokens": 8, **least} | shape
     itself = algorithm == "STANDALONE" and not is_tree
     draft = str(target) if itself else drafters[algorithm]
     return SpecConfig(

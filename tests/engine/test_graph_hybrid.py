@@ -21,7 +21,7 @@ from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.ragged_build import _kinds_of_rounds
-from specengine.engine.round_form import Flight
+from specengine.engine.round_form import Flight, Wish
 from specengine.engine.row_choices import BEST
 from specengine.kernels.native import suffix
 from tests.engine.flying_world import come_and_go
@@ -191,9 +191,9 @@ def test_who_is_asked(name: str, folders: Folders, monkeypatch: pytest.MonkeyPat
         asked.append(num_steps)
         return draft_rows(rows, num_steps, picks)
 
-    def sending(proposal: Any) -> None:
+    def sending(proposal: Any) -> Wish:
         sends.append(proposal.num_drafted)
-        send(proposal)
+        return send(proposal)
 
     monkeypatch.setattr(drafts.inner, "draft_rows", watched)
     monkeypatch.setattr(drafts, "_send", sending)

@@ -144,6 +144,7 @@ def test_what_is_on_its_way_is_not_written_over(monkeypatch: pytest.MonkeyPatch)
 
 
 TEXT: dict[str, Any] = {"algorithm": "NGRAM", "num_draft_tokens": 12, "ngram_branches": 2}
+SUFFIXES = {"suffix_branches": 2}
 
 
 def make(target: Path, **spec: Any) -> LLM:
@@ -177,11 +178,16 @@ def test_a_depth_between_has_a_graph_where_its_trees_are_smaller(
 
 
 @ON_CPU
-def test_hybrids_of_trees_take_the_rounds_of_the_host(target: Path) -> None:
-    drafter = make(target, **TEXT, hybrid_suffix=True).engine.drafter
+@pytest.mark.parametrize("branches", [{"ngram_branches": 2}, {"ngram_branches": 1} | SUFFIXES])
+def test_hybrids_of_texts_fly_as_their_trees_do(branches: dict[str, Any], target: Path) -> None:
+    drafter = make(target, **TEXT | branches, hybrid_suffix=True).engine.drafter
     assert drafter.proposes_tree
-    assert not isinstance(drafter, TextTreeDrafter)
-    assert _row_drafter(drafter, 4, CPU, chooses=True) is None
+    assert isinstance(drafter, TextTreeDrafter)
+    found = _row_drafter(drafter, 4, CPU, chooses=True)
+    assert found is not None
+    assert isinstance(found[0], HostTrees)
+    assert found[0].num_tree_nodes(2) == (7 if SUFFIXES.items() <= branches.items() else 5)
+    assert found[1] == ([0, 11] if SUFFIXES.items() <= branches.items() else [0, 3, 11])
 
 
 @ON_CPU

@@ -23,7 +23,7 @@ from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
-from specengine.engine.graph_hybrid import GraphHybridRound
+from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.hybrid_drafts import HybridDrafts
@@ -38,6 +38,7 @@ from tests.engine.test_no_graphs import with_graphs
 
 CPU = torch.device("cpu")
 DEEP, NONE = Draft([9, 1, 2, 3, 4, 5]), Draft([9])
+WEIGHED = "a model's drafts beside a text's, with a verifier that weighs them"
 Folders = dict[str, tuple[Path, SpecConfig]]
 
 
@@ -218,12 +219,24 @@ def made_of(llm: LLM) -> GraphRound | str:
         ("STANDALONE", {}, GraphHybridRound),
         ("MTP layers", {}, GraphHybridRound),
         ("EAGLE3", {"simulate_accept_length": 2.5}, GraphHybridRound),
-        ("EAGLE3", {"suffix_branches": 2}, "trees beside"),
-        ("EAGLE3", {"eagle_topk": 2}, "trees beside"),
-        ("EAGLE3", {"verify": "target_only"}, "a model's drafts beside a text's, with a verifier"),
-        ("EAGLE3", {"draft_sampling": True}, "a model's drafts beside a text's, with a verifier"),
+        ("EAGLE3", {"suffix_branches": 2}, GraphHybridTreeRound),
+        ("MTP layers", {"suffix_branches": 2}, GraphHybridTreeRound),
+        ("EAGLE3", {"eagle_topk": 2}, GraphHybridTreeRound),
+        ("STANDALONE", {"eagle_topk": 2, "suffix_branches": 2}, GraphHybridTreeRound),
+        ("EAGLE3", {"eagle_topk": 2, "simulate_accept_length": 2.5}, GraphHybridTreeRound),
+        ("EAGLE3", {"verify": "target_only"}, WEIGHED),
+        ("EAGLE3", {"draft_sampling": True}, WEIGHED),
         ("EAGLE3", {"draft_sampling": True, "verify": "match"}, "drafts are sampled"),
-        ("EAGLE3", {"verify": "relaxed"}, "a model's drafts beside a text's, with a verifier"),
+        ("EAGLE3", {"verify": "relaxed"}, WEIGHED),
+        ("EAGLE3", {"eagle_topk": 2, "verify": "target_only"}, WEIGHED),
+        ("EAGLE3", {"suffix_branches": 2, "verify": "target_only"}, WEIGHED),
+        ("EAGLE3", {"eagle_topk": 2, "draft_sampling": True}, WEIGHED),
+        (
+            "EAGLE3",
+            {"eagle_topk": 2, "draft_sampling": True, "verify": "match"},
+            "drafts are sampled",
+        ),
+        ("EAGLE3", {"eagle_topk": 2, "verify": "relaxed"}, WEIGHED),
     ],
 )
 def test_which_hybrids_fly(

@@ -89,9 +89,14 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         ),
         (
             as_it_is,
-            {"hybrid_suffix": True, "num_draft_tokens": 6, "eagle_topk": 2},
+            {
+                "hybrid_suffix": True,
+                "num_draft_tokens": 6,
+                "eagle_topk": 2,
+                "verify": "target_only",
+            },
             {},
-            "trees beside a text's drafts",
+            "a model's drafts beside a text's, with a verifier that weighs them",
             None,
         ),
         (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
@@ -101,7 +106,7 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         "traced",
         "sampled drafts",
         "sampled tree",
-        "hybrid tree",
+        "weighed hybrid tree",
         "weighs drafts",
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine import LLM, SpecConfig
+from specengine import SpecConfig
 from specengine.core.request import Req
 from specengine.draft import loop_graphs
 from specengine.draft.standalone.worker import StandaloneWorker
@@ -37,9 +37,9 @@ def specs(folders: Folders, target: Path) -> dict[str, SpecConfig]:
     return found | {"for itself": itself}
 
 
-def kv_of(llm: LLM, reqs: list[Req], size: int) -> Iterator[Tensor]:
+def kv_of(drafter: StandaloneWorker, reqs: list[Req], size: int) -> Iterator[Tensor]:
     """The draft's, of the first tokens of each."""
-    pools = cast(StandaloneWorker, llm.engine.drafter).runner.pools
+    pools = drafter.runner.pools
     kv = pools.token_to_kv_pool
     for row in rows_of(reqs):
         slots = pools.req_to_token_pool.req_to_token[row, :size].long()
@@ -63,6 +63,7 @@ def test_whatever_rounds_were_all_before_the_last_two_have_their_kv(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host, llm = pair_of(target, specs[name], context_length=160)
+    drafters = [cast(StandaloneWorker, one.engine.drafter) for one in (llm, host)]
     flying = let_fly(llm, monkeypatch, overlaps=False)
     counters = Counter[str]()
     if loops:
@@ -90,8 +91,9 @@ def test_whatever_rounds_were_all_before_the_last_two_have_their_kv(
         read = [*host.engine.choices]
         for req, other in zip(reqs, read, strict=True):
             size = req.kv_len - 1
-            pairs = zip(kv_of(llm, [req], size), kv_of(host, [other], size), strict=True)
-            for one, its in pairs:
+            theirs = zip(drafters, (req, other), strict=True)
+            columns = (kv_of(drafter, [whose], size) for drafter, whose in theirs)
+            for one, its in zip(*columns, strict=True):
                 torch.testing.assert_close(one, its, rtol=1e-3, atol=1e-4)
         for other in read:
             host.engine.abort(other.rid.split("#")[0])

@@ -38,6 +38,7 @@ SUFFIX: dict[str, Any] = {
 SPECS = {
     "NGRAM": SpecConfig(**TEXT, **NGRAM),
     "SUFFIX": SpecConfig(**SUFFIX),
+    "hybrid": SpecConfig(**TEXT, **NGRAM, hybrid_suffix=True, hybrid_suffix_min_match=3),
     "corpus": SpecConfig(**TEXT, **NGRAM, ngram_shared_corpus=True),
 }
 LONG = replace(GREEDY, max_tokens=48)

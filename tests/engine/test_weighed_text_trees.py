@@ -30,6 +30,7 @@ SPECS = {
         algorithm="SUFFIX", suffix_branches=2, suffix_factor=6.0, num_draft_tokens=16, **TEXT
     ),
 }
+SPECS["hybrid"] = replace(SPECS["NGRAM"], hybrid_suffix=True, hybrid_suffix_min_match=3)
 SPECS["corpus"] = replace(SPECS["NGRAM"], ngram_shared_corpus=True)  # which nobody drafts ahead
 CONTEXT = 230
 # Between two tokens everywhere, so that text goes on now like this and now like that.

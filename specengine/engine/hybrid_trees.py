@@ -1,0 +1,138 @@
+"""A model's trees on the device, and in place of some of them what the host found in text."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch
+from specengine.core.draft_choosing import DraftEdits, DraftPicks
+from specengine.core.interfaces import RowsOutput
+from specengine.core.spec import DraftProposal, RowDrafter, TreeRowDrafter
+from specengine.draft.suffix.drafter import SuffixDrafter
+from specengine.engine.host_trees import HostTrees
+from specengine.engine.hybrid_drafts import MixedDrafts
+from specengine.engine.round_form import Wish
+from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.tree_shape import tree_shape
+
+
+class HybridTrees(MixedDrafts):
+    """A core.spec.TreeRowDrafter of a model and of text, of whom one may draft chains. Where rounds
+    have more nodes than the model's tree, that is padded as HostTrees pads a text's."""
+
+    row_steps = None
+
+    def __init__(
+        self,
+        inner: RowDrafter,
+        reader: SuffixDrafter,
+        batch_size: int,
+        num_steps: int,
+        device: torch.device,
+    ) -> None:
+        """reader: of the text. num_steps: of a tree of as many nodes as there may be, if it does
+        not branch."""
+        self.grown: TreeRowDrafter | None = None  # who drafts trees; None: the model drafts chains
+        deepest = inner.row_steps
+        if isinstance(inner, TreeRowDrafter) and inner.tree_row_steps is not None:
+            self.grown, deepest = inner, inner.tree_row_steps
+        assert deepest is not None
+        super().__init__(inner, reader, min(deepest, num_steps))
+        self.text = HostTrees(batch_size, num_steps + 1, reader.most_nodes, device)
+        self.tree_row_steps = num_steps
+        self.row_slots = 0 if self.grown is None else self.grown.row_slots
+        # Made before any capture, in which they would be nodes of the graph.
+        nodes_N = torch.arange(num_steps + 1, device=device)
+        self._above_N = nodes_N - 1
+        self._missing_2N = torch.stack([torch.zeros_like(nodes_N), nodes_N])
+
+    def _send(self, proposal: DraftProposal) -> Wish:
+        return self.text.set(proposal)
+
+    def own_nodes(self, num_steps: int) -> int:
+        """Of the model's tree where so many levels are drafted, root included."""
+        own = min(num_steps, self.model_steps)
+        return 1 + own if self.grown is None or not own else self.grown.num_tree_nodes(own)
+
+    def num_tree_nodes(self, num_steps: int) -> int:
+        return max(self.own_nodes(num_steps), self.text.num_tree_nodes(num_steps))
+
+    def draft_tree_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        num_nodes: int | None = None,
+    ) -> DraftTree:
+        """Where nobody has text."""
+        if self.grown is not None:
+            return self.grown.draft_tree_rows(rows, num_steps, edits, num_nodes)
+        count = self.own_nodes(num_steps) if num_nodes is None else num_nodes
+        return tree_shape(rows.roots_B, self._own(rows, num_steps, edits), count, num_steps)
+
+    def beside_text(self, model_steps: int) -> TreesBesideText:
+        return TreesBesideText(self, model_steps)
+
+    def draft_mixed_rows(
+        self, rows: RowBatch, num_steps: int, model_steps: int, edits: DraftEdits | None
+    ) -> DraftTree:
+        """Where some have text, and the model drafts so deep for the others."""
+        count = self.num_tree_nodes(num_steps)
+        own_B2N = self._own(rows, model_steps, edits)
+        if own_B2N.shape[2] < count:
+            missing_2N = self._missing_2N[:, own_B2N.shape[2] : count]
+            own_B2N = torch.cat([own_B2N, missing_2N.expand(len(own_B2N), -1, -1)], dim=2)
+        text_B2N = self.text.nodes[: len(own_B2N), :, :count]
+        # The first node behind a root is its child; where it is not there, its own.
+        has_text_B = text_B2N[:, 1, 1] == 0
+        nodes_B2N = torch.where(has_text_B[:, None, None], text_B2N, own_B2N)
+        return tree_shape(rows.roots_B, nodes_B2N, count, num_steps)
+
+    def _own(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None) -> Tensor:
+        """int64 [B, 2, N], the model's tokens and parents."""
+        if self.grown is not None:
+            tree = self.grown.draft_tree_rows(rows, num_steps, edits)
+            return torch.stack([tree.tokens_BN, tree.parents_BN], dim=1)
+        drafts_BK = self.inner.draft_rows(rows, num_steps, edits)
+        tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
+        return torch.stack([tokens_BN, self._above_N[: 1 + num_steps].expand_as(tokens_BN)], dim=1)
+
+
+class TreesBesideText:
+    """A core.spec.TreeRowDrafter for rounds in which somebody has text."""
+
+    row_steps = None
+
+    def __init__(self, drafts: HybridTrees, model_steps: int) -> None:
+        self.drafts = drafts
+        self.model_steps = model_steps
+        self.tree_row_steps, self.row_slots = drafts.tree_row_steps, drafts.row_slots
+
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
+        return self.drafts.draft_rows(rows, num_steps, picks)
+
+    def num_tree_nodes(self, num_steps: int) -> int:
+        drafts = self.drafts if self.model_steps else self.drafts.text
+        return drafts.num_tree_nodes(num_steps)
+
+    def draft_tree_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        num_nodes: int | None = None,
+    ) -> DraftTree:
+        assert num_nodes is None, "these trees are never cut"
+        if self.model_steps:
+            return self.drafts.draft_mixed_rows(rows, num_steps, self.model_steps, edits)
+        return self.drafts.text.draft_tree_rows(rows, num_steps, edits)
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """A model that grew trees ran what they begin with, and runs again what stands of them,
+        whoever drafted it. Else it catches up."""
+        if not self.model_steps or self.drafts.grown is None:
+            self.drafts.catch_up_rows(rows, tokens_BN)
+        self.drafts.observe_rows(rows, output, tokens_BN, accepted_B)
