@@ -90,6 +90,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 chain of 3 beside suffixes of 7": (CHAIN | SUFFIXES, {}),
     "EAGLE3 chain of 3 beside suffixes of 3": (CHAIN | SUFFIXES | {"num_draft_tokens": 4}, {}),
     "EAGLE3 chain of 3 beside suffixes of 7, temperature 0.8": (CHAIN | SUFFIXES, WARM),
+    "EAGLE3 tree of 16 beside suffixes of 15": (TREE | {"hybrid_suffix": True}, {}),
     "STANDALONE chain of 3 beside suffixes of 7": (
         {"algorithm": "STANDALONE", "num_steps": 3} | SUFFIXES,
         {},
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-shape")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--rounds", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
+    parser.add_argument("--skip", nargs="+", choices=MODES, default=[], help="forwards left out")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -136,6 +138,8 @@ def measure(
     sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **given)
     rows = []
     for mode in modes(llm.engine):
+        if mode in args.skip:
+            continue
         for size in args.batch_sizes:
             once(llm, size, sampling)
             best = min((once(llm, size, sampling) for _ in range(2)), key=lambda row: row["ms"])
