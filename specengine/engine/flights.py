@@ -128,15 +128,15 @@ class Flights:
         committed, and then `send_masks` called, before anything else runs."""
         flight, choice, since, drafting = self.flight, self._choice, self._since, self._drafting
         assert flight is not None
-        depth, tells = choice.num_steps, self._tells(flight)
-        is_usual = self._followed or depth > 0 or not self._reads_text
+        depth, tells, followed = choice.num_steps, self._tells(flight), self._followed
+        is_usual = followed or depth > 0 or not self._reads_text
         with self._all_or_nothing():
             self.flight = self._follow(flight) if self.overlaps else None
             if self._study is not None and not depth:
                 self._study.go_on(flight.reqs, lambda: self.graph_round.has_landed(flight))
             useful = self._useful_levels(flight) if depth else flight.num_drafted
             if tells:
-                self._tell_host()
+                self._tell_host(flight, followed)
             result = self.graph_round.land(flight)
         self._landed = self._since = landed = self.graph_round.landed_at
         if self._ahead is not None and self.flight is None:
@@ -177,10 +177,17 @@ class Flights:
         # Where all have ended, it was in the air until somebody came, and drafted past the end.
         return not all(req.is_finished for req in flight.reqs)
 
-    def _tell_host(self) -> None:
-        """How long it had to do for the round that landed last, now that it waits for the next."""
-        if self.depths is not None and self._landed is not None and self._before is not None:
-            self.depths.host_took(*self._before, perf_counter() - self._landed)
+    def _tell_host(self, flight: Flight, followed: bool) -> None:
+        """How long it had to do for the round that landed last, now that it waits for this one.
+        Where somebody ended there, it has as much to do whatever was drafted: the last rounds of a
+        batch would tell of their depth that the host cannot keep up with it, for good."""
+        if self.depths is None or self._landed is None or self._before is None:
+            return
+        took, (size, shape) = perf_counter() - self._landed, self._before
+        # What follows was launched before anybody knew.
+        is_late = followed and any(req.is_finished for req in flight.reqs)
+        if not is_late and (followed or len(flight.reqs) >= size):
+            self.depths.host_took(size, shape, took)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

@@ -78,6 +78,18 @@ def test_in_graphs_all_cost_what_the_deepest_does() -> None:
     assert acceptance.mean_levels(MODEL, 64) == MODEL
 
 
+def test_in_graphs_a_short_text_costs_what_the_longest_does() -> None:
+    """One graph is deeper than the model."""
+    steps = AdaptiveSteps([0, MODEL, DEPTH], model_steps=MODEL, pads=True)
+    for longest, seconds in ((MODEL + 1, 4.0), (MODEL - 1, 2.0)):
+        told = [longest, 0], [longest, 0], seconds
+        for _ in range(20):
+            steps.observe(2, DEPTH, *told, of_text=[True, False])
+            steps.observe(2, 0, [0, 0], [0, 0], 1.0)
+    assert steps.costs.of(2, DEPTH) == 4.0
+    assert steps.costs.of(2, MODEL - 1) == 2.0
+
+
 def test_padding_that_stood_was_no_draft() -> None:
     acceptance = MixedAcceptance(DEPTH, MODEL)
     for _ in range(400):

@@ -211,6 +211,24 @@ def test_the_host_is_not_told_of_behind_anything_else() -> None:
     assert depths.hosts == [(2, 3)], "neither behind a prefill nor beside a capture"
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_host_is_not_told_of_where_somebody_ended(overlaps: bool) -> None:
+    """Its answer is made then, which is no depth's fault."""
+    device, depths, reqs = ScriptedRound(), ScriptedDepths([3] * 6), [request(), request()]
+    running = lambda reqs, nodes: [req for req in reqs if not req.is_finished]  # noqa: E731
+    given = cast(Any, device), cast(Any, ScriptedDrafter()), scheduler_of(running)
+    flights = Flights(*given, cast(Any, depths), overlaps=overlaps)
+    told = []
+    for number in range(5):
+        if not flights.in_the_air:
+            left = running(reqs, 0)
+            flights.launch(cast(Any, SimpleNamespace(reqs=left, batch_size=len(left))))
+        flights.land()
+        told.append(len(depths.hosts))
+        reqs[1].is_finished = number >= 2  # by what the third round said
+    assert told == [0, 1, 2, 2, 3]
+
+
 def test_sizes_are_told_with_the_round_that_had_them() -> None:
     """And what stood of it."""
     device = ScriptedRound()

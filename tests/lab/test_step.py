@@ -171,6 +171,30 @@ def test_parts_of_a_round_that_weighs_drafts(
     assert entered == [*heads, "verify", "verify head", "sample", "accept", *kept, "observe"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+@pytest.mark.parametrize("deep", [False, True], ids=["the model's depth", "deeper"])
+def test_parts_of_a_tree_beside_text(
+    deep: bool, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = eagle3(tmp_path / "draft", small_models["llama"])
+    given: dict[str, Any] = {"draft_model_path": str(draft), "num_steps": 2, "eagle_topk": 2}
+    given |= {"hybrid_suffix": True, "num_draft_tokens": 6}
+    spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
+    llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
+    flying, entered = let_fly(llm, monkeypatch), list[str]()
+
+    @contextmanager
+    def note(part: str) -> Iterator[None]:
+        entered.append(part)
+        yield
+
+    assert flying.steps == [2, 5]
+    with watching(captured_parts(llm.engine, flying), note):
+        flying.run(torch.zeros(2, dtype=torch.int64), 5 if deep else 2)
+    parts = ["draft", "draft head", "verify", "verify head", "keep", "observe"]
+    assert [*dict.fromkeys(entered)] == parts
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="operators stand for kernels")
 def test_marks_of_a_real_profile(
     small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,11 +54,15 @@ class MixedAcceptance:
         return own + share * (num_steps - own)
 
     def levels(self, num_steps: int, outcomes: Outcomes) -> list[int]:
-        """As TreeAcceptance. Nodes of a model's trees do not tell how deep these are."""
+        """As TreeAcceptance. Nodes of a model's trees do not tell how deep these are. Graphs deeper
+        than the model are as deep as was chosen, however short the text."""
         own = min(num_steps, self.model.depth)
         most = [num_steps if mark else own for mark in _marks(outcomes)]
         found = [*map(min, outcomes.levels, most)]
-        return [max(found)] * len(found) if self._pads else found
+        if not self._pads:
+            return found
+        deepest = max(found)
+        return [num_steps if deepest > own else deepest] * len(found)
 
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
         pairs = zip(_marks(outcomes), outcomes.levels, strict=True)

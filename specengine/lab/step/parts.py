@@ -22,11 +22,11 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     runner, parts = flying.runner, list[Watched]()
     model = getattr(flying.drafter, "inner", flying.drafter)  # where text stands beside it
     if isinstance(flying, GraphTreeRound | WeighingRound):
-        parts += _heads(flying.drafter, "compute_logits", "draft head")
+        parts += _heads(model, "compute_logits", "draft head")
     if isinstance(flying, GraphTreeRound):
         parts += [
-            Watched(flying.drafter, "draft_tree_rows", "draft"),
-            *_heads(flying.drafter, "compute_shares", "draft head"),
+            *_if_there(model, "draft_tree_rows", "draft"),
+            *_heads(model, "compute_shares", "draft head"),
             Watched(flying, "keep", "keep"),
         ]
     if isinstance(flying, GraphWeighedTreeRound):
@@ -44,6 +44,7 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         Watched(runner.model, "best_tokens", "verify head"),
         Watched(runner.model, "compute_logits", "verify head"),
         Watched(flying.choices, "tokens", "sample"),
+        *_if_there(model, "catch_up_rows", "observe"),
         Watched(model, "observe_rows", "observe"),
     ]
 
@@ -76,6 +77,10 @@ def host_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
         Watched(flying, "land", "land"),
         Watched(torch.cuda.Event, "synchronize", WAIT),
     ]
+
+
+def _if_there(drafter: Any, method: str, part: str) -> list[Watched]:
+    return [Watched(drafter, method, part)] if hasattr(drafter, method) else []
 
 
 def _heads(drafter: Any, method: str, part: str) -> list[Watched]:
