@@ -66,7 +66,7 @@ WISHES = {
 
 @ON_CPU
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("most_nodes", [4, 8])
+@pytest.mark.parametrize("most_nodes", [pytest.param(4, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_and_rounds_are_those_of_the_host(
     name: str, most_nodes: int, params: str, folders: Folders, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,7 @@ from tests.engine.test_standalone_kv import kv_of
 
 
 @ON_CPU
-@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("params", [pytest.param("greedy", marks=pytest.mark.slow), "mixed"])
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_tokens_and_rounds_are_those_of_the_host(
     name: str,

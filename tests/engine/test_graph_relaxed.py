@@ -26,6 +26,7 @@ Folders = dict[str, tuple[Path, SpecConfig]]
 
 RULE: dict[str, Any] = {"verify": "relaxed", "relaxed_top_k": 4, "relaxed_delta": 0.02}
 RELAXED_BEST = Choosing(weighs=True)
+SLOW = pytest.mark.slow
 WISHES = {
     "ends": test_graph_weighed.WISHES,
     # Somebody who wishes for something and nobody who samples, beside those of other rules.
@@ -67,10 +68,11 @@ def pair_of(folders: Folders, name: str, drawn: bool = False, **more: Any) -> tu
 @pytest.mark.parametrize(
     ("name", "drawn", "overlaps"),
     [
-        *((name, False, True) for name in ("EAGLE", "EAGLE3", "MTP layers", "STANDALONE")),
+        *(pytest.param(name, False, True, marks=SLOW) for name in ("EAGLE", "MTP layers")),
+        *((name, False, True) for name in ("EAGLE3", "STANDALONE")),
         ("EAGLE3", True, True),
         ("STANDALONE", True, False),
-        ("EAGLE3", False, False),
+        pytest.param("EAGLE3", False, False, marks=SLOW),
     ],
 )
 def test_seeds_say_what_they_say_on_the_host(

@@ -80,7 +80,10 @@ def test_seeds_say_what_they_say_on_the_host(
 
 @ON_CPU
 @pytest.mark.parametrize("wish", [name for name in WISHES if name not in ("ends", "text")])
-@pytest.mark.parametrize(("name", "drawn"), SHAPES[1:])
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [one if one[1] else pytest.param(*one, marks=pytest.mark.slow) for one in SHAPES[1:]],
+)
 def test_wishes_fly(
     name: str, drawn: bool, wish: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
