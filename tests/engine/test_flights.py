@@ -215,7 +215,10 @@ def test_the_host_is_not_told_of_behind_anything_else() -> None:
 def test_the_host_is_not_told_of_where_somebody_ended(overlaps: bool) -> None:
     """Its answer is made then, which is no depth's fault."""
     device, depths, reqs = ScriptedRound(), ScriptedDepths([3] * 6), [request(), request()]
-    running = lambda reqs, nodes: [req for req in reqs if not req.is_finished]  # noqa: E731
+
+    def running(reqs: list[Any], num_slots: int) -> list[Any]:
+        return [req for req in reqs if not req.is_finished]
+
     given = cast(Any, device), cast(Any, ScriptedDrafter()), scheduler_of(running)
     flights = Flights(*given, cast(Any, depths), overlaps=overlaps)
     told = []

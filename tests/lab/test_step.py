@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,17 @@ def test_parts_of_a_captured_round(
     assert {part for path in entered for part in path} <= PARTS.keys()
 
 
+def into(entered: list[str]) -> Callable[[str], AbstractContextManager[None]]:
+    """For `watching`: writes down each part that begins."""
+
+    @contextmanager
+    def note(part: str) -> Iterator[None]:
+        entered.append(part)
+        yield
+
+    return note
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
 @pytest.mark.parametrize("verify", ["auto", "relaxed"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chains", "trees"])
@@ -158,13 +169,7 @@ def test_parts_of_a_round_that_weighs_drafts(
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
     flying, entered = let_fly(llm, monkeypatch), list[str]()
-
-    @contextmanager
-    def note(part: str) -> Iterator[None]:
-        entered.append(part)
-        yield
-
-    with watching(captured_parts(llm.engine, flying), note):
+    with watching(captured_parts(llm.engine, flying), into(entered)):
         flying.run(torch.zeros(2, dtype=torch.int64), 2, flying.choices.sampled)
     heads = ["draft", "draft head", "draft head"]
     kept = ["keep"] if topk > 1 else []
@@ -182,14 +187,8 @@ def test_parts_of_a_tree_beside_text(
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
     flying, entered = let_fly(llm, monkeypatch), list[str]()
-
-    @contextmanager
-    def note(part: str) -> Iterator[None]:
-        entered.append(part)
-        yield
-
     assert flying.steps == [2, 5]
-    with watching(captured_parts(llm.engine, flying), note):
+    with watching(captured_parts(llm.engine, flying), into(entered)):
         flying.run(torch.zeros(2, dtype=torch.int64), 5 if deep else 2)
     parts = ["draft", "draft head", "verify", "verify head", "keep", "observe"]
     assert [*dict.fromkeys(entered)] == parts
