@@ -36,20 +36,36 @@ def test_whoever_is_slower_says_what_a_round_takes() -> None:
     host = HostSeconds()
     teach(host, PLAIN, 0.5)
     teach(host, Shape(1), 2.5)
-    teach(host, Shape(3), 2.9)
     assert of(host) == [1.0, 2.5, 3.0]
 
 
 def test_one_after_the_other_takes_both() -> None:
     host = HostSeconds(overlaps=False)
     teach(host, PLAIN, 0.5)
-    assert of(host) == [1.5, 2.5, 3.5]
+    assert of(host) == [1.5, 2.5, 3.5], "drafts cost no less than none"
+    teach(host, Shape(3), 1.0)
+    assert of(host) == [1.5, 3.0, 4.0]
 
 
-def test_deeper_drafts_cost_no_less_than_what_is_known() -> None:
+def test_drafts_cost_the_host_alike_however_deep() -> None:
     host = HostSeconds()
-    teach(host, Shape(1), 7.0)
+    for _ in range(4):
+        host.record(4, Shape(1), 7.0)
+        host.record(4, Shape(3, 8), 7.0)
     assert of(host) == [1.0, 7.0, 7.0], "of plain decoding it tells nothing"
+
+
+def test_a_host_that_slows_down_is_slower_at_everything() -> None:
+    """Else what ran last would look bad beside what ran when the host was quick."""
+    host = HostSeconds()
+    teach(host, PLAIN, 2.0)
+    teach(host, Shape(1), 4.0)
+    host.record(4, PLAIN, 2.0)
+    teach(host, Shape(3), 10.0)
+    assert of(host) == [5.0, 10.0, 10.0]
+    assert not any(teach(host, PLAIN, 5.0)), "samples from before are gone"
+    teach(host, PLAIN, 2.0)
+    assert of(host) == [2.0, 4.0, 4.0]
 
 
 def test_batch_sizes_are_told_apart() -> None:
@@ -119,6 +135,21 @@ def test_the_best_depth_beside_a_host(host: Callable[[int, int], float], best: i
     assert chosen[-400:].count(best) > 380
     if best == 0:
         assert world.seconds < 1.08 * world.plain_seconds, "each depth is tried, and not for long"
+
+
+@pytest.mark.parametrize("learned_slow", [False, True])
+def test_a_host_that_others_use_as_well(learned_slow: bool) -> None:
+    """Now and then: what rounds took meanwhile is not held against a depth for good."""
+    slow, best = False, best_depth(EVEN, 16)
+    world = HostWorld(EVEN, host=lambda *_: 2.4 if slow else 0.9, noise=0.02)
+    host = HostSeconds()
+    teach(host, PLAIN, 0.5, 16)
+    if learned_slow:
+        teach(host, Shape(DEPTH), 2.4, 16)
+    steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
+    for slow in (False, True, False, True, False):
+        chosen = world.run(steps, 16, 300)
+    assert chosen[-200:].count(best) > 180
 
 
 def test_a_fast_host_changes_nothing() -> None:

@@ -24,19 +24,21 @@ class HostSeconds:
     takes between two rounds, by what the first of them was: it commits that one, and launches what
     comes behind the second, while the device runs that.
 
-    By batch sizes up to the next power of two. A shape that has not run for a while costs the host
-    no less than those that draft no deeper.
+    By batch sizes up to the next power of two, and of each for rounds with drafts and those without
+    any: how deep drafts are makes less of a difference to the host than it makes from one moment to
+    the next, when others use its cores as well. So what has not run for a while is thought to have
+    become slower or faster as what has.
     """
 
     def __init__(self, overlaps: bool = True) -> None:
         """overlaps: host and device work at the same time; else one after the other."""
         self.overlaps = overlaps
-        self._known: dict[int, dict[Shape, _Known]] = {}
-        self._last: tuple[int, Shape, _Known] | None = None
+        self._known: dict[int, tuple[_Known, _Known]] = {}  # of rounds without drafts, and with
+        self._last: tuple[int, Shape, _Known, _Known] | None = None
 
     def record(self, batch_size: int, shape: Shape, seconds: float) -> bool:
         """seconds: that the host was busy. Whether `of` has a new answer since."""
-        known = self._known_of(batch_size, shape)
+        known, other = self._of_kind(batch_size, shape)
         known.samples.append(seconds)
         if len(known.samples) < _SAMPLES:
             return False
@@ -45,29 +47,31 @@ class HostSeconds:
         if old is not None and abs(found - old) <= _SAME * old:
             return False
         known.seconds = found
+        if old is not None and other.seconds is not None:
+            other.seconds *= found / old
+            other.samples.clear()
         return True
 
     def of(self, batch_size: int, device: dict[Shape, float]) -> dict[Shape, float]:
-        """Seconds of a round of each shape. device: what it takes there."""
-        known = self._known.get(bucket(batch_size), {})
-        host = {shape: one.seconds for shape, one in known.items() if one.seconds is not None}
-        return {shape: self._together(cost, _least(host, shape)) for shape, cost in device.items()}
+        """Seconds of a round of each shape. device: what it takes there. Drafts of which nothing is
+        known cost the host no less than none."""
+        if (known := self._known.get(bucket(batch_size))) is None:
+            known = _Known(), _Known()
+        none, some = (one.seconds or 0.0 for one in known)
+        return {
+            shape: self._together(cost, (some or none) if shape.num_steps else none)
+            for shape, cost in device.items()
+        }
 
-    def _known_of(self, batch_size: int, shape: Shape) -> _Known:
-        """Of the same decision as the last time without a look into the tables: it is asked between
-        any two rounds."""
+    def _of_kind(self, batch_size: int, shape: Shape) -> tuple[_Known, _Known]:
+        """What is known of such rounds, and of the others. Of the same decision as the last time
+        without a look into the tables: it is asked between any two rounds."""
         if self._last is not None and self._last[0] == batch_size and self._last[1] is shape:
-            return self._last[2]
-        known = self._known.setdefault(bucket(batch_size), {}).setdefault(shape, _Known())
-        self._last = batch_size, shape, known
-        return known
+            return self._last[2], self._last[3]
+        none, some = self._known.setdefault(bucket(batch_size), (_Known(), _Known()))
+        known, other = (some, none) if shape.num_steps else (none, some)
+        self._last = batch_size, shape, known, other
+        return known, other
 
     def _together(self, device: float, host: float) -> float:
         return max(device, host) if self.overlaps else device + host
-
-
-def _least(host: dict[Shape, float], shape: Shape) -> float:
-    if shape in host:
-        return host[shape]
-    lower = (cost for one, cost in host.items() if one.num_steps <= shape.num_steps)
-    return max(lower, default=0.0)
