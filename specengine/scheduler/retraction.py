@@ -38,10 +38,9 @@ class RoundMemory:
     def reserve(self, nodes: int) -> None:
         """Have slots for `nodes` more tokens of each running request; some may leave."""
         self.demand.decay()
-        short = [r for r in self.queues.running if r.reserved_len < self._bound(r, nodes)]
+        short, ahead = self._short(self.queues.running, nodes)
         if not short:
             return
-        ahead = AHEAD if self._is_plenty(len(self.queues.running), nodes) else 0
         short.sort(key=lambda r: r.arrival_time)
         if self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short]):
             return
@@ -51,12 +50,24 @@ class RoundMemory:
     def reserve_unseen(self, reqs: list[Req], nodes: int) -> bool:
         """Have slots for `nodes` more tokens of these requests, whose last round is still on its
         way. False where that would be at the cost of others."""
-        context = self.policy.context_len
-        short = [req for req in reqs if req.reserved_len < min(req.kv_len + nodes, context)]
+        short, ahead = self._short(reqs, nodes)
         if not short:
             return True
-        ahead = AHEAD if self._is_plenty(len(reqs), nodes) else 0
-        return self.ledger.reserve_all(short, [self._bound(req, nodes + ahead) for req in short])
+        return self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short])
+
+    def _short(self, reqs: list[Req], nodes: int) -> tuple[list[Req], int]:
+        """Who lacks slots for the next round, and how many to reserve past it. While memory is
+        plentiful whoever would be next comes along: what is reserved takes a copy to the device,
+        and requests that run beside each other would ask for one in round after round."""
+        short = self._below(reqs, nodes)
+        if not short or not self._is_plenty(len(reqs), nodes):
+            return short, 0
+        return self._below(reqs, nodes + AHEAD // 2), AHEAD
+
+    def _below(self, reqs: list[Req], nodes: int) -> list[Req]:
+        """Asked in every round, of every request."""
+        context = self.policy.context_len
+        return [req for req in reqs if req.reserved_len < min(req.kv_len + nodes, context)]
 
     def _is_plenty(self, requests: int, nodes: int) -> bool:
         """What the cache would give up counts: it fills all memory in time."""

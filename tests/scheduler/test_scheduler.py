@@ -342,12 +342,34 @@ def test_a_full_cache_does_not_make_every_round_ask_for_slots(
     add(engine, "a", prompt(5, first=9), max_tokens=150)
     add(engine, "b", prompt(5, first=10), max_tokens=150)
     engine.step()
-    asked: list[int] = []
-    alloc = ledger.allocator.alloc_pages
-    monkeypatch.setattr(
-        ledger.allocator, "alloc_pages", lambda count: (asked.append(count), alloc(count))[1]
-    )
+    asked = asks(engine, monkeypatch)
     while engine.scheduler.has_work:
         engine.step()
     assert 2 <= len(asked) <= 10
     engine.scheduler.check_invariant()
+
+
+@pytest.mark.parametrize("rows", [8, 1])
+def test_requests_beside_each_other_ask_for_slots_at_once(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far each has come. Each time the device is sent what was given out."""
+    engine = FakeEngine(Setup(num_slots=8192, context_len=600, rows=8))
+    for number in range(rows):
+        add(engine, str(number), prompt(5, first=number), max_tokens=400)
+        steps(engine, 3)
+    asked = asks(engine, monkeypatch)
+    steps(engine, 320)
+    assert 2 <= len(asked) <= 1 + 320 // 32
+    engine.scheduler.check_invariant()
+
+
+def asks(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled with the pages that are asked for, each time that some are."""
+    asked: list[int] = []
+    allocator = engine.scheduler.ledger.allocator
+    alloc = allocator.alloc_pages
+    monkeypatch.setattr(
+        allocator, "alloc_pages", lambda count: (asked.append(count), alloc(count))[1]
+    )
+    return asked
