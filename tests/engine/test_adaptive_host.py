@@ -140,14 +140,14 @@ def test_the_best_depth_beside_a_host(host: Callable[[int, int], float], best: i
 @pytest.mark.parametrize("learned_slow", [False, True])
 def test_a_host_that_others_use_as_well(learned_slow: bool) -> None:
     """Now and then: what rounds took meanwhile is not held against a depth for good."""
-    slow, best = False, best_depth(EVEN, 16)
-    world = HostWorld(EVEN, host=lambda *_: 2.4 if slow else 0.9, noise=0.02)
+    best, world = best_depth(EVEN, 16), HostWorld(EVEN, noise=0.02)
     host = HostSeconds()
     teach(host, PLAIN, 0.5, 16)
     if learned_slow:
         teach(host, Shape(DEPTH), 2.4, 16)
     steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
-    for slow in (False, True, False, True, False):
+    for seconds in (0.9, 2.4, 0.9, 2.4, 0.9):
+        world.host = flat(seconds)
         chosen = world.run(steps, 16, 300)
     assert chosen[-200:].count(best) > 180
 
