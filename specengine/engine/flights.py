@@ -24,6 +24,7 @@ from specengine.engine.text_ahead import TextAhead
 from specengine.engine.text_study import TextStudy
 from specengine.scheduler.scheduler import Scheduler
 
+_READ_OF = 16  # rounds, before one of which it is asked how much text requests have
 _LEARNT_OF = 8  # rounds that the drafter sleeps through, from one of them
 
 
@@ -62,6 +63,7 @@ class Flights:
         self._choice = self._deepest  # of the flight
         self._asleep = False  # nor does its drafter look at it
         self._slept = 0  # rounds
+        self._chosen_times = 0
         self._followed = False  # whether the flight was launched before the last one had landed
         self._chosen: Decision | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
@@ -92,7 +94,7 @@ class Flights:
     def launch(self, batch: ScheduleBatch) -> None:
         """Fly a batch of the kind that graph_round.can_run says yes to."""
         self._since = perf_counter() if self._landed is None else self._landed
-        self._choice = self._choose(batch.batch_size)
+        self._choice = self._choose(batch.reqs)
         depth = self._choice.num_steps
         wish = Wish(depths_within(batch.reqs, depth), self._asleep, self._choice.num_nodes)
         self._drafting = 0.0
@@ -239,7 +241,7 @@ class Flights:
         reqs = self.scheduler.follow(flight.reqs, self._slots)
         if not reqs or (not was_plain and self._waits_for_text(reqs, flight)):
             return None
-        choice = self._choose(len(reqs))
+        choice = self._choose(reqs)
         if was_plain and choice.num_steps and self._waits_for_text(reqs, flight):
             self._chosen = choice
             return None
@@ -261,7 +263,7 @@ class Flights:
         reqs = ahead.follow(flight.reqs, said, self._slots)
         if not reqs:
             return None
-        choice, self._drafting = self._choose(len(reqs)), 0.0
+        choice, self._drafting = self._choose(reqs), 0.0
         wish = Wish(depths_within(reqs, choice.num_steps))
         if choice.num_steps:
             start = perf_counter()
@@ -280,10 +282,13 @@ class Flights:
         """For the tokens of a round that is not committed, and those of the next."""
         return self.graph_round.num_nodes + self.graph_round.num_slots
 
-    def _choose(self, batch_size: int) -> Decision:
-        self._asleep = False
+    def _choose(self, reqs: list[Req]) -> Decision:
+        self._asleep, batch_size = False, len(reqs)
         if self.depths is None:
             return self._deepest
+        if self._chosen_times % _READ_OF == 0:
+            self.depths.reads(sum(req.kv_len for req in reqs) / batch_size)
+        self._chosen_times += 1
         if self.naps is not None:
             standing = self.depths.standing(batch_size)
             if self.naps.sleeps(None if standing is None else standing.num_steps):

@@ -19,7 +19,7 @@ from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.hybrid import HybridDrafter
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.cost_table import Curve, StepCosts, measure
+from specengine.engine.adaptive.cost_table import Curve, Reading, StepCosts, measure
 from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
@@ -36,6 +36,7 @@ from specengine.engine.host_trees import HostTrees
 from specengine.engine.hybrid_drafts import HybridDrafts, MixedDrafts
 from specengine.engine.hybrid_trees import HybridTrees
 from specengine.engine.loop import EngineParts
+from specengine.engine.round_seconds import most_text
 from specengine.runner.graph_counters import PLANS_ON_HOST
 from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
@@ -43,6 +44,9 @@ from specengine.target.verify.sampled import SampledVerifier
 Weigher = SampledVerifier | RelaxedVerifier  # whose tokens follow from the drafts
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
+_TEXT = 2048  # tokens of a request, by which is measured what it takes to read them
+_LEAST_TEXT = 128  # likewise; less takes no time
+_APART = 3  # of the batch sizes that are measured so, each of so many
 _BETWEEN = 3  # of drafts from the host, beside the deepest and none
 
 
@@ -67,7 +71,7 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     if isinstance(drafter, HostDrafter):
         of_model = drafter.model_steps if isinstance(drafter, MixedDrafts) else None
         if costs is None or not costs.tells:
-            learned = RunningCosts(_measure(graph_round))
+            learned = RunningCosts(_of_no_text(graph_round))
             return AdaptiveSteps(steps, learned, model_steps=of_model, pads=True)
         depths = AdaptiveSteps(steps, by_hand, model_steps=of_model, pads=True)
         costs.start(depths.costs)
@@ -79,8 +83,26 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
 
 
 def _measure(graph_round: GraphRound) -> StepCosts:
+    table = _of_no_text(graph_round)
+    return StepCosts(table.seconds, table.smaller_trees, reading=_reading(graph_round, table))
+
+
+def _of_no_text(graph_round: GraphRound) -> StepCosts:
     whole = measure(graph_round.seconds_of, graph_round.batch_sizes, graph_round.steps)
     return StepCosts(whole.seconds, _smaller_trees(graph_round))
+
+
+def _reading(graph_round: GraphRound, table: StepCosts) -> Reading | None:
+    """Of a few batch sizes, the largest first and the smallest last."""
+    text = min(_TEXT, most_text(graph_round))
+    sizes = [size for size in graph_round.batch_sizes if size < len(graph_round.table)]
+    if text < _LEAST_TEXT or not sizes:
+        return None
+    more: dict[int, Curve] = {}
+    for size in sorted({sizes[0], *sizes[::-_APART]}, reverse=True):
+        took = {k: graph_round.seconds_of(size, k, text=text) for k in graph_round.steps}
+        more[size] = {k: max(one - table.seconds[size][k], 0.0) for k, one in took.items()}
+    return Reading(text, dict(sorted(more.items())))
 
 
 def _smaller_trees(graph_round: GraphRound) -> dict[int, dict[int, Curve]]:

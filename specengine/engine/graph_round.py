@@ -19,7 +19,8 @@ from specengine.core.transfer import sent
 from specengine.engine.graph_ruled import RoundParts, RuledGraphs, Seen
 from specengine.engine.grounds import find_ground, if_hesitant
 from specengine.engine.node_logits import node_logits
-from specengine.engine.round_form import Flight, Form, RoundGraph, Wish, least_seconds
+from specengine.engine.round_form import Flight, Form, RoundGraph, Wish
+from specengine.engine.round_seconds import seconds_of
 from specengine.engine.row_choices import BEST, Choosing, RowChoices, rows_of
 from specengine.engine.row_logprobs import RowLogprobs
 from specengine.engine.row_masks import RowMasks
@@ -32,8 +33,6 @@ from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
 logger = logging.getLogger(__name__)
-
-_TIMED = 4  # replays of a graph whose time is taken; even, since rounds take turns
 
 
 class GraphRound:
@@ -160,13 +159,14 @@ class GraphRound:
         """Nodes that trees may be cut to, root included, by num_steps: their rounds have graphs."""
         return {}
 
-    def seconds_of(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> float:
-        """Of a captured round, on requests of no text: the best of a few replays."""
-        self.rows.zero_()
-        self._flown = []
+    def seconds_of(
+        self, batch_size: int, num_steps: int, num_nodes: int | None = None, text: int = 0
+    ) -> float:
+        """Of a captured round, on requests of so many tokens: round_seconds."""
         asleep = self.may_sleep and num_steps == 0
+        self._flown = []
         form = Form(batch_size, num_steps, self.choices.greedy, asleep, num_nodes)
-        return least_seconds(self.graph(form), _TIMED)
+        return seconds_of(self, form, text)
 
     def run(self, rows_B: Tensor, num_steps: int, choosing: Choosing = BEST) -> None:
         """One round of the requests in these rows of the page table."""

@@ -72,17 +72,3 @@ class Flight(NamedTuple):
             min(count, sum(depth <= level for depth in depths[i])) if i in depths else count
             for i, (count, level) in enumerate(zip(counts, levels, strict=True))
         ]
-
-
-def least_seconds(graph: RoundGraph, replays: int) -> float:
-    """Of a replay."""
-    times = []
-    for _ in range(replays):
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return float(min(times))

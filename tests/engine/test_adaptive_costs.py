@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specengine.core.errors import ConfigError
-from specengine.engine.adaptive.cost_table import StepCosts, measure
+from specengine.engine.adaptive.cost_table import Reading, StepCosts, measure
 from specengine.engine.adaptive.running_costs import RunningCosts, bucket
 
 TABLE = {1: {0: 1.0, 4: 1.8}, 8: {0: 2.0, 4: 4.4}}
@@ -52,6 +52,46 @@ def test_measured_from_large_to_small() -> None:
     costs = measure(time_of, [1, 8, 8], [2, 0])
     assert asked == [(8, 0), (8, 2), (1, 0), (1, 2)]
     assert costs.of(4, 1) == 2.0
+
+
+def test_text_that_is_read_takes_its_time() -> None:
+    costs = StepCosts(TABLE, {3: {8: {4: 3.0}}}, reading=Reading(1000, {8: {0: 10.0, 4: 14.0}}))
+    bare = StepCosts(TABLE, {3: {8: {4: 3.0}}})
+    assert costs.of(8, 4) == bare.of(8, 4)
+    assert costs.go_to(500)
+    assert costs.of(8, 4) == 4.4 + 7.0
+    assert costs.of(8, 2) == pytest.approx(3.2 + 6.0)
+    assert costs.of(1, 0) == pytest.approx(1.0 + 5.0), "of what was measured nearest"
+    smaller = bare.of(8, 4, 3)
+    assert smaller is not None
+    assert costs.of(8, 4, 3) == pytest.approx(smaller + 7.0)
+
+
+def test_texts_that_are_hardly_longer_cost_the_same() -> None:
+    costs = StepCosts(TABLE, reading=Reading(1000, {8: {0: 10.0, 4: 14.0}}))
+    steps = [costs.go_to(tokens) for tokens in (20, 100, 120, 2000, 2190, 2300, 0)]
+    assert steps == [False, True, False, True, False, True, True]
+    assert not StepCosts(TABLE).go_to(5000), "nobody knows what they cost"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(0, {1: {0: 1.0}}), (9, {}), (9, {1: {}}), (9, {1: {0: -1.0}})]
+)
+def test_what_reading_cannot_take(tokens: int, seconds: dict[int, dict[int, float]]) -> None:
+    with pytest.raises(ValueError, match="reading"):
+        Reading(tokens, seconds)
+
+
+def test_a_file_keeps_what_reading_takes(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    reading = Reading(2048, {1: {0: 0.5, 4: 0.6}})
+    StepCosts(TABLE, reading=reading).write(path)
+    found = StepCosts.read(path)
+    assert found.reading == reading
+    assert "reading" not in found.notes
+    path.write_text('{"seconds": {"1": {"0": 1, "3": 2}}, "reading": {"tokens": 9}}')
+    with pytest.raises(ConfigError, match="seconds"):
+        StepCosts.read(path)
 
 
 def test_a_file_keeps_a_table(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ class ScriptedRound:
 
 def request(max_depth: int | None = None) -> Any:
     speculative = SimpleNamespace(max_depth=max_depth)
-    return SimpleNamespace(sampling=SimpleNamespace(speculative=speculative), is_finished=False)
+    sampling = SimpleNamespace(speculative=speculative)
+    return SimpleNamespace(sampling=sampling, is_finished=False, kv_len=30)
 
 
 @dataclass
@@ -91,6 +92,10 @@ class ScriptedDepths:
     told: list[tuple[int | None, Any]] = field(default_factory=list)
     dozed: list[tuple[int, int]] = field(default_factory=list)
     hosts: list[tuple[int, int]] = field(default_factory=list)  # requests and steps
+    texts: list[float] = field(default_factory=list)
+
+    def reads(self, tokens: float) -> None:
+        self.texts.append(tokens)
 
     def slept(self, size: int, rounds: int) -> None:
         self.dozed.append((size, rounds))
@@ -185,6 +190,11 @@ def test_depths_are_observed_with_the_round_that_had_them() -> None:
     assert device.diary[:3] == ["launch 1: 3", "follow 2: 0", "land 1"]
     assert depths.seen == [(2, 3), (2, 0), (2, 3)]
     assert all(depths.timed)
+
+
+def test_how_much_text_there_is_is_asked_now_and_then() -> None:
+    depths = fly(ScriptedRound(), [0] * 33, [True] * 33, 32)
+    assert depths.texts == [30.0] * 3, "before the first of sixteen rounds"
 
 
 def test_the_host_is_told_of_with_the_round_that_it_worked_for() -> None:
@@ -344,7 +354,7 @@ def test_a_depth_that_cannot_follow_is_kept_for_the_next_launch() -> None:
     flights.land()
     assert device.diary == ["launch 1: 0", "land 1"], "drafts need the token that landed"
     assert not flights.in_the_air
-    assert flights._choose(1).num_steps == 3
+    assert flights._choose([request()]).num_steps == 3
 
 
 def test_a_depth_without_a_graph_is_kept_for_the_launch_that_makes_one() -> None:
@@ -375,7 +385,7 @@ def test_a_choice_is_not_kept_past_anything_else_that_ran() -> None:
     flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     flights.land()
     flights.interrupt(cast(Any, SimpleNamespace(prompt_reqs=[], forward_mode=None)))
-    assert flights._choose(4).reason == "of 4"
+    assert flights._choose([request()] * 4).reason == "of 4"
 
 
 def test_the_time_of_drafting_is_told_with_the_round_that_drafted() -> None:

@@ -207,7 +207,7 @@ def test_what_the_engine_makes(
     assert not flying.may_sleep
     assert (flying.steps, flying.num_nodes, flying.num_slots) == ([0, 3, 11], 12, 12)
     assert {form.num_nodes for form in flying.forms(16, BEST)} == {None}
-    monkeypatch.setattr(flying, "seconds_of", lambda size, steps, nodes=None: 1.0 + steps)
+    monkeypatch.setattr(flying, "seconds_of", lambda size, steps, nodes=None, text=0: 1.0 + steps)
     depths = _depths(flying, None, HostSeconds(True))
     assert (depths.steps, depths.sizes) == ([0, 3, 11], {})
     assert isinstance(depths.costs, RunningCosts)

@@ -190,7 +190,7 @@ def test_what_the_engine_makes(
     assert made.steps == steps
     assert not made.may_sleep
     assert made.samples
-    monkeypatch.setattr(made, "seconds_of", lambda size, steps, nodes=None: 1.0 + steps)
+    monkeypatch.setattr(made, "seconds_of", lambda size, steps, nodes=None, text=0: 1.0 + steps)
     depths = _depths(made, None, HostSeconds(True))
     assert depths.steps == steps
     assert isinstance(depths.costs, RunningCosts)

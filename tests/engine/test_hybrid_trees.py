@@ -211,7 +211,7 @@ def test_what_the_engine_makes(
     assert {form.num_nodes for form in made.forms(64, BEST)} == {None}
     assert not made.may_sleep
     assert made.samples
-    monkeypatch.setattr(made, "seconds_of", lambda size, steps, nodes=None: 1.0 + steps)
+    monkeypatch.setattr(made, "seconds_of", lambda size, steps, nodes=None, text=0: 1.0 + steps)
     depths = _depths(made, None, HostSeconds(True))
     assert (depths.steps, depths.sizes) == (made.steps, {})
     assert isinstance(depths.costs, RunningCosts)

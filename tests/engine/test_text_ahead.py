@@ -220,7 +220,7 @@ def test_a_choice_without_a_graph_is_kept_for_the_next_launch(
     flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     flights.land()
     assert not flights.in_the_air
-    assert flights._choose(1).num_steps == 3
+    assert flights._choose([request()]).num_steps == 3
 
 
 @pytest.mark.parametrize("weighs", [True, False])

@@ -7,16 +7,20 @@ import math
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from specengine.core.errors import ConfigError
 
 Curve = dict[int, float]
 
+_SAME = 0.1  # relative; texts that differ less cost alike
+_FEW = 32.0  # tokens, likewise
+
 _NONE: Mapping[int, Mapping[int, Curve]] = {}
 
-_TABLES = ("seconds", "smaller_trees")
+_TABLES = ("seconds", "smaller_trees", "reading")
 _FORM = '{"seconds": {"1": {"0": 0.0031, "3": 0.0042}, "8": {"0": 0.0033, "3": 0.0047}}}'
 
 
@@ -38,12 +42,36 @@ class Costs(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Seconds that rounds take longer where each request has so many tokens of text, by batch size
+    and num_steps. Attention reads all of it, so that they grow with it."""
+
+    tokens: int
+    seconds: dict[int, Curve]
+
+    def __post_init__(self) -> None:
+        curves = self.seconds.values()
+        values = [value for curve in curves for value in curve.values()]
+        if self.tokens < 1 or not values or not all(map(len, curves)):
+            raise ValueError("reading needs tokens, and seconds by batch size and num_steps")
+        if not all(math.isfinite(value) and value >= 0 for value in values):
+            raise ValueError("reading: seconds must be 0 or more")
+
+    def of(self, batch_size: int, depth: float) -> float:
+        """Of one token more."""
+        near = _around(self.seconds, batch_size)
+        whole = along({size: along(self.seconds[size], depth) for size in near}, batch_size)
+        return whole / self.tokens
+
+
 class StepCosts:
     """Seconds of a round by batch size and num_steps, measured beforehand.
 
     A file of it is a JSON object: `seconds` maps batch sizes to objects that map num_steps to
     seconds, 0 (plain decoding) and at least one more in each. `smaller_trees` may map numbers of
-    nodes to more such objects, in which 0 need not be. Other keys are kept as notes.
+    nodes to more such objects, in which 0 need not be. `reading` may have `tokens`, and `seconds`
+    as above, which rounds of requests with so much text take longer. Other keys are kept as notes.
     """
 
     is_fixed = True
@@ -53,9 +81,14 @@ class StepCosts:
         seconds: Mapping[int, Curve],
         smaller_trees: Mapping[int, Mapping[int, Curve]] = _NONE,
         notes: Mapping[str, object] | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        """notes: what else its file says. Raises ValueError for a table that gives no answer."""
+        """notes: what else its file says. reading: of requests of no text nothing.
+
+        Raises ValueError for a table that gives no answer."""
         self.notes = dict(notes or {})
+        self.reading = reading
+        self.text = 0.0  # tokens of each request whose rounds are asked about
         self.seconds = _ascending(seconds)
         self.smaller_trees = {size: _ascending(one) for size, one in smaller_trees.items() if one}
         if not self.seconds or min(self.seconds) < 1:
@@ -75,7 +108,8 @@ class StepCosts:
             raw = json.loads(path.read_text(encoding="utf-8"))
             smaller = raw.get("smaller_trees", {}) if "seconds" in raw else {}
             sizes = {int(nodes): _numbers(curves) for nodes, curves in smaller.items()}
-            table = cls(_numbers(raw["seconds"]), sizes)
+            reading = _reading_of(raw["reading"]) if "reading" in raw else None
+            table = cls(_numbers(raw["seconds"]), sizes, reading=reading)
             table.notes = {key: value for key, value in raw.items() if key not in _TABLES}
             return table
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -89,6 +123,8 @@ class StepCosts:
         """All of it or nothing: what was there before stays where this fails. Raises OSError."""
         path = path.resolve()  # a link stays one
         given = {**self.notes, "seconds": self.seconds, "smaller_trees": self.smaller_trees}
+        if self.reading is not None:
+            given["reading"] = asdict(self.reading)
         half = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             half.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
@@ -96,7 +132,20 @@ class StepCosts:
         finally:
             half.unlink(missing_ok=True)
 
+    def go_to(self, tokens: float) -> bool:
+        """From here on requests have so much text; whether that changes costs."""
+        if self.reading is None or abs(tokens - self.text) <= max(_SAME * self.text, _FEW):
+            return False
+        self.text = tokens
+        return True
+
     def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
+        found = self._of_no_text(batch_size, depth, num_nodes)
+        if found is None or self.reading is None:
+            return found
+        return found + self.text * self.reading.of(batch_size, depth)
+
+    def _of_no_text(self, batch_size: int, depth: float, num_nodes: int | None) -> float | None:
         """On straight lines between what was measured, and beyond it; never below the nearest
         measurement there. Smaller trees cost what whole ones do below the smallest batch size that
         they were measured at, and None if they were measured nowhere."""
@@ -107,7 +156,8 @@ class StepCosts:
                 return None
             if batch_size >= min(smaller):
                 near = _around(smaller, batch_size)
-                rows = {size: {0: self.of(size, 0) or 0.0, **smaller[size]} for size in near}
+                none = {size: self._of_no_text(size, 0, None) or 0.0 for size in near}
+                rows = {size: {0: none[size], **smaller[size]} for size in near}
         near = _around(rows, batch_size)  # all of them would take a millisecond of each round
         return along({size: along(rows[size], depth) for size in near}, batch_size)
 
@@ -129,6 +179,10 @@ def _numbers(raw: Mapping[str, Mapping[str, float]]) -> dict[int, Curve]:
         int(size): {int(steps): float(value) for steps, value in curve.items()}
         for size, curve in raw.items()
     }
+
+
+def _reading_of(raw: Mapping[str, Any]) -> Reading:
+    return Reading(int(raw["tokens"]), _ascending(_numbers(raw["seconds"])))
 
 
 def _around(ascending: Iterable[int], place: float) -> list[int]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from specengine.core.spec import DepthChoice
-from specengine.engine.adaptive.budget import ProbeBudget
 from specengine.engine.adaptive.choice import (
     PLAIN,
     Decision,
@@ -17,39 +14,12 @@ from specengine.engine.adaptive.choice import (
     outlook,
     seconds_of,
 )
-from specengine.engine.adaptive.cost_table import Costs
+from specengine.engine.adaptive.cost_table import Costs, StepCosts
 from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.mixed_acceptance import acceptance_of
+from specengine.engine.adaptive.place import Place, Policy
 from specengine.engine.adaptive.running_costs import RunningCosts, bucket
 from specengine.engine.adaptive.tree_acceptance import Outcomes
-
-
-@dataclass(frozen=True)
-class Policy:
-    margin: float = 0.03  # gain for which the depth is changed
-    min_rounds: int = 16  # between changes
-    sure: float = 1.25  # gain below which the cost of plain decoding is seen to before all else
-    probe_every: int = 2  # rounds at least: one may be launched before the last has landed
-    deep_tries: int = 2  # of the first rounds, where costs are to be learned
-    # Likewise, and whenever plain decoding is tried again: in a row, for only a plain round behind
-    # another costs what plain decoding costs.
-    plain_tries: int = 4
-
-
-@dataclass
-class _Place:
-    """What stands for a bucket of batch sizes."""
-
-    standing: Decision | None = None
-    round: int = 0
-    changed: int = 0  # round of the last change
-    probed: int = 0
-    last_probe: Shape | None = None
-    tries: Counter[Shape] = field(default_factory=Counter)
-    plain_left: int = 0  # of the plain rounds that are being tried
-    last_run: dict[Shape, int] = field(default_factory=dict)
-    budget: ProbeBudget = field(default_factory=ProbeBudget)
-    unearned: int = 0  # rounds of the shape that stands, for which it has not earned yet
 
 
 class AdaptiveSteps:
@@ -94,7 +64,7 @@ class AdaptiveSteps:
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
         self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known), pads)
         self._is_mixed = model_steps is not None
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
         self._view: Outlook | None = None  # since the last round that was observed
@@ -102,7 +72,7 @@ class AdaptiveSteps:
 
     def choose(self, batch_size: int) -> Decision:
         self._batch_size = batch_size
-        place = self._places.setdefault(bucket(batch_size), _Place())
+        place = self._places.setdefault(bucket(batch_size), Place())
         place.round += 1
         decision = self._decide(place, batch_size)
         place.last_run[decision.shape] = place.round
@@ -145,6 +115,12 @@ class AdaptiveSteps:
         """Between the landing of such a round and the moment when nothing was left to do but to
         wait for the next one."""
         if self.host is not None and self.host.record(batch_size, shape, seconds):
+            self._fixed.clear()
+            self._view = None
+
+    def reads(self, tokens: float) -> None:
+        """Requests that are about to run have so much text, the mean of them."""
+        if isinstance(self.costs, StepCosts) and self.costs.go_to(tokens):
             self._fixed.clear()
             self._view = None
 
@@ -200,7 +176,7 @@ class AdaptiveSteps:
             self._fixed[batch_size] = found
         return found
 
-    def _decide(self, place: _Place, batch_size: int) -> Decision:
+    def _decide(self, place: Place, batch_size: int) -> Decision:
         deepest = Shape(self.steps[-1])
         if isinstance(self.costs, RunningCosts) and not self.costs.is_given(batch_size):
             tries = (deepest, self.policy.deep_tries), (PLAIN, self.policy.plain_tries)
@@ -218,7 +194,7 @@ class AdaptiveSteps:
             return place.standing
         return self._keep_or_change(place, place.standing, view)
 
-    def _keep_or_change(self, place: _Place, standing: Decision, view: Outlook) -> Decision:
+    def _keep_or_change(self, place: Place, standing: Decision, view: Outlook) -> Decision:
         kept, best = standing.shape, view.best
         if place.plain_left > 0 and kept != PLAIN:
             place.plain_left -= 1
@@ -247,7 +223,7 @@ class AdaptiveSteps:
             place.plain_left = self.policy.plain_tries - 1
         return self._try(place, target, kept, view)
 
-    def _try(self, place: _Place, target: Shape, kept: Shape, view: Outlook) -> Decision:
+    def _try(self, place: Place, target: Shape, kept: Shape, view: Outlook) -> Decision:
         place.probed, place.last_probe = place.round, target
         reason = f"batch {view.batch_size}: {target} tried for a round; {kept} stands"
         return Decision(target.num_steps, reason, view.gain(target), target.num_nodes)
@@ -307,7 +283,7 @@ class AdaptiveSteps:
         place.unearned += 1
         return True
 
-    def _earn(self, place: _Place, usual: float) -> None:
+    def _earn(self, place: Place, usual: float) -> None:
         if place.unearned:
             place.budget.earn(usual, place.unearned)
             place.unearned = 0
