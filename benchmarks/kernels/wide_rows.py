@@ -99,7 +99,7 @@ def round_batch(requests: int, queries: int, keys: int) -> tuple[PagedBatch, Ten
         req_pool_indices=each[:-1],
         seq_lens=torch.full_like(each[:-1], keys + queries),
         qo_indptr=each * queries,
-        positions=places.reshape(-1),
+        positions=places.reshape(-1).contiguous(),
         max_queries=queries,
         max_keys=CONTEXT,
         counters=torch.zeros(4096, dtype=torch.int32, device="cuda"),
