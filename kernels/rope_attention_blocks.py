@@ -33,8 +33,9 @@ class Blocks:
 
 
 def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blocks:
-    """Measured on an H200 (benchmarks/results, paged-attention and wide-rows). A program without
-    stages finds room beside a product of cuBLAS that has not ended, and starts before that has."""
+    """Measured on an H200 (benchmarks/results: paged-attention, wide-rows, long-texts). A program
+    without stages finds room beside a product of cuBLAS that has not ended, and starts before that
+    has."""
     if dtype == torch.float32:
         return Blocks(32 if head_dim <= 128 else 16, 4, 1, 128)
     if head_dim > 128:
@@ -42,13 +43,16 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
     if head_dim > 64 and rows <= 32:
         if groups < 512:
             return Blocks(128, 4, 1, 128) if groups <= 64 else Blocks(128, 4, 2, 1024)
-        keys, warps = (64, 4) if groups < 1024 else (32, 2)
+        keys, warps = (64, 4) if groups < 1280 else (32, 2)
         return Blocks(keys, warps, 2, 128, peels=False)
     if head_dim > 64 and groups >= 256:
         return Blocks(64, 4, 2, 128)
     if head_dim <= 64 and rows <= 32:
         # From two programs a multiprocessor on, where no keys are split.
-        return Blocks(64, 4, 2, 128, peels=False) if groups >= 264 else Blocks(128, 4, 1, 128)
+        if groups < 264:
+            return Blocks(128, 4, 1, 128)
+        keys, warps = (128, 4) if groups < 512 else (64, 2)
+        return Blocks(keys, warps, 3, 128, peels=False)
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
 
 
@@ -71,8 +75,8 @@ def _tiled_programs(device: torch.device) -> int:
 
 
 def choose_splits(batch: PagedBatch, groups: int, blocks: Blocks, device: torch.device) -> int:
-    """Enough programs for two a multiprocessor, none with fewer keys than the least share."""
+    """Enough programs for about two a multiprocessor, none with fewer keys than the least share."""
     if batch.counters is None or groups > batch.counters.numel():
         return 1
-    wanted = triton.cdiv(2 * multiprocessors(device), groups)
+    wanted = triton.cdiv(2 * multiprocessors(device) - groups // 16, groups)
     return int(max(1, min(wanted, _MAX_SPLITS, batch.max_keys // blocks.min_share)))

@@ -46,7 +46,7 @@ Weigher = SampledVerifier | RelaxedVerifier  # whose tokens follow from the draf
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 _TEXT = 2048  # tokens of a request, by which is measured what it takes to read them
 _LEAST_TEXT = 128  # likewise; less takes no time
-_APART = 3  # of the batch sizes that are measured so, each of so many
+_APART = 2  # of the batch sizes that are measured so, each of so many
 _BETWEEN = 3  # of drafts from the host, beside the deepest and none
 
 

@@ -90,8 +90,9 @@ def test_reading_is_what_rounds_take_longer(
     monkeypatch.setattr(graph_build, "most_text", lambda flying: 150)
     flying.batch_sizes, flying.steps = [1, 2, 3, 4], [0, 3]
     table = _measure(flying)
-    assert table.reading == Reading(150, {1: {0: 150.0, 3: 150.0}, 4: {0: 600.0, 3: 600.0}})
-    assert asked[-4:] == [(4, 0, 150), (4, 3, 150), (1, 0, 150), (1, 3, 150)]
+    more = {size: {0: 150.0 * size, 3: 150.0 * size} for size in (1, 2, 4)}
+    assert table.reading == Reading(150, more)
+    assert asked[-6:] == [(size, steps, 150) for size in (4, 2, 1) for steps in (0, 3)]
     assert table.of(4, 3) == 4.0, "of requests of no text"
     flying.batch_sizes = [2, len(flying.table)]
     found = _reading(flying, StepCosts({2: {0: 1.0, 3: 4.0}}))
