@@ -53,23 +53,26 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_floa
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
 
 
-def compiler_into(folder: Path) -> Compiled:
-    """What stands for program.compiled; libraries are kept in `folder`."""
+def compiler_into(folder: Path, libraries: Path) -> Compiled:
+    """What stands for program.compiled. folder: of this process. libraries: where those are kept
+    that any process has made of these sources."""
 
     def compiled(
         source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
     ) -> EmulatedKernel:
         assert COMPILER is not None
         assert shared <= SHARED_BYTES
-        for header in (*source.parent.glob("*.cu*"), *_HEADERS.iterdir()):
-            shutil.copy(header, folder)
-        path = folder / ("-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so")
-        if not path.exists():
+        file = "-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so"
+        if not (libraries / file).exists():
+            for header in (*source.parent.glob("*.cu*"), *_HEADERS.iterdir()):
+                shutil.copy(header, folder)
             options = [f"-D{k}={v}" for k, v in (*defines, ("KERNEL", name))]
             options.append(f'-DSOURCE="{source.name}"')
             files = [str(folder / "launch.cpp"), str(folder / "shared.cpp")]
-            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(path)]
+            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(folder / file)]
+            flags.append("-U_FORTIFY_SOURCE")  # which forbids jumps from stack to stack
             subprocess.run([COMPILER, *flags, *options, *files], check=True)
-        return EmulatedKernel(ctypes.CDLL(str(path)))
+            (folder / file).replace(libraries / file)
+        return EmulatedKernel(ctypes.CDLL(str(libraries / file)))
 
     return compiled
