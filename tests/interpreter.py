@@ -8,7 +8,7 @@ from typing import Any
 
 
 def keep_patched() -> None:
-    """From now on, in this process; where this Triton has another way, it takes the time it does."""
+    """From now on, in this process; a Triton that has another way takes the time it does."""
     try:
         from triton.runtime import interpreter
 

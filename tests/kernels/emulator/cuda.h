@@ -3,6 +3,7 @@
 // multiprocessors, so that they can wait for each other. It shows whether indices, swizzles and orders
 // are right, and copies that are read before they have landed (they read as NaN until then). It shows
 // nothing about races between warps, or about speed.
+#pragma once
 #include <setjmp.h>
 #include <ucontext.h>
 
