@@ -7,7 +7,7 @@ import torch
 
 from specengine.kernels import paged_attention_ref
 from specengine.kernels.paged_attention import PagedBatch
-from tests.engine.padded_attention import paged_attention
+from tests.engine.padded_attention import padded_attention
 
 
 @pytest.mark.parametrize("window", [None, 3, 9])
@@ -47,6 +47,6 @@ def test_it_is_the_references(
     q, k, v = torch.randn(total, 6, 8), torch.randn(50, 2, 8), torch.randn(50, 2, 8)
     found, expected = (
         one(q, k, v, batch, 0.3, window)[: int(counts.sum())]
-        for one in (paged_attention, paged_attention_ref.paged_attention)
+        for one in (padded_attention, paged_attention_ref.paged_attention)
     )
     torch.testing.assert_close(found, expected, equal_nan=True)
