@@ -7,10 +7,15 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+from tests.interpreter import keep_patched
+
+if TYPE_CHECKING:
+    from tests.kernels.emulated_cuda import Compiled
 
 # Without a GPU the kernels run in Triton's interpreter, which must be chosen before Triton is
 # imported anywhere in the process.
@@ -94,6 +99,26 @@ def _log_level_stays() -> Iterator[None]:
     before = logging.getLogger().level
     yield
     logging.getLogger().setLevel(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreter_keeps_its_language() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        keep_patched()
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compiles CUDA C++ for this machine's processor, each form once in all processes of a run."""
+    from tests.kernels.emulated_cuda import COMPILER, compiler_into
+
+    if COMPILER is None:
+        pytest.skip("no C++ compiler, or not Linux")
+    folder = tmp_path_factory.mktemp("emulated")
+    of_run = folder.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else folder
+    libraries = of_run / "emulated-libraries"
+    libraries.mkdir(exist_ok=True)
+    return compiler_into(folder, libraries)
 
 
 @pytest.fixture(scope="session")

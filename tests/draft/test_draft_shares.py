@@ -22,7 +22,7 @@ from specengine.layers.linear import LMHead
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.mtp_reading import add_mtp
 from tests.draft.test_mtp_model import load_models
-from tests.kernels.emulated_cuda import COMPILER, compiler_into
+from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.emulated_head import emulate_head, let_heads_take_it
 
 VOCAB, SIZE, TOPK = 320, 64, 4
@@ -30,12 +30,10 @@ IDS = torch.tensor([3, 4, 100, 101, 200, 319])
 
 
 @pytest.fixture
-def _on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_a_gpu(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU has the kernel itself")
-    if COMPILER is None:
-        pytest.skip("no C++ compiler, or not Linux")
-    emulate_head(compiler_into(tmp_path), 3, monkeypatch)
+    emulate_head(emulated, 3, monkeypatch)
     let_heads_take_it(monkeypatch)
     torch.manual_seed(0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ from tests.engine.hybrid_world import (
     kind_of,
     make,
 )
+from tests.engine.plain import plain_says
 from tests.engine.test_graph_round import EDITED, SAMPLED
 from tests.engine.test_graph_weighed import ON_CPU, check, fallbacks
+from tests.halves import slow_but
 
 Folders = dict[str, tuple[Path, SpecConfig]]
 
@@ -51,6 +53,8 @@ PARAMS = {
         replace(LONG, max_tokens=43, speculative=SpecControl(num_steps=5)),
     ],
 }
+FAST = [(name, 8, "greedy") for name in NAMES]
+FAST += [(name, 8, ("sampled", "limited")[n % 2]) for n, name in enumerate(NAMES)]
 RULED = GrammarSpec.regex("[a-c ]{30}(to be or not ){4}")
 WISHES = {
     "edits": [
@@ -65,9 +69,9 @@ WISHES = {
 
 
 @ON_CPU
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("most_nodes", [pytest.param(4, marks=pytest.mark.slow), 8])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "most_nodes", "params"), slow_but(FAST, product(NAMES, (4, 8), PARAMS))
+)
 def test_tokens_and_rounds_are_those_of_the_host(
     name: str, most_nodes: int, params: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +82,7 @@ def test_tokens_and_rounds_are_those_of_the_host(
     for count in (4, 1, 2):  # with captures, and on prefix hits
         prompts, wishes = PROMPTS[:count], PARAMS[params][:count]
         found = check(host, llm, wishes, prompts)
-        plain = make(folder, None).generate(prompts, wishes)
+        plain = plain_says(folder, prompts, wishes, disable_cuda_graph=True)
         assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     assert not fallbacks(flying)
     totals = llm.engine.scheduler.spec_totals
@@ -114,9 +118,10 @@ def test_wishes_fly(
     name: str, wish: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, spec = folders[name]
-    plain, llm = make(folder, None), make(folder, hybrid(spec))
+    llm = make(folder, hybrid(spec))
     flying, sources = fly(llm, monkeypatch)
-    found, expected = (one.generate(PROMPTS, WISHES[wish]) for one in (llm, plain))
+    found = llm.generate(PROMPTS, WISHES[wish])
+    expected = plain_says(folder, PROMPTS, WISHES[wish], disable_cuda_graph=True)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
     assert not fallbacks(flying)
     assert min(sources.accepted["model"], sources.accepted["text"]) > 5

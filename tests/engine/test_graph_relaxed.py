@@ -21,12 +21,12 @@ from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, SAMPLED, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, fallbacks, flags, let_drafters_fly
 from tests.engine.test_weighed_wishes import said
+from tests.halves import slow_but
 
 Folders = dict[str, tuple[Path, SpecConfig]]
 
 RULE: dict[str, Any] = {"verify": "relaxed", "relaxed_top_k": 4, "relaxed_delta": 0.02}
 RELAXED_BEST = Choosing(weighs=True)
-SLOW = pytest.mark.slow
 WISHES = {
     "ends": test_graph_weighed.WISHES,
     # Somebody who wishes for something and nobody who samples, beside those of other rules.
@@ -45,6 +45,15 @@ WISHES = {
     "text": test_weighed_text.ENDS,
     **test_weighed_wishes.WISHES,
 }
+CASES = [  # algorithm, whether drafts are drawn, overlap; of the first four is the fast half
+    ("EAGLE3", False, True),
+    ("STANDALONE", False, True),
+    ("EAGLE3", True, True),
+    ("STANDALONE", True, False),
+    ("EAGLE", False, True),
+    ("MTP layers", False, True),
+    ("EAGLE3", False, False),
+]
 TEXTS = {name: replace(one, **RULE) for name, one in test_weighed_text.SPECS.items()}
 
 
@@ -64,16 +73,12 @@ def pair_of(folders: Folders, name: str, drawn: bool = False, **more: Any) -> tu
 
 
 @ON_CPU
-@pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize(
-    ("name", "drawn", "overlaps"),
-    [
-        *(pytest.param(name, False, True, marks=SLOW) for name in ("EAGLE", "MTP layers")),
-        *((name, False, True) for name in ("EAGLE3", "STANDALONE")),
-        ("EAGLE3", True, True),
-        ("STANDALONE", True, False),
-        pytest.param("EAGLE3", False, False, marks=SLOW),
-    ],
+    ("name", "drawn", "overlaps", "wish"),
+    slow_but(
+        [(*CASES[(n + k) % 4], wish) for n, wish in enumerate(WISHES) for k in (0, 2)],
+        [(*case, wish) for case in CASES for wish in WISHES],
+    ),
 )
 def test_seeds_say_what_they_say_on_the_host(
     name: str,

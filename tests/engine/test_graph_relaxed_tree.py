@@ -30,12 +30,16 @@ from tests.engine.test_graph_weighed_tree import folders as folders
 from tests.engine.test_weighed_text_trees import prompts as prompts
 from tests.engine.test_weighed_tree_wishes import shortened
 from tests.engine.test_weighed_wishes import check as check_wishes
+from tests.halves import slow_but
 
 SHAPES = [  # and whether trees are sampled
     *((name, False) for name in ("EAGLE, 2", "EAGLE3, 3", "EAGLE3, few nodes", "MTP, 2")),
     ("EAGLE3, 4, static", True),
     ("EAGLE3, 3", True),
 ]
+FLYING_WISHES = [name for name in WISHES if name not in ("ends", "text")]
+DRAWN_SHAPES = [one for one in SHAPES[1:] if one[1]]
+FAST_WISHES = [(*DRAWN_SHAPES[n % 2], wish) for n, wish in enumerate(FLYING_WISHES)]
 TEXTS = {name: replace(one, **RULE) for name, one in test_weighed_text_trees.SPECS.items()}
 
 
@@ -79,10 +83,9 @@ def test_seeds_say_what_they_say_on_the_host(
 
 
 @ON_CPU
-@pytest.mark.parametrize("wish", [name for name in WISHES if name not in ("ends", "text")])
 @pytest.mark.parametrize(
-    ("name", "drawn"),
-    [one if one[1] else pytest.param(*one, marks=pytest.mark.slow) for one in SHAPES[1:]],
+    ("name", "drawn", "wish"),
+    slow_but(FAST_WISHES, [(*one, wish) for one in SHAPES[1:] for wish in FLYING_WISHES]),
 )
 def test_wishes_fly(
     name: str, drawn: bool, wish: str, folders: Folders, monkeypatch: pytest.MonkeyPatch

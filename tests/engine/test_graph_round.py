@@ -24,8 +24,9 @@ from specengine.engine import row_choices
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.row_choices import Choosing
 from specengine.kernels.keep_rows import keep_rows
-from specengine.kernels.paged_attention import PagedBatch, paged_attention
+from specengine.kernels.paged_attention import PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
+from tests.engine.padded_attention import attention
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 NEW_TOKENS = 24
@@ -44,7 +45,7 @@ class DeviceLengths(TritonAttentionBackend):
         assert batch.attn_plan is not None
         paged: PagedBatch = batch.attn_plan.metadata
         caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        return paged_attention(q, *caches, paged, layer.scale, window=layer.sliding_window)
+        return attention(q, *caches, paged, layer.scale, layer.sliding_window)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
+from tests.halves import thinned
 
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
@@ -77,13 +78,16 @@ def fallbacks(flying: GraphRound) -> set[str]:
 
 @ON_CPU
 @pytest.mark.parametrize(
-    ("name", "overlaps"),
-    [
-        *((name, True) for name in ("EAGLE", "EAGLE3", "MTP", "MTP layers", "STANDALONE")),
-        *((name, False) for name in ("EAGLE3", "STANDALONE")),
-    ],
+    ("rule", "name", "overlaps"),
+    thinned(
+        2,
+        [*RULES, "sibling", "greedy drafts"],
+        [
+            *((name, True) for name in ("EAGLE", "EAGLE3", "MTP", "MTP layers", "STANDALONE")),
+            *((name, False) for name in ("EAGLE3", "STANDALONE")),
+        ],
+    ),
 )
-@pytest.mark.parametrize("rule", [*RULES, "sibling", "greedy drafts"])
 def test_seeds_say_what_they_say_on_the_host(
     rule: str,
     name: str,
@@ -161,8 +165,9 @@ def test_a_token_behind_the_path_may_be_the_next_draft(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["EAGLE3", "MTP layers", "STANDALONE"])
-@pytest.mark.parametrize("rule", ["rejection", "block", "target_only"])
+@pytest.mark.parametrize(
+    ("rule", "name"), thinned(3, RULES, ["EAGLE3", "MTP layers", "STANDALONE"])
+)
 def test_requests_come_and_go_between_both_kinds_of_rounds(
     rule: str,
     name: str,

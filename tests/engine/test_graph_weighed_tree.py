@@ -41,6 +41,7 @@ from tests.engine.test_graph_weighed import (
     flags,
     said,
 )
+from tests.halves import slow_but, thinned
 
 NEARLY_FULL = "memory nearly full"  # or the context: nodes of a tree need a slot each
 # algorithm, topk, levels, nodes, static
@@ -145,9 +146,9 @@ def check_in_the_interpreter(
 
 @ON_CPU
 @pytest.mark.parametrize(
-    ("name", "overlaps"), [*((name, True) for name in SHAPES), ("EAGLE3, 2", False)]
+    ("rule", "name", "overlaps"),
+    thinned(2, RULES, [*((name, True) for name in SHAPES), ("EAGLE3, 2", False)]),
 )
-@pytest.mark.parametrize("rule", RULES)
 def test_seeds_say_what_they_say_on_the_host(
     rule: str, name: str, overlaps: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,8 +166,7 @@ def test_seeds_say_what_they_say_on_the_host(
 
 
 @ON_CPU
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "count"), thinned(3, RULES, [1, 2, 3]))
 def test_the_last_rounds_of_requests_that_end_by_themselves(
     rule: str, count: int, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,8 +262,7 @@ def test_a_token_behind_the_path_may_be_the_next_draft(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["EAGLE3, 3", "MTP, 2"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "name"), thinned(2, RULES, ["EAGLE3, 3", "MTP, 2"]))
 def test_requests_come_and_go_between_both_kinds_of_rounds(
     rule: str, name: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -278,7 +277,7 @@ def test_requests_come_and_go_between_both_kinds_of_rounds(
 
 
 @ON_CPU
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_but(["sibling", "target_only"], RULES))
 def test_kernels_decide_what_the_reference_does(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

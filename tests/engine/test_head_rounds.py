@@ -17,7 +17,7 @@ from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.engine.flying_world import chain_of, let_fly
 from tests.kernels.counted_rows import count_rows
-from tests.kernels.emulated_cuda import COMPILER, compiler_into
+from tests.kernels.emulated_cuda import COMPILER, Compiled
 from tests.kernels.emulated_head import emulate_head, let_heads_take_it
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
@@ -30,10 +30,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def rows(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each call of the kernel, which heads take from now on."""
     monkeypatch.setattr(load, "pack_linears", lambda *_: None)  # as on a GPU
-    emulate_head(compiler_into(tmp_path), 3, monkeypatch)
+    emulate_head(emulated, 3, monkeypatch)
     let_heads_take_it(monkeypatch)
     return count_rows(head_best_cuda, "head_best", monkeypatch)
 

@@ -26,6 +26,7 @@ from tests.engine.test_graph_weighed_tree import (
     with_rule,
 )
 from tests.engine.test_standalone_trees import SHAPES, Folders, specs_of
+from tests.halves import thinned
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,10 @@ def pair_of(target: Path, spec: SpecConfig, rule: str, **more: Any) -> tuple[LLM
 
 
 @ON_CPU
-@pytest.mark.parametrize(("name", "overlaps"), [*((name, True) for name in SHAPES), ("3", False)])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "name", "overlaps"),
+    thinned(2, RULES, [*((name, True) for name in SHAPES), ("3", False)]),
+)
 def test_seeds_say_what_they_say_on_the_host(
     rule: str,
     name: str,
@@ -66,8 +69,7 @@ def test_seeds_say_what_they_say_on_the_host(
 
 
 @ON_CPU
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "count"), thinned(3, RULES, [1, 2, 4]))
 def test_the_last_rounds_of_requests_that_end_by_themselves(
     rule: str,
     count: int,
@@ -86,8 +88,7 @@ def test_the_last_rounds_of_requests_that_end_by_themselves(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["3", "few nodes"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "name"), thinned(2, RULES, ["3", "few nodes"]))
 def test_requests_come_and_go_between_both_kinds_of_rounds(
     rule: str,
     name: str,

@@ -19,8 +19,10 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
 from specengine.engine.round_form import Flight
 from tests.engine.flying_world import let_fly
+from tests.engine.plain import plain_says
 from tests.engine.test_depth_in_results import Steered
 from tests.engine.test_graph_round import GREEDY, assert_close
+from tests.halves import thinned
 
 CPU = torch.device("cpu")
 ON_CPU = pytest.mark.skipif(
@@ -116,18 +118,19 @@ def fly(
 
 
 @ON_CPU
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
-@pytest.mark.parametrize("params", [[LONG] * 3, DRAWN], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("name", "wish", "overlaps"), thinned(2, SPECS, ["greedy", "sampled"], [True, False])
+)
 def test_tokens_and_rounds_are_those_of_the_host(
     name: str,
-    params: list[SamplingParams],
+    wish: str,
     overlaps: bool,
     target: Path,
     prompts: list[Prompt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = tokens(make(target, None).generate(prompts, params))
+    params = [LONG] * 3 if wish == "greedy" else DRAWN
+    expected = tokens(plain_says(target, prompts, params))
     host, llm = make(target, SPECS[name]), make(target, SPECS[name])
     flying, landed = fly(llm, monkeypatch, overlaps)
     for _ in range(2):  # with captures, and with texts of others
@@ -148,7 +151,7 @@ def check(
     llm: LLM, target: Path, prompts: list[Prompt], params: list[SamplingParams], **flags: Any
 ) -> None:
     """That it says what plain decoding says."""
-    expected = make(target, None, **flags).generate(prompts, params)
+    expected = plain_says(target, prompts, params, **flags)
     found = llm.generate(prompts, params)
     for one, other in zip(found, expected, strict=True):
         assert one.token_ids == other.token_ids
@@ -163,7 +166,7 @@ def test_where_outputs_end(
     name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By length, by a token, and by a limit on drafts, which ends nothing."""
-    said = tokens(make(target, None).generate(prompts, LONG))
+    said = tokens(plain_says(target, prompts, [LONG] * 3))
     controls = [SpecControl(), SpecControl(num_steps=2), SpecControl(enabled=False)]
     host, llm = make(target, SPECS[name]), make(target, SPECS[name])
     flying, _ = fly(llm, monkeypatch)

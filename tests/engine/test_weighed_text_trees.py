@@ -20,6 +20,7 @@ from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, SAMPLED, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, check, fallbacks, flags, said
 from tests.engine.test_graph_weighed_tree import NEARLY_FULL
+from tests.halves import thinned
 
 TEXT: dict[str, Any] = {"adaptive": False, "verify": "target_only"}
 SPECS = {
@@ -66,8 +67,7 @@ def pair_of(name: str, target: Path) -> tuple[LLM, LLM]:
 
 
 @ON_CPU
-@pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "overlaps"), thinned(2, SPECS, [True, False]))
 def test_seeds_say_what_they_say_on_the_host(
     name: str, overlaps: bool, target: Path, prompts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

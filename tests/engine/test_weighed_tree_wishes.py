@@ -28,6 +28,7 @@ from tests.engine.test_graph_weighed_tree import (
 )
 from tests.engine.test_graph_weighed_tree import folders as folders
 from tests.engine.test_weighed_wishes import ALSO, WISHES, check
+from tests.halves import thinned
 
 NAMES = ["EAGLE, 2", "EAGLE3, 3", "EAGLE3, 4, static", "MTP, 2"]
 TOLD = replace(SAMPLED[4], logprobs=2, max_tokens=20)
@@ -47,11 +48,10 @@ def shortened(params: list[SamplingParams], most: int = 40) -> list[SamplingPara
 
 
 @ON_CPU
-@pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize(
-    ("name", "overlaps"), [*((name, True) for name in NAMES), ("EAGLE3, 3", False)]
+    ("rule", "name", "overlaps", "wish"),
+    thinned(4, RULES, [*((name, True) for name in NAMES), ("EAGLE3, 3", False)], WISHES),
 )
-@pytest.mark.parametrize("rule", RULES)
 def test_wishes_fly(
     rule: str,
     name: str,
@@ -91,8 +91,7 @@ def test_greedy_requests_alone_are_matched(
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", ["EAGLE3, 3", "MTP, 2"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "name"), thinned(2, RULES, ["EAGLE3, 3", "MTP, 2"]))
 def test_those_with_wishes_come_and_go(
     rule: str, name: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

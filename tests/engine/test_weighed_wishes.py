@@ -22,6 +22,7 @@ from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_mtp import SEEN_TOO_LITTLE
 from tests.engine.test_graph_round import GREEDY, SAMPLED, assert_close, make
 from tests.engine.test_graph_weighed import MANY, ON_CPU, fallbacks, flags, let_drafters_fly
+from tests.halves import thinned
 
 RULES = ["rejection", "block", "target_only", "sibling", "greedy drafts"]
 LIKELY = dict.fromkeys(range(68, 100), 6.0)  # bytes of letters: several stand after each other
@@ -107,15 +108,18 @@ def check(host: LLM, llm: LLM, params: list[SamplingParams]) -> list[Generation]
 
 
 @ON_CPU
-@pytest.mark.parametrize("wish", WISHES)
 @pytest.mark.parametrize(
-    ("rule", "name", "overlaps"),
-    [
-        *((rule, "EAGLE3", True) for rule in RULES),
-        *((rule, "STANDALONE", True) for rule in ("rejection", "greedy drafts")),
-        *((rule, "MTP layers", True) for rule in ("block", "target_only")),
-        *((rule, "EAGLE3", False) for rule in ("block", "greedy drafts")),
-    ],
+    ("rule", "name", "overlaps", "wish"),
+    thinned(
+        3,
+        [
+            *((rule, "EAGLE3", True) for rule in RULES),
+            *((rule, "STANDALONE", True) for rule in ("rejection", "greedy drafts")),
+            *((rule, "MTP layers", True) for rule in ("block", "target_only")),
+            *((rule, "EAGLE3", False) for rule in ("block", "greedy drafts")),
+        ],
+        WISHES,
+    ),
 )
 def test_wishes_fly(
     rule: str,

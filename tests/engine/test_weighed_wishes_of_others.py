@@ -18,6 +18,7 @@ from tests.engine.test_standalone_trees import Folders, specs_of
 from tests.engine.test_weighed_text_trees import SPECS
 from tests.engine.test_weighed_tree_wishes import shortened
 from tests.engine.test_weighed_wishes import ALSO, WISHES, check
+from tests.halves import thinned
 
 
 def trees_of(folders: Folders) -> dict[str, SpecConfig]:
@@ -30,8 +31,7 @@ NAMES = ["NGRAM, target_only", "SUFFIX, target_only", *(f"STANDALONE, {rule}" fo
 
 
 @ON_CPU
-@pytest.mark.parametrize("wish", WISHES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "wish"), thinned(2, NAMES, WISHES))
 def test_wishes_fly(
     name: str, wish: str, target: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

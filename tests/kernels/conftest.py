@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from specengine.kernels.dispatch import Backend
-from tests.kernels.emulated_cuda import COMPILER, Compiled, compiler_into
 from tests.kernels.emulated_rows import emulate_rows
 
 HAS_CUDA = torch.cuda.is_available()
@@ -38,14 +37,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         pytest.skip("the interpreter is tested where there is no CUDA device")
     _require_interpreter()
     return torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """Compiles CUDA C++ for this machine's processor."""
-    if COMPILER is None:
-        pytest.skip("no C++ compiler, or not Linux")
-    return compiler_into(tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(params=["triton", "cuda"])

@@ -53,23 +53,31 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_floa
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
 
 
-def compiler_into(folder: Path) -> Compiled:
-    """What stands for program.compiled; libraries are kept in `folder`."""
+def compiler_into(folder: Path, libraries: Path) -> Compiled:
+    """What stands for program.compiled. folder: of this process. libraries: where those are kept
+    that any process has made of these sources."""
+
+    def compile_(*given: str) -> None:
+        # Fortified, jumps from stack to stack are forbidden.
+        flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-U_FORTIFY_SOURCE"]
+        subprocess.run([str(COMPILER), *flags, *given], check=True, cwd=folder)
 
     def compiled(
         source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
     ) -> EmulatedKernel:
-        assert COMPILER is not None
         assert shared <= SHARED_BYTES
-        for header in (*source.parent.glob("*.cu*"), *_HEADERS.iterdir()):
-            shutil.copy(header, folder)
-        path = folder / ("-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so")
-        if not path.exists():
-            options = [f"-D{k}={v}" for k, v in (*defines, ("KERNEL", name))]
-            options.append(f'-DSOURCE="{source.name}"')
-            files = [str(folder / "launch.cpp"), str(folder / "shared.cpp")]
-            flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(path)]
-            subprocess.run([COMPILER, *flags, *options, *files], check=True)
-        return EmulatedKernel(ctypes.CDLL(str(path)))
+        file = "-".join([name, *(f"{k}{v}" for k, v in defines)]) + ".so"
+        if not (libraries / file).exists():
+            if not (folder / "cuda.h.gch").exists():
+                for header in (*source.parent.glob("*.cu*"), *_HEADERS.iterdir()):
+                    shutil.copy(header, folder)
+                compile_("-x", "c++-header", "cuda.h", "-o", "cuda.h.gch")
+            given = {**dict(defines), "KERNEL": name, "SOURCE": f'"{source.name}"'}
+            lines = [f"#define {key} {value}" for key, value in given.items()]
+            unit = "\n".join(['#include "cuda.h"', *lines, '#include "launch.cpp"', ""])
+            (folder / "unit.cpp").write_text(unit)
+            compile_("-shared", "-o", file, "unit.cpp", "shared.cpp")
+            (folder / file).replace(libraries / file)
+        return EmulatedKernel(ctypes.CDLL(str(libraries / file)))
 
     return compiled

@@ -3,6 +3,8 @@
 // multiprocessors, so that they can wait for each other. It shows whether indices, swizzles and orders
 // are right, and copies that are read before they have landed (they read as NaN until then). It shows
 // nothing about races between warps, or about speed.
+#pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -43,10 +46,14 @@ static Place threadIdx, blockIdx, gridDim;
 const int WARP = 32, MOST_WARPS = 32, SHARED_BYTES = 232448;
 extern unsigned char shared_memory[SHARED_BYTES] __asm__("shared");
 
+const int STACK_BYTES = 1 << 16;
+
+// Begins by its context, and goes on by jumps: a context takes a call of the kernel each way.
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
-  bool ended = false;
+  jmp_buf at;
+  std::unique_ptr<char[]> stack;
+  bool has_begun = false, ended = false;
 };
 
 struct Barrier {
@@ -81,12 +88,14 @@ struct Block {
 
 static Block blocks[AT_ONCE_MOST];
 static int slot;  // of the block that runs
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static std::function<void()> body;
 
 inline Block& here() { return blocks[slot]; }
 inline Fiber& me() { return here().fibers[threadIdx.x]; }
-inline void yield() { swapcontext(&me().context, &scheduler); }
+inline void yield() {
+  if (!_setjmp(me().at)) _longjmp(scheduler, 1);
+}
 inline int lane() { return threadIdx.x % WARP; }
 inline int warp() { return threadIdx.x / WARP; }
 

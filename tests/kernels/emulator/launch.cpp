@@ -15,15 +15,22 @@ std::function<void()> bound(void (*kernel)(Types...), void** arguments) {
 static void run_fiber() {
   body();
   me().ended = true;
-  swapcontext(&me().context, &scheduler);
+  _longjmp(scheduler, 1);
 }
 
 static void start(Fiber& fiber) {
-  fiber.stack.resize(1 << 16);
+  fiber.stack.reset(new char[STACK_BYTES]);
   getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack.data();
-  fiber.context.uc_stack.ss_size = fiber.stack.size();
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = STACK_BYTES;
   makecontext(&fiber.context, run_fiber, 0);
+}
+
+// Until it waits, or has ended.
+static void resume(Fiber& fiber) {
+  if (_setjmp(scheduler)) return;
+  if (std::exchange(fiber.has_begun, true)) _longjmp(fiber.at, 1);
+  setcontext(&fiber.context);
 }
 
 static void begin(Block& block, int index, int threads, int shared_bytes) {
@@ -42,7 +49,7 @@ static bool run_turn(Block& block) {
   for (threadIdx.x = 0; threadIdx.x < (int)block.fibers.size(); threadIdx.x++) {
     if (me().ended) continue;
     any = true;
-    swapcontext(&scheduler, &me().context);
+    resume(me());
   }
   memcpy(block.shared.data(), shared_memory, block.shared.size());
   return any;

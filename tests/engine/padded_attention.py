@@ -1,0 +1,90 @@
+"""Paged attention of all requests at once, for engines that fly on a CPU: of lengths that tensors
+alone know, as the reference's, which takes a request at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specengine.kernels import paged_attention_ref
+from specengine.kernels.paged_attention import PagedBatch
+
+
+def attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float, window: int | None
+) -> Tensor:
+    """The faster of both."""
+    alone = len(batch.req_pool_indices) == 1
+    takes = paged_attention_ref.paged_attention if alone else padded_attention
+    return takes(q, k_cache, v_cache, batch, scale, window)
+
+
+def padded_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float, window: int | None
+) -> Tensor:
+    """As kernels/paged_attention.py has it."""
+    total, heads, size = q.shape
+    starts_B, counts_B = batch.qo_indptr[:-1], batch.qo_indptr.diff()
+    num_queries, num_keys = int(counts_B.max()), int(batch.seq_lens.max())
+    if num_queries == 0:
+        return torch.empty_like(q)
+    keys_K, queries_N = (torch.arange(n, device=q.device) for n in (num_keys, num_queries))
+    rows_BN = starts_B[:, None] + queries_N
+    read_BN = rows_BN.clamp(max=total - 1)
+    # Drafts of a round on the device may lie past the context; they stand in nobody's slot.
+    width = batch.req_to_token.shape[1]
+    slots_BK = batch.req_to_token[batch.req_pool_indices, :num_keys]
+    if num_keys > width:
+        slots_BK = torch.nn.functional.pad(slots_BK, (0, num_keys - width))
+    exists_BK = keys_K < batch.seq_lens[:, None]
+    slots_BK = slots_BK.where(exists_BK, slots_BK[:, :1]).long()
+    prefix_B11 = (batch.seq_lens - counts_B)[:, None, None]
+    visible_BNK = _visible(batch, keys_K, queries_N, prefix_B11) & exists_BK[:, None]
+    if window is not None:
+        visible_BNK &= _near(batch, keys_K, queries_N, read_BN, prefix_B11, window)
+    shape = (len(starts_B), num_queries, k_cache.shape[1], -1, size)  # [B, N, Hk, group, D]
+    q_BHGND = q[read_BN].float().view(shape).permute(0, 2, 3, 1, 4)
+    k_BHDK = k_cache[slots_BK].float().permute(0, 2, 3, 1)
+    v_BHKD = v_cache[slots_BK].float().transpose(1, 2)
+    scores = (q_BHGND.flatten(2, 3) @ k_BHDK * scale).view(*q_BHGND.shape[:4], num_keys)
+    weights = scores.masked_fill(~visible_BNK[:, None, None], float("-inf")).softmax(-1)
+    heads_BHGND = (weights.flatten(2, 3) @ v_BHKD).view(q_BHGND.shape)
+    found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(-1, num_queries, heads, size)
+    out = torch.empty(total + 1, heads, size, dtype=q.dtype, device=q.device)
+    out[rows_BN.where(queries_N < counts_B[:, None], total)] = found.to(q.dtype)
+    return out[:total]
+
+
+def _visible(batch: PagedBatch, keys_K: Tensor, queries_N: Tensor, prefix_B11: Tensor) -> Tensor:
+    """bool [B, N, K], of keys that exist."""
+    if batch.tree_mask is None:
+        visible = keys_K <= prefix_B11 + queries_N[:, None]
+    else:
+        first_B11, of_B11 = prefix_B11 - batch.num_past, torch.arange(len(prefix_B11))
+        among_B1K = (keys_K - first_B11).clamp(0, batch.tree_mask.shape[2] - 1)
+        nodes_N1 = queries_N.clamp(max=batch.tree_mask.shape[1] - 1)[:, None]
+        chosen = batch.tree_mask[of_B11.to(keys_K.device)[:, None, None], nodes_N1, among_B1K]
+        visible = (keys_K < first_B11) | chosen
+    if batch.first_keys is None:
+        return visible
+    first_keys_B11 = batch.first_keys[batch.req_pool_indices][:, None, None]
+    return visible & (keys_K >= first_keys_B11.minimum(prefix_B11))
+
+
+def _near(
+    batch: PagedBatch,
+    keys_K: Tensor,
+    queries_N: Tensor,
+    rows_BN: Tensor,
+    prefix_B11: Tensor,
+    window: int,
+) -> Tensor:
+    """bool [B, N, K]: within the window, or a node of the past."""
+    if batch.tree_mask is None:
+        return keys_K > prefix_B11 + queries_N[:, None] - window
+    drafted_B1K = (keys_K - prefix_B11).clamp(0, len(queries_N) - 1)
+    positions_BN = batch.positions[rows_BN]
+    depths_B1K = positions_BN[:, None].gather(2, drafted_B1K)
+    places_B1K = depths_B1K.where(keys_K >= prefix_B11, keys_K)
+    past_B1K = (keys_K >= prefix_B11 - batch.num_past) & (keys_K < prefix_B11)
+    return (places_B1K > positions_BN[:, :, None] - window) | past_B1K
