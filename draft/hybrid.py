@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
+from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import (
     Drafter,
     DraftProposal,
@@ -69,9 +70,11 @@ class HybridDrafter:
         drafts = [self._long_match(req) for req in batch.reqs]
         found = [draft for draft in drafts if draft is not None]
         if len(found) == len(drafts):
-            return replace(assemble(found, is_ranked=True), of_text=[True] * len(found))
-        proposal = self.inner.draft(batch)
-        return override(proposal, drafts) if found else proposal
+            proposal = replace(assemble(found, is_ranked=True), of_text=[True] * len(found))
+        else:
+            proposal = self.inner.draft(batch)
+            proposal = override(proposal, drafts) if found else proposal
+        return self._weighable(proposal, batch.sampling) if found else proposal
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         self.inner.observe(batch, output, result)
@@ -89,6 +92,14 @@ class HybridDrafter:
     def release(self, req: Req) -> None:
         self.inner.release(req)
         self.suffix.release(req)
+
+    def _weighable(self, proposal: DraftProposal, sampling: SamplingBatch) -> DraftProposal:
+        """With draft_probs wherever drafts are sampled, also if just now none was: how drafts of
+        text are judged, and so what a seed says, must not follow from who else is in the batch."""
+        if not self.emits_probs or sampling.all_greedy or proposal.draft_probs is not None:
+            return proposal
+        probs = torch.zeros(*proposal.tokens.shape, sampling.vocab_size, device=sampling.device)
+        return replace(proposal, draft_probs=_one_hot(proposal.tokens, probs))
 
     def _long_match(self, req: Req) -> Draft | None:
         draft = self.suffix.draft_one(req)

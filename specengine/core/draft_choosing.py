@@ -18,6 +18,11 @@ class DraftPicks(Protocol):
         that. Asked for each level in turn."""
         ...
 
+    def override(self, tokens_BK: Tensor, are_B: Tensor) -> None:
+        """After the last level was taken, if any was: these requests' drafts are others, and were
+        certain. tokens_BK: int64, of all levels. are_B: bool."""
+        return
+
 
 class DraftEdits(DraftPicks, Protocol):
     """What requests change of their logits, as far as drafts follow it: tokens drafted in the same

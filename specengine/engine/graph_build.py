@@ -29,6 +29,12 @@ from specengine.engine.graph_relaxed import GraphRelaxedRound, GraphRelaxedTreeR
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
+from specengine.engine.graph_weighed_hybrid import (
+    GraphRelaxedHybridRound,
+    GraphRelaxedHybridTreeRound,
+    GraphWeighedHybridRound,
+    GraphWeighedHybridTreeRound,
+)
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.grounds import TRACED
 from specengine.engine.host_drafts import HostDrafter, HostDrafts
@@ -42,6 +48,20 @@ from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
 
 Weigher = SampledVerifier | RelaxedVerifier  # whose tokens follow from the drafts
+
+# By whether text stands beside a model, and whether drafts branch.
+_WEIGHED: dict[tuple[bool, bool], type[WeighingRound]] = {
+    (False, False): GraphWeighedRound,
+    (False, True): GraphWeighedTreeRound,
+    (True, False): GraphWeighedHybridRound,
+    (True, True): GraphWeighedHybridTreeRound,
+}
+_RELAXED: dict[tuple[bool, bool], type[WeighingRound]] = {
+    (False, False): GraphRelaxedRound,
+    (False, True): GraphRelaxedTreeRound,
+    (True, False): GraphRelaxedHybridRound,
+    (True, True): GraphRelaxedHybridTreeRound,
+}
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 _TEXT = 2048  # tokens of a request, by which is measured what it takes to read them
@@ -124,8 +144,6 @@ def make_graph_round(config: EngineConfig, parts: EngineParts) -> GraphRound | s
         return PLANS_ON_HOST
     if config.trace.trace is not None:
         return TRACED
-    if (ground := _hybrid_ground(parts)) is not None:
-        return ground
     chooses = parts.adaptive is not None
     found = _row_drafter(parts.drafter, max(sizes), parts.worker.runner.device, chooses)
     if found is None:
@@ -164,9 +182,8 @@ def new_round(parts: EngineParts, drafter: RowDrafter, *given: Any) -> GraphRoun
 def _weighing_round(rule: Weigher, parts: EngineParts, *given: Any) -> WeighingRound:
     """given: as to GraphRound, from the drafter on."""
     is_tree, more = parts.drafter.proposes_tree, (parts.drafter.emits_probs, parts.worker, *given)
-    if isinstance(rule, RelaxedVerifier):
-        return (GraphRelaxedTreeRound if is_tree else GraphRelaxedRound)(rule, *more)
-    return (GraphWeighedTreeRound if is_tree else GraphWeighedRound)(rule, *more)
+    kinds = _RELAXED if isinstance(rule, RelaxedVerifier) else _WEIGHED
+    return kinds[isinstance(given[0], MixedDrafts), is_tree](rule, *more)
 
 
 def weigher(parts: EngineParts) -> Weigher | None:
@@ -233,13 +250,3 @@ def _hybrid_drafts(
     own = drafts.model_steps
     shallower = [n for n in _SHALLOW if n < own] if chooses else []
     return drafts, sorted({*shallower, own, most})
-
-
-def _hybrid_ground(parts: EngineParts) -> str | None:
-    """What keeps a model's drafts beside those of text from flying."""
-    drafter = parts.drafter
-    if not isinstance(drafter, HybridDrafter):
-        return None
-    if not drafter.reads_text_alone and weigher(parts) is not None:
-        return "a model's drafts beside a text's, with a verifier that weighs them"
-    return None

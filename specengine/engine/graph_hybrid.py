@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from specengine.core.request import Req
 from specengine.core.spec import RowDrafter
 from specengine.engine.graph_round import GraphRound
-from specengine.engine.graph_ruled import RoundParts
-from specengine.engine.graph_tree import GraphTreeRound, TreeParts
+from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.hybrid_drafts import MixedDrafts
 from specengine.engine.hybrid_trees import HybridTrees
 from specengine.engine.round_form import Flight, Form, Wish
@@ -31,14 +28,15 @@ class GraphHybridRound(GraphRound):
         of_all = [Form(batch_size, n, choosing, model_steps=0) for n in self.steps if n >= most]
         return [*super().forms(batch_size, choosing), *of_some, *of_all]
 
-    def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
-        return RoundParts(self, rows_B, form, self.drafter_of(form))
+    def has_text(self, form: Form) -> bool:
+        """Whether somebody has in such rounds."""
+        return form.model_steps is not None or form.num_steps > self.drafter.model_steps
 
     def drafter_of(self, form: Form) -> RowDrafter:
+        if not self.has_text(form):
+            return self.drafter
         most = form.model_steps
-        if most is None and form.num_steps > self.drafter.model_steps:
-            most = self.drafter.model_steps
-        return self.drafter if most is None else self.drafter.beside_text(most)
+        return self.drafter.beside_text(self.drafter.model_steps if most is None else most)
 
     def _form(self, reqs: list[Req], wish: Wish) -> Form:
         form, most = super()._form(reqs, wish), self.drafter.model_steps
@@ -53,10 +51,6 @@ class GraphHybridTreeRound(GraphHybridRound, GraphTreeRound):
     """Likewise, of HybridTrees."""
 
     drafter: HybridTrees
-
-    def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
-        kind = TreeParts if form.num_steps else RoundParts
-        return kind(self, rows_B, form, self.drafter_of(form))
 
     def num_drafts(self, flight: Flight, levels: list[int]) -> list[int]:
         """The nodes that text gave, and those of the model's trees."""

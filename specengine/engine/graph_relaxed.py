@@ -12,8 +12,7 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.graph_ruled import Drafted
 from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
 from specengine.engine.graph_weighed_tree import DraftedTree, GraphWeighedTreeRound
-from specengine.engine.round_form import Flight
-from specengine.engine.row_choices import Choosing
+from specengine.engine.round_form import Flight, Form
 from specengine.kernels.accept_relaxed import RelaxedRound
 from specengine.kernels.accept_sampled import Accepted
 from specengine.target.verify.relaxed import RelaxedVerifier
@@ -44,7 +43,7 @@ class GraphRelaxedRound(RelaxedRounds, GraphWeighedRound):
     """Of chains."""
 
     def found(
-        self, drafted: Drafted, logits_TV: Tensor, batch: ForwardBatch, choosing: Choosing
+        self, drafted: Drafted, logits_TV: Tensor, batch: ForwardBatch, form: Form
     ) -> Accepted:
         rows, chain = drafted.rows, self.chain_of(drafted.drafts_BK)
         drafts = RelaxedRound(
@@ -52,7 +51,7 @@ class GraphRelaxedRound(RelaxedRounds, GraphWeighedRound):
             chosen_T=self.chosen(logits_TV, rows, batch),
             tokens_BN=torch.cat([rows.roots_B[:, None], drafted.drafts_BK], dim=1),
             parents_BN=chain.parents_BN,
-            counts_B=self.levels(rows, choosing) + 1,
+            counts_B=self.levels(rows, form) + 1,
             roots_B=chain.roots_B,
         )
         return self.verifier.decide(drafts)

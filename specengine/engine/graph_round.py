@@ -114,9 +114,9 @@ class GraphRound:
             if self.samples and not memory.is_spent:
                 form = Form(self.batch_sizes[0], self.steps[-1], self.choices.sampled)
                 self.graph(form, logging.DEBUG)
-        took, used = perf_counter() - start, memory.used - used_before
+        took, used = perf_counter() - start, (memory.used - used_before) / (1 << 30)
         what = f"{len(self.captured)} round graphs of {self.steps} drafts"
-        logger.info("captured %s in %.1f s, %.2f GiB", what, took, used / (1 << 30))
+        logger.info("captured %s in %.1f s, %.2f GiB", what, took, used)
 
     def forms(self, batch_size: int, choosing: Choosing) -> list[Form]:
         forms = [Form(batch_size, steps, choosing) for steps in self.steps]
@@ -135,6 +135,9 @@ class GraphRound:
         self.counters["captures"] += 1
         if self.guard is None:
             self.guard = self.runner.guard_of(rounds=self)
+
+    def drafter_of(self, form: Form) -> RowDrafter:
+        return self.drafter
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         return RoundParts(self, rows_B, form)
@@ -198,8 +201,7 @@ class GraphRound:
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         """Whether the batch is of the kind that the graphs were made for."""
-        ground = find_ground(self, batch)
-        if ground is not None:
+        if (ground := find_ground(self, batch)) is not None:
             count_fallback(self.counters, "round", ground)
         return ground is None
 
@@ -304,8 +306,7 @@ class GraphRound:
         tokens = [row[1 : row[0] + 2] for row in rows]
         self.choices.edits.note(flight.reqs, tokens)
         # The padding of a short draft is a draft too, where it happens to be right.
-        num_drafts = self.num_drafts(flight, flight.num_drafted)
-        num_drafted = list(map(max, num_drafts, num_accepted))
+        num_drafted = [*map(max, self.num_drafts(flight, flight.num_drafted), num_accepted)]
         logprobs, is_lossy = self._logprobs(flight, tokens), self.simulated is not None
         return VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, is_lossy)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.core.draft_choosing import DraftPicks
 from specengine.core.request import Req
-from specengine.core.spec import RowDrafter
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.masks import Flags
 from specengine.engine.round_form import Form, LeftDepths
@@ -46,15 +45,9 @@ class RoundParts:
     before the tokens are known that the masks follow from; `decide` needs them. Each leaves behind
     what the next one takes. Where the drafter sleeps, it does not look at the round."""
 
-    def __init__(
-        self,
-        graph_round: GraphRound,
-        rows_B: Tensor,
-        form: Form,
-        drafter: RowDrafter | None = None,
-    ) -> None:
-        """rows_B: of the page table. drafter: where it is not always the round's."""
-        self.drafter = drafter or graph_round.drafter
+    def __init__(self, graph_round: GraphRound, rows_B: Tensor, form: Form) -> None:
+        """rows_B: of the page table."""
+        self.drafter = graph_round.drafter_of(form)
         self.graph_round = graph_round
         self.rows_B = rows_B
         self.form = form

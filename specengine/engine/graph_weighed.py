@@ -93,6 +93,14 @@ class WeighingRound(GraphRound):
         assert verifier.kernel is not None, "weigher() refuses verifiers that have none"
         return verifier.kernel(drafts, draws, backend=verifier.backend)
 
+    def chain_picks(self, rows: RowBatch, choosing: Choosing, num_nodes: int) -> DraftPicks | None:
+        """How chains of at most so many nodes, root included, are drafted; None: of the best."""
+        if num_nodes > 1 and self.draws and choosing.weighs and choosing.samples:
+            edits = self.choices.edits.for_chains(rows) if choosing.edits else None
+            given = rows, self.choices.table, num_nodes, self.choices.vocab_size
+            return RowDraws(*given, self.verifier.needs_draft_probs, edits)
+        return self.choices.edited_best(rows) if choosing.edits else None
+
     def were_drawn(self, reqs: list[Req]) -> list[bool]:
         """Of each request whether its drafts are sampled: the rule must see which of them a grammar
         forbids, as where `constrain` gets draft_probs."""
@@ -109,7 +117,6 @@ class GraphWeighedRound(WeighingRound):
         super().__init__(verifier, draws, *given)
         largest, device = self.batch_sizes[-1], self.runner.device
         self.chains = {n: ChainShape.of(largest, n + 1, device) for n in self.steps}
-        self.reads_text = isinstance(self.drafter, HostDrafter)
         # int64 [B], of each request of a round: drafts that the host has made, and those that
         # grammars leave; read where there is such a drafter, or a grammar.
         counts = torch.zeros(2, largest, dtype=torch.int64, device=device)
@@ -120,29 +127,21 @@ class GraphWeighedRound(WeighingRound):
         return (WeighedParts if weighs else RoundParts)(self, rows_B, form)
 
     def picks(self, rows: RowBatch, form: Form) -> DraftPicks | None:
-        choosing = form.choosing
-        if not (self.draws and choosing.weighs and choosing.samples and form.num_steps):
-            return super().picks(rows, form)
-        edits = self.choices.edits.for_chains(rows) if choosing.edits else None
-        keeps = self.verifier.needs_draft_probs
-        given = rows, self.choices.table, form.num_steps + 1, self.choices.vocab_size
-        return RowDraws(*given, keeps, edits)
+        return self.chain_picks(rows, form.choosing, form.num_steps + 1)
 
     def found(
-        self, drafted: Drafted, logits_TV: Tensor, batch: ForwardBatch, choosing: Choosing
+        self, drafted: Drafted, logits_TV: Tensor, batch: ForwardBatch, form: Form
     ) -> Accepted:
         """What the rule decides. logits_TV: edited, of the verification `batch`; may be written
         over."""
         weights_TV = self.target_weights(logits_TV, drafted.rows)
-        drafts = self.sampled_round(drafted, weights_TV, choosing)
+        drafts = self.sampled_round(drafted, weights_TV, form)
         return self.judge(drafts, self.numbers(drafted.rows))
 
-    def sampled_round(
-        self, drafted: Drafted, weights_TV: Tensor, choosing: Choosing
-    ) -> SampledRound:
+    def sampled_round(self, drafted: Drafted, weights_TV: Tensor, form: Form) -> SampledRound:
         """What RoundProbs.of makes on the host."""
         rows, picks, chain = drafted.rows, drafted.picks, self.chain_of(drafted.drafts_BK)
-        lacks_BN = chain.nodes_BN > self.levels(rows, choosing)[:, None]
+        lacks_BN = chain.nodes_BN > self.levels(rows, form)[:, None]
         tokens_BN = torch.cat([rows.roots_B[:, None], drafted.drafts_BK], dim=1)
         return SampledRound(
             target_TV=weights_TV,
@@ -160,19 +159,25 @@ class GraphWeighedRound(WeighingRound):
         batch_size, num_steps = drafts_BK.shape
         return self.chains[num_steps].first(batch_size)
 
-    def levels(self, rows: RowBatch, choosing: Choosing) -> Tensor:
+    def levels(self, rows: RowBatch, form: Form) -> Tensor:
         """int64 [B], as DraftWorker.levels and limits of requests have it on the host: what is
         drafted and the token behind it must not go past the request's end. A request that has ended
         may be a round late in leaving, and drafts nothing. Of these what the host tells of."""
         ends_B = self.choices.ends.index_select(0, rows.rows_B)
         limits_B = self.state.limits.index_select(0, rows.rows_B)
         levels_B = limits_B.minimum(ends_B - rows.lens_B - 2).clamp(min=0)
-        if self.reads_text:
+        if self.is_told(form):
             levels_B = levels_B.minimum(self.num_drafted[: len(levels_B)])
-        return levels_B.minimum(self.num_allowed[: len(levels_B)]) if choosing.masks else levels_B
+        if form.choosing.masks:
+            levels_B = levels_B.minimum(self.num_allowed[: len(levels_B)])
+        return levels_B
+
+    def is_told(self, form: Form) -> bool:
+        """Whether the host tells a round how many drafts it has made of each request."""
+        return isinstance(self.drafter, HostDrafter)
 
     def _fly(self, reqs: list[Req], wish: Wish, form: Form) -> Flight:
-        if self.reads_text and form.choosing.weighs and form.num_steps:
+        if form.choosing.weighs and form.num_steps and self.is_told(form):
             self._tell(self.num_drafted, wish.num_drafted)
         return super()._fly(reqs, wish, form)
 
@@ -198,7 +203,7 @@ class WeighedParts(RoundParts):
         flying, choosing = self.graph_round, self.form.choosing
         rows, drafts_BK = self.drafted.rows, self.drafted.drafts_BK
         logits = node_logits(flying, self.seen, rows, choosing)
-        found = flying.found(self.drafted, logits.edited_TV, self.seen.batch, choosing)
+        found = flying.found(self.drafted, logits.edited_TV, self.seen.batch, self.form)
         said_BN = said(drafts_BK, found)
         # A draft past the path's end may be what follows it, too: it is not to be counted.
         nodes_BK = flying.chain_of(drafts_BK).nodes_BN[:, 1:]
@@ -208,7 +213,7 @@ class WeighedParts(RoundParts):
         output = RowsOutput(said_BN.flatten(), self.seen.hidden_TH, self.seen.features())
         if logits.raw_TV is not None:
             flying.logprobs.take(logits.raw_TV, output.best)
-        flying.drafter.observe_rows(rows, output, said_BN, accepted_B)
+        self.drafter.observe_rows(rows, output, said_BN, accepted_B)
 
     def tell(self, reqs: list[Req], trees: list[HostTree]) -> LeftDepths:
         legal_BN = self.graph_round.masks.send(reqs, trees)

@@ -25,7 +25,7 @@ from specengine.engine.host_trees import HostTrees
 from specengine.engine.node_logits import node_logits
 from specengine.engine.round_form import Flight, Form, LeftDepths
 from specengine.engine.row_choices import Choosing
-from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers
+from specengine.engine.row_tree_draws import RowTreeDraws, TreeNumbers, TreeWeights
 from specengine.engine.row_tree_edits import EditsOfNodes
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import Accepted, SampledRound, row_sums
@@ -38,7 +38,13 @@ class DraftedTree:
     rows: RowBatch
     tree: DraftTree
     numbers_BN: Tensor | None  # as of SampledRound
-    draws: RowTreeDraws | None  # by which it was drafted
+    draws: TreeWeights | None  # by which it was drafted
+
+
+@dataclass(frozen=True)
+class Grown:
+    tree: DraftTree
+    draws: TreeWeights | None
 
 
 class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
@@ -51,22 +57,31 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
     would follow from the clock. Those of text are the host's own.
     """
 
-    drafter: WeighedTreeDrafter | HostTrees
-
     def __init__(self, verifier: MatchVerifier, draws: bool, *given: Any) -> None:
         """draws: trees of requests that sample are sampled. given: as to GraphRound."""
         super().__init__(verifier, draws, *given)
         largest, device = self.batch_sizes[-1], self.runner.device
         # Made before any capture, in which they would be nodes of the graph.
-        counts = {self.drafter.num_tree_nodes(steps) for steps in self.steps if steps}
+        counts = self.tree_sizes()
         self.nodes_N = {n: torch.arange(n, device=device) for n in counts}
         self.roots_B = {n: n * torch.arange(largest, device=device) for n in counts}
         # Of the nodes that grammars leave, their numbers; -1 of others. Read where there is one.
         self.numbers_BN = torch.zeros(largest, max(counts), dtype=torch.int64, device=device)
+        self.grower = self.new_grower()
         self.tree_numbers: TreeNumbers | None = None
-        if draws and not isinstance(self.drafter, HostTrees):
-            shape = largest, self.drafter.topk, self.steps[-1]
+        if draws and isinstance(self.grower, WeighedTreeDrafter):
+            assert self.grower.tree_row_steps is not None
+            shape = largest, self.grower.topk, self.grower.tree_row_steps
             self.tree_numbers = TreeNumbers.of(*shape, device)
+
+    def new_grower(self) -> WeighedTreeDrafter | HostTrees | None:
+        """Who grows trees within limits."""
+        assert isinstance(self.drafter, WeighedTreeDrafter | HostTrees)
+        return self.drafter
+
+    def tree_sizes(self) -> set[int]:
+        """Nodes of all trees that there may be, root included."""
+        return {self.drafter.num_tree_nodes(steps) for steps in self.steps if steps}
 
     def parts_of(self, rows_B: Tensor, form: Form) -> RoundParts:
         if form.choosing.weighs and form.num_steps:
@@ -77,12 +92,22 @@ class GraphWeighedTreeRound(WeighingRound, GraphTreeRound):
         """As DraftWorker.nodes has them on the host, and SpecControl, which cuts what was drafted.
         A request that has ended may be a round late in leaving, and drafts nothing. Trees of the
         host have kept to them."""
-        if isinstance(self.drafter, HostTrees):
+        if isinstance(self.grower, HostTrees):
             return None
         ends_B = self.choices.ends.index_select(0, rows.rows_B)
         limits_B = self.state.limits.index_select(0, rows.rows_B)
         left_B = (ends_B - rows.lens_B - 1).clamp(min=1)
-        return TreeLimits(self.drafter.topk, left_B, limits_B)
+        return TreeLimits(1 if self.grower is None else self.grower.topk, left_B, limits_B)
+
+    def grow(self, rows: RowBatch, form: Form) -> Grown:
+        return self.grow_deep(rows, form.num_steps, form.choosing)
+
+    def grow_deep(self, rows: RowBatch, num_steps: int, choosing: Choosing) -> Grown:
+        """What the grower grows, of so many levels."""
+        assert self.grower is not None
+        draws, edits = self.new_tree_draws(rows), self.node_edits(rows, choosing)
+        given = rows, num_steps, self.tree_limits(rows), edits, draws
+        return Grown(self.grower.draft_limited_rows(*given), draws)
 
     def new_tree_draws(self, rows: RowBatch) -> RowTreeDraws | None:
         """Of one round; None where all drafts are the best tokens."""
@@ -152,16 +177,15 @@ class WeighedTreeParts(TreeParts):
     """Of a tree that is weighed."""
 
     graph_round: GraphWeighedTreeRound
-    draws: RowTreeDraws | None  # left behind by the drafting
+    draws: TreeWeights | None  # left behind by the drafting
 
     @torch.inference_mode()
     def draft(self) -> None:
         flying, form = self.graph_round, self.form
         rows = flying.begin(self.rows_B)
-        self.draws = flying.new_tree_draws(rows)
-        edits = flying.node_edits(rows, form.choosing)
-        given = rows, form.num_steps, flying.tree_limits(rows), edits, self.draws
-        self.leave(rows, flying.drafter.draft_limited_rows(*given))
+        grown = flying.grow(rows, form)
+        self.draws = grown.draws
+        self.leave(rows, grown.tree)
 
     @torch.inference_mode()
     def decide(self) -> None:

@@ -118,15 +118,15 @@ class BesideText:
 
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         text = self.drafts.text[: len(rows.rows_B)]
-        counts_B1, text_BK = text[:, -1:], text[:, :num_steps]
-        most = self.model_steps
-        if most == 0:
-            return text_BK
-        own_BM = self.drafts.inner.draft_rows(rows, most, picks)
-        first_BM = torch.where(counts_B1 > 0, text_BK[:, :most], own_BM)
-        if num_steps == most:
-            return first_BM
-        return torch.cat([first_BM, text_BK[:, most:]], dim=1)
+        counts_B1, drafts_BK = text[:, -1:], text[:, :num_steps]
+        if most := self.model_steps:
+            own_BM = self.drafts.inner.draft_rows(rows, most, picks)
+            first_BM = torch.where(counts_B1 > 0, drafts_BK[:, :most], own_BM)
+            deeper_BK = drafts_BK[:, most:]
+            drafts_BK = torch.cat([first_BM, deeper_BK], dim=1) if num_steps > most else first_BM
+        if picks is not None:
+            picks.override(drafts_BK, counts_B1[:, 0] > 0)
+        return drafts_BK
 
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor

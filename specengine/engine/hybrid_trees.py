@@ -13,7 +13,7 @@ from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.host_trees import HostTrees
 from specengine.engine.hybrid_drafts import MixedDrafts
 from specengine.engine.round_form import Wish
-from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.tree_build import DraftTree, TreeLimits
 from specengine.kernels.tree_shape import tree_shape
 
 
@@ -43,7 +43,7 @@ class HybridTrees(MixedDrafts):
         self.tree_row_steps = num_steps
         self.row_slots = 0 if self.grown is None else self.grown.row_slots
         # Made before any capture, in which they would be nodes of the graph.
-        nodes_N = torch.arange(num_steps + 1, device=device)
+        self._nodes_N = nodes_N = torch.arange(num_steps + 1, device=device)
         self._above_N = nodes_N - 1
         self._missing_2N = torch.stack([torch.zeros_like(nodes_N), nodes_N])
 
@@ -78,25 +78,49 @@ class HybridTrees(MixedDrafts):
         self, rows: RowBatch, num_steps: int, model_steps: int, edits: DraftEdits | None
     ) -> DraftTree:
         """Where some have text, and the model drafts so deep for the others."""
+        return self.mixed(rows, self._own(rows, model_steps, edits), num_steps)
+
+    def mixed(self, rows: RowBatch, own_B2N: Tensor, num_steps: int) -> DraftTree:
+        """own_B2N: int64, tokens and parents of the model's trees."""
         count = self.num_tree_nodes(num_steps)
-        own_B2N = self._own(rows, model_steps, edits)
         if own_B2N.shape[2] < count:
             missing_2N = self._missing_2N[:, own_B2N.shape[2] : count]
             own_B2N = torch.cat([own_B2N, missing_2N.expand(len(own_B2N), -1, -1)], dim=2)
         text_B2N = self.text.nodes[: len(own_B2N), :, :count]
-        # The first node behind a root is its child; where it is not there, its own.
-        has_text_B = text_B2N[:, 1, 1] == 0
-        nodes_B2N = torch.where(has_text_B[:, None, None], text_B2N, own_B2N)
+        has_text_B11 = self.has_text(len(own_B2N))[:, None, None]
+        nodes_B2N = torch.where(has_text_B11, text_B2N, own_B2N)
         return tree_shape(rows.roots_B, nodes_B2N, count, num_steps)
+
+    def has_text(self, batch_size: int) -> Tensor:
+        """bool [B], of the first requests. The first node behind a root is its child; where it is
+        not there, its own."""
+        return self.text.nodes[:batch_size, 1, 1] == 0
 
     def _own(self, rows: RowBatch, num_steps: int, edits: DraftEdits | None) -> Tensor:
         """int64 [B, 2, N], the model's tokens and parents."""
         if self.grown is not None:
             tree = self.grown.draft_tree_rows(rows, num_steps, edits)
             return torch.stack([tree.tokens_BN, tree.parents_BN], dim=1)
-        drafts_BK = self.inner.draft_rows(rows, num_steps, edits)
+        return self.chains(rows, num_steps, edits)
+
+    def chains(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        picks: DraftPicks | None,
+        limits: TreeLimits | None = None,
+    ) -> Tensor:
+        """int64 [B, 2, num_steps + 1], likewise, of a model that drafts chains; what limits leave
+        out is its own parent."""
+        count = 1 + num_steps
+        drafts_BK = self.inner.draft_rows(rows, num_steps, picks)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)
-        return torch.stack([tokens_BN, self._above_N[: 1 + num_steps].expand_as(tokens_BN)], dim=1)
+        nodes_B2N = torch.stack([tokens_BN, self._above_N[:count].expand_as(tokens_BN)], dim=1)
+        if limits is None:
+            return nodes_B2N
+        levels_B = limits.depths_B.minimum(limits.nodes_B - 1)
+        exists_BN = self._nodes_N[:count] <= levels_B[:, None]
+        return torch.where(exists_BN[:, None], nodes_B2N, self._missing_2N[:, :count])
 
 
 class TreesBesideText:

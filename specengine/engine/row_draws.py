@@ -11,6 +11,7 @@ from specengine.core.random_streams import Stream
 from specengine.engine.row_edits import EditsOfChains
 from specengine.kernels.keyed_uniform import LANE
 from specengine.kernels.sample_rows import ChoiceTable, Places, sample_rows
+from specengine.kernels.tree_build import DraftTree
 from specengine.kernels.weigh_rows import weigh_rows
 
 
@@ -75,6 +76,27 @@ class RowDraws(DraftPicks):
         if self.edits is not None:
             self.edits.go_on(tokens_B)
         return tokens_B
+
+    def override(self, tokens_BK: Tensor, are_B: Tensor) -> None:
+        """Deeper than anything was drawn nobody else has drafts: all weights there are 0."""
+        if self.weights_BNV is not None:
+            drawn_BDV, deeper_BEV = self.weights_BNV[:, 1:].tensor_split([self._node], dim=1)
+            drawn_BDV.masked_fill_(are_B[:, None, None], 0.0)
+            deeper_BEV.zero_()
+            make_certain_(self.weights_BNV[:, 1:], tokens_BK, are_B)
+
+    def drawn_from(self, tree: DraftTree) -> Tensor | None:
+        """As row_tree_draws.TreeWeights, of chains in trees of as many nodes."""
+        if self.weights_BNV is not None:
+            self.weights_BNV[:, self._node + 1 :].zero_()
+        return self.weights_BNV
+
+
+def make_certain_(weights_BNV: Tensor, tokens_BN: Tensor, are_B: Tensor) -> None:
+    """In place, a weight of 1 on each token of these requests, whose weights are 0. are_B: bool."""
+    tokens_BN1, are_B11 = tokens_BN[:, :, None], are_B[:, None, None]
+    new_BN1 = weights_BNV.gather(2, tokens_BN1).masked_fill_(are_B11, 1.0)
+    weights_BNV.scatter_(2, tokens_BN1, new_BN1)
 
 
 def expanded(

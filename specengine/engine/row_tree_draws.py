@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,15 @@ class TreeNumbers:
         return cls(topk, keys, within_BR, levels_R.to(device), scores_1K[0].contiguous())
 
 
+class TreeWeights(Protocol):
+    """What the nodes of a round's trees were drawn from."""
+
+    def drawn_from(self, tree: DraftTree) -> Tensor | None:
+        """float32 [B, N, V], up to a factor; None where nobody wants it. Roots have none that is
+        read, nor has what is missing."""
+        ...
+
+
 class RowTreeDraws:
     """TreeDraws of one round: what DraftChoice draws in trees, by the same numbers. Greedy requests
     get the best tokens.
@@ -93,8 +103,7 @@ class RowTreeDraws:
         return Drawn(tokens_TK, self.numbers.scores_K, self.greedy_B)
 
     def drawn_from(self, tree: DraftTree) -> Tensor | None:
-        """float32 [B, N, V], up to a factor; None where nobody wants it. Roots have none that is
-        read, nor has what is missing."""
+        """As TreeWeights."""
         if not self.keeps:
             return None
         assert tree.candidates_BN is not None, "of a limited tree"

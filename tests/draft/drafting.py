@@ -23,8 +23,9 @@ from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.kernels.native.texts import COUNT, NativeText
 
 
-def request(prompt: list[int], output: list[int] | None = None) -> Req:
-    return Req("r", prompt, SamplingParams(temperature=0.0), output_ids=list(output or []))
+def request(prompt: list[int], output: list[int] | None = None, temperature: float = 0.0) -> Req:
+    params = SamplingParams(temperature=temperature)
+    return Req("r", prompt, params, output_ids=list(output or []))
 
 
 def depth_of(parents: list[int], node: int) -> int:

@@ -128,6 +128,25 @@ def test_a_match_is_certain_among_sampled_drafts(width: int) -> None:
     assert ours.max(-1).values.eq(1).all()
 
 
+@pytest.mark.parametrize("tree", [False, True])
+def test_matches_are_certain_wherever_drafts_are_sampled(tree: bool) -> None:
+    """Also where nobody's was: what a seed says must not follow from who else is in the batch."""
+    batch = decode_batch([request(COPY, [3], 1.0), request(COPY, [3])])
+    proposal = hybrid(FakeNeural(tree, probs=True)).draft(batch)
+    probs = proposal.draft_probs
+    assert probs is not None
+    assert probs.shape == (2, 5, batch.sampling.vocab_size)
+    assert probs.argmax(-1).equal(proposal.tokens)
+    assert probs.sum(-1).eq(1).all()
+    assert probs.max(-1).values.eq(1).all()
+
+
+@pytest.mark.parametrize(("temperature", "probs"), [(0.0, True), (1.0, False)])
+def test_matches_have_no_weights_where_no_draft_can_have(temperature: float, probs: bool) -> None:
+    batch = decode_batch([request(COPY, [3], temperature)])
+    assert hybrid(FakeNeural(probs=probs)).draft(batch).draft_probs is None
+
+
 def test_confidence_where_both_have_it() -> None:
     class Confident(FakeNeural):
         def draft(self, batch: ScheduleBatch) -> DraftProposal:

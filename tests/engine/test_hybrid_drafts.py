@@ -25,6 +25,12 @@ from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
 from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.graph_weighed_hybrid import (
+    GraphRelaxedHybridRound,
+    GraphRelaxedHybridTreeRound,
+    GraphWeighedHybridRound,
+    GraphWeighedHybridTreeRound,
+)
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.hybrid_drafts import HybridDrafts
 from specengine.engine.ragged_build import _kinds_of_rounds
@@ -38,7 +44,6 @@ from tests.engine.test_no_graphs import with_graphs
 
 CPU = torch.device("cpu")
 DEEP, NONE = Draft([9, 1, 2, 3, 4, 5]), Draft([9])
-WEIGHED = "a model's drafts beside a text's, with a verifier that weighs them"
 Folders = dict[str, tuple[Path, SpecConfig]]
 
 
@@ -224,19 +229,21 @@ def made_of(llm: LLM) -> GraphRound | str:
         ("EAGLE3", {"eagle_topk": 2}, GraphHybridTreeRound),
         ("STANDALONE", {"eagle_topk": 2, "suffix_branches": 2}, GraphHybridTreeRound),
         ("EAGLE3", {"eagle_topk": 2, "simulate_accept_length": 2.5}, GraphHybridTreeRound),
-        ("EAGLE3", {"verify": "target_only"}, WEIGHED),
-        ("EAGLE3", {"draft_sampling": True}, WEIGHED),
+        ("EAGLE3", {"verify": "target_only"}, GraphWeighedHybridRound),
+        ("EAGLE3", {"draft_sampling": True}, GraphWeighedHybridRound),
+        ("STANDALONE", {"draft_sampling": True, "verify": "rejection"}, GraphWeighedHybridRound),
         ("EAGLE3", {"draft_sampling": True, "verify": "match"}, "drafts are sampled"),
-        ("EAGLE3", {"verify": "relaxed"}, WEIGHED),
-        ("EAGLE3", {"eagle_topk": 2, "verify": "target_only"}, WEIGHED),
-        ("EAGLE3", {"suffix_branches": 2, "verify": "target_only"}, WEIGHED),
-        ("EAGLE3", {"eagle_topk": 2, "draft_sampling": True}, WEIGHED),
+        ("EAGLE3", {"verify": "relaxed"}, GraphRelaxedHybridRound),
+        ("EAGLE3", {"verify": "relaxed", "simulate_accept_length": 2.5}, GraphHybridRound),
+        ("EAGLE3", {"eagle_topk": 2, "verify": "target_only"}, GraphWeighedHybridTreeRound),
+        ("EAGLE3", {"suffix_branches": 2, "verify": "target_only"}, GraphWeighedHybridTreeRound),
+        ("EAGLE3", {"eagle_topk": 2, "draft_sampling": True}, GraphWeighedHybridTreeRound),
         (
             "EAGLE3",
             {"eagle_topk": 2, "draft_sampling": True, "verify": "match"},
             "drafts are sampled",
         ),
-        ("EAGLE3", {"eagle_topk": 2, "verify": "relaxed"}, WEIGHED),
+        ("EAGLE3", {"eagle_topk": 2, "verify": "relaxed"}, GraphRelaxedHybridTreeRound),
     ],
 )
 def test_which_hybrids_fly(

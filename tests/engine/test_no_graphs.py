@@ -90,13 +90,13 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         (
             as_it_is,
             {
+                "draft_sampling": True,
+                "verify": "match",
                 "hybrid_suffix": True,
                 "num_draft_tokens": 6,
-                "eagle_topk": 2,
-                "verify": "target_only",
             },
             {},
-            "a model's drafts beside a text's, with a verifier that weighs them",
+            "drafts are sampled, and the verifier does not weigh them",
             None,
         ),
         (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
@@ -106,7 +106,7 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
         "traced",
         "sampled drafts",
         "sampled tree",
-        "weighed hybrid tree",
+        "sampled drafts beside text",
         "weighs drafts",
     ],
 )

@@ -25,9 +25,9 @@ PROMPT, LENGTH, CHOICES, REQUESTS = "The quick brown fox", 4, 3, 600
 HOT = SamplingParams(max_tokens=LENGTH + 3, temperature=4.0, top_k=CHOICES, ignore_eos=True)
 
 
-def joint(plain: LLM) -> dict[Text, float]:
+def joint(plain: LLM, prompt: list[int] | None = None) -> dict[Text, float]:
     """The probability of each text of LENGTH tokens."""
-    probe, prompt = LogitProbe(plain.engine), plain.tokenizer.encode(PROMPT)
+    probe, prompt = LogitProbe(plain.engine), prompt or plain.tokenizer.encode(PROMPT)
     found: dict[Text, float] = {(): 1.0}
     for _ in range(LENGTH):
         logits_RV = probe.logits([prompt + list(text) for text in found])
@@ -60,10 +60,10 @@ def flying(
     return llm, found
 
 
-def p_value(llm: LLM, expected: dict[Text, float]) -> float:
+def p_value(llm: LLM, expected: dict[Text, float], prompt: list[int] | str = PROMPT) -> float:
     """0 where a text is said that cannot be."""
     params = [replace(HOT, seed=seed) for seed in range(REQUESTS)]
-    outputs = llm.generate([PROMPT] * REQUESTS, params)
+    outputs = llm.generate([prompt] * REQUESTS, params)
     seen = Counter(tuple(one.token_ids[:LENGTH]) for one in outputs)
     if not set(seen) <= set(expected):
         return 0.0

@@ -4,7 +4,7 @@ alone: a seed says what it says in rounds of the host."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,13 @@ def said(outputs: list[Generation]) -> Iterator[Any]:
         yield found.token_ids, found.finish_reason, spec.histogram, spec.num_draft_tokens
 
 
-def check(host: LLM, llm: LLM, params: list[SamplingParams]) -> list[Generation]:
-    prompts = MANY[: len(params)]
+def check(
+    host: LLM,
+    llm: LLM,
+    params: list[SamplingParams],
+    prompts: Sequence[str | list[int]] = MANY,
+) -> list[Generation]:
+    prompts = [prompts[i % len(prompts)] for i in range(len(params))]
     found, expected = llm.generate(prompts, params), host.generate(prompts, params)
     assert [*said(found)] == [*said(expected)]
     for one, other, wish in zip(found, expected, params, strict=True):

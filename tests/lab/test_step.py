@@ -14,7 +14,7 @@ import torch
 
 from specengine import LLM, SpecConfig
 from specengine.core.config import EngineConfig, ModelConfig
-from specengine.engine.row_choices import Choosing
+from specengine.engine.row_choices import BEST, Choosing
 from specengine.lab.card import Card
 from specengine.lab.output import Output
 from specengine.lab.round_work import Work
@@ -178,19 +178,26 @@ def test_parts_of_a_round_that_weighs_drafts(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
 @pytest.mark.parametrize("deep", [False, True], ids=["the model's depth", "deeper"])
+@pytest.mark.parametrize("verify", ["match", "target_only"])
 def test_parts_of_a_tree_beside_text(
-    deep: bool, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verify: str,
+    deep: bool,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draft = eagle3(tmp_path / "draft", small_models["llama"])
     given: dict[str, Any] = {"draft_model_path": str(draft), "num_steps": 2, "eagle_topk": 2}
-    given |= {"hybrid_suffix": True, "num_draft_tokens": 6}
+    given |= {"hybrid_suffix": True, "num_draft_tokens": 6, "verify": verify}
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
     flying, entered = let_fly(llm, monkeypatch), list[str]()
     assert flying.steps == [2, 5]
     with watching(captured_parts(llm.engine, flying), into(entered)):
-        flying.run(torch.zeros(2, dtype=torch.int64), 5 if deep else 2)
-    parts = ["draft", "draft head", "verify", "verify head", "keep", "observe"]
+        choosing = flying.choices.sampled if verify == "target_only" else BEST
+        flying.run(torch.zeros(2, dtype=torch.int64), 5 if deep else 2, choosing)
+    weighed = ["sample", "accept"] if verify == "target_only" else []
+    parts = ["draft", "draft head", "verify", "verify head", *weighed, "keep", "observe"]
     assert [*dict.fromkeys(entered)] == parts
 
 

@@ -29,8 +29,8 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
             *_heads(model, "compute_shares", "draft head"),
             Watched(flying, "keep", "keep"),
         ]
-    if isinstance(flying, GraphWeighedTreeRound):
-        parts.append(Watched(flying.drafter, "draft_limited_rows", "draft"))
+    if isinstance(flying, GraphWeighedTreeRound) and flying.grower is not None:
+        parts.append(Watched(flying.grower, "draft_limited_rows", "draft"))
     if isinstance(flying, WeighingRound):
         parts += [Watched(flying, "target_weights", "sample"), Watched(flying, "judge", "accept")]
     if isinstance(flying, RelaxedRounds):
