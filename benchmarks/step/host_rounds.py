@@ -90,6 +90,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3 chain of 3 beside suffixes of 7": (CHAIN | SUFFIXES, {}),
     "EAGLE3 chain of 3 beside suffixes of 3": (CHAIN | SUFFIXES | {"num_draft_tokens": 4}, {}),
     "EAGLE3 chain of 3 beside suffixes of 7, temperature 0.8": (CHAIN | SUFFIXES, WARM),
+    "EAGLE3 chain of 3 samples beside suffixes of 7, rejection, temperature 0.8": (
+        WEIGHED | SUFFIXES | {"verify": "rejection"},
+        WARM,
+    ),
+    "EAGLE3 chain of 3 samples beside suffixes of 7, relaxed, temperature 0.8": (
+        WEIGHED | SUFFIXES | RELAXED,
+        WARM,
+    ),
+    "EAGLE3 tree of 16 samples beside suffixes of 15, sibling, temperature 0.8": (
+        TREE | {"hybrid_suffix": True, "draft_sampling": True, "verify": "sibling"},
+        WARM,
+    ),
     "EAGLE3 tree of 16 beside suffixes of 15": (TREE | {"hybrid_suffix": True}, {}),
     "STANDALONE chain of 3 beside suffixes of 7": (
         {"algorithm": "STANDALONE", "num_steps": 3} | SUFFIXES,

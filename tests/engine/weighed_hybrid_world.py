@@ -61,8 +61,11 @@ def prompts_of(torn: Prompts, folder: Path, count: int = 6) -> list[Any]:
 
 
 def shorter(params: list[SamplingParams], most: int = 30) -> list[SamplingParams]:
-    """So that nobody comes near the context's end."""
-    return [replace(one, max_tokens=min(one.max_tokens or most, most)) for one in params]
+    """So that nobody comes near the context's end, and no greedy request is left alone: rounds of
+    these are matched, and count a model's tree near an output's end as the device has it."""
+    limits = [10 if one.is_greedy else most for one in params]
+    pairs = zip(params, limits, strict=True)
+    return [replace(one, max_tokens=min(one.max_tokens or most, limit)) for one, limit in pairs]
 
 
 def pair_of(folder: Path, spec: SpecConfig, **more: Any) -> tuple[LLM, LLM]:
