@@ -68,6 +68,28 @@ def test_a_host_that_slows_down_is_slower_at_everything() -> None:
     assert of(host) == [2.0, 4.0, 4.0]
 
 
+def test_how_both_kinds_differ_is_learned_anew() -> None:
+    """Drafts were seen first in a moment when others used the host's cores."""
+    host = HostSeconds()
+    teach(host, PLAIN, 2.0)
+    teach(host, Shape(1), 8.0)
+    teach(host, Shape(1), 2.2)
+    teach(host, PLAIN, 2.0)
+    assert of(host) == [2.0, 2.2, 3.0]
+    teach(host, Shape(1), 8.8)
+    assert of(host) == [8.0, 8.8, 8.8], "from then on they differ by this"
+
+
+@pytest.mark.parametrize("slower", [1.5, 3.0])
+def test_a_bad_moment_at_the_start_is_not_held_against_drafts(slower: float) -> None:
+    world, host = HostWorld(EVEN, host=flat(9.0), noise=0.02, is_timed=False), HostSeconds()
+    teach(host, Shape(DEPTH), 9.0 * slower, batch_size=16)
+    teach(host, PLAIN, 9.0, batch_size=16)
+    steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
+    chosen = world.run(steps, 16, 4000)
+    assert chosen[-400:].count(DEPTH) > 380
+
+
 def test_batch_sizes_are_told_apart() -> None:
     host = HostSeconds()
     teach(host, PLAIN, 7.0, batch_size=3)

@@ -15,6 +15,7 @@ _SAME = 0.05  # relative; what differs less says nothing new
 @dataclass(slots=True)
 class _Known:
     seconds: float | None = None
+    is_guess: bool = False  # by what became of the other kind since it was seen itself
     samples: list[float] = field(default_factory=list)
 
 
@@ -27,7 +28,8 @@ class HostSeconds:
     By batch sizes up to the next power of two, and of each for rounds with drafts and those without
     any: how deep drafts are makes less of a difference to the host than it makes from one moment to
     the next, when others use its cores as well. So what has not run for a while is thought to have
-    become slower or faster as what has.
+    become slower or faster as what has, until it runs: what it takes then says nothing of the other
+    kind, or how both differ would stay for good what it was when they were seen first.
     """
 
     def __init__(self, overlaps: bool = True) -> None:
@@ -43,12 +45,14 @@ class HostSeconds:
         if len(known.samples) < _SAMPLES:
             return False
         found, old = median(known.samples), known.seconds
+        was_guess, known.is_guess = known.is_guess, False
         known.samples.clear()
         if old is not None and abs(found - old) <= _SAME * old:
             return False
         known.seconds = found
-        if old is not None and other.seconds is not None:
+        if old is not None and other.seconds is not None and not was_guess:
             other.seconds *= found / old
+            other.is_guess = True
             other.samples.clear()
         return True
 
