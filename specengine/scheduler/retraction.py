@@ -80,9 +80,10 @@ class RoundMemory:
         return self._bound(req, nodes + min(ahead, self.policy.remaining_tokens(req)))
 
     def _secure(self, req: Req, nodes: int, ahead: int) -> None:
-        wanted = self._wanted(req, nodes, ahead)
+        if req.state is ReqState.RUNNING and ahead:
+            self.ledger.reserve(req, self._wanted(req, nodes, ahead))
+        wanted = self._bound(req, nodes)
         while req.state is ReqState.RUNNING and not self.ledger.reserve(req, wanted):
-            wanted = self._bound(req, nodes)
             if self.queues.num_live == 1:
                 self._take_the_rest(req, wanted)
                 return

@@ -364,6 +364,17 @@ def test_requests_beside_each_other_ask_for_slots_at_once(
     engine.scheduler.check_invariant()
 
 
+def test_nobody_is_retracted_for_slots_ahead() -> None:
+    """Pages are larger than what is reserved past a round: two requests take the last ones, and the
+    third has room for a while."""
+    engine = FakeEngine(Setup(num_slots=5 * 256, context_len=768, page_size=256, chunk=-1))
+    engine.scheduler.admission.demand.share = 0.05
+    for name, count, most in (("a", 221, 45), ("b", 221, 45), ("c", 200, 150)):
+        add(engine, name, prompt(count, first=ord(name) % 7), max_tokens=most)
+    engine.run()
+    assert engine.scheduler.num_retractions == 0
+
+
 def asks(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Filled with the pages that are asked for, each time that some are."""
     asked: list[int] = []
