@@ -98,8 +98,8 @@ class HybridDrafter:
         text are judged, and so what a seed says, must not follow from who else is in the batch."""
         if not self.emits_probs or sampling.all_greedy or proposal.draft_probs is not None:
             return proposal
-        probs = torch.zeros(*proposal.tokens.shape, sampling.vocab_size, device=sampling.device)
-        return replace(proposal, draft_probs=_one_hot(proposal.tokens, probs))
+        tokens_BN = proposal.tokens.to(sampling.device)
+        return replace(proposal, draft_probs=_one_hot(tokens_BN, sampling.vocab_size))
 
     def _long_match(self, req: Req) -> Draft | None:
         draft = self.suffix.draft_one(req)
@@ -119,6 +119,8 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
         return torch.where(chosen, _widen(ours.to(device), width), _widen(theirs, width))
 
     probs, confidence = proposal.draft_probs, proposal.confidence
+    if probs is not None:
+        probs = merge(probs, _one_hot(ours.tokens.to(device), probs.shape[2]))
     counts = zip(drafts, ours.num_nodes, proposal.num_nodes, strict=True)
     num_nodes = [theirs if draft is None else own for draft, own, theirs in counts]
     return replace(
@@ -127,7 +129,7 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
         parents=merge(proposal.parents, ours.parents),
         num_nodes=num_nodes,
         is_chain=proposal.is_chain and ours.is_chain,
-        draft_probs=None if probs is None else merge(probs, _one_hot(ours.tokens, probs)),
+        draft_probs=probs,
         confidence=None
         if confidence is None or ours.confidence is None
         else merge(confidence, ours.confidence),
@@ -149,9 +151,8 @@ def _ranks(
     return [ranks if draft is None else range(count) for draft, count, ranks in triples]
 
 
-def _one_hot(tokens_BN: Tensor, like_BNV: Tensor) -> Tensor:
-    tokens_BN = tokens_BN.to(like_BNV.device)
-    probs_BNV = like_BNV.new_zeros(*tokens_BN.shape, like_BNV.shape[2])
+def _one_hot(tokens_BN: Tensor, vocab_size: int) -> Tensor:
+    probs_BNV = torch.zeros(*tokens_BN.shape, vocab_size, device=tokens_BN.device)
     return probs_BNV.scatter_(2, tokens_BN[:, :, None], 1.0)
 
 

@@ -6,7 +6,7 @@ import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -72,3 +72,12 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """Of shared memory, that a program may have at most."""
+    if device.type != "cuda":
+        return 1 << 30
+    found: Any = torch.cuda.get_device_properties(device)
+    return int(found.shared_memory_per_block_optin)

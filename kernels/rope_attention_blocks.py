@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from specengine.kernels.paged_attention import PagedBatch
 
 _MAX_SPLITS = 32
+_BESIDE = 8192  # bytes of shared memory for what is no key or value
 _TILE = 16  # rows, the least that the matrix unit takes
 
 
@@ -54,6 +55,19 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
         keys, warps = (128, 4) if groups < 512 else (64, 2)
         return Blocks(keys, warps, 3, 128, peels=False)
     return Blocks(128, 8 if head_dim > 64 and groups < 32 else 4, 2, 128)
+
+
+def within(blocks: Blocks, row_bytes: int, shared: int) -> Blocks:
+    """The same with fewer stages, or else fewer keys, where keys and values of all stages would
+    not fit. row_bytes: of a key. shared: bytes that a program may have."""
+    while 2 * blocks.stages * blocks.keys * row_bytes > shared - _BESIDE:
+        if blocks.stages == 1 and blocks.keys <= _TILE:
+            break
+        if blocks.stages > 1:
+            blocks = replace(blocks, stages=blocks.stages - 1)
+        else:
+            blocks = replace(blocks, keys=blocks.keys // 2)
+    return blocks
 
 
 def rows_for(

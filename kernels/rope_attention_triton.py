@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.dispatch import has_dependent_launch, shared_bytes
 from specengine.kernels.online_softmax_triton import last_to_arrive, merge_shares
-from specengine.kernels.rope_attention_blocks import blocks_for, choose_splits, rows_for
+from specengine.kernels.rope_attention_blocks import blocks_for, choose_splits, rows_for, within
 from specengine.kernels.rope_attention_rows_triton import absorb, angles, fetch, rotated, whole_rows
 
 if TYPE_CHECKING:
@@ -235,6 +235,7 @@ def rope_attention(
     tiles = triton.cdiv(wanted, rows)
     groups *= tiles
     blocks = blocks_for(q.dtype, head_dim, groups, rows)
+    blocks = within(blocks, block_dim * q.element_size(), shared_bytes(q.device))
     splits = num_splits or choose_splits(batch, groups, blocks, q.device)
     shares = groups * splits * rows if splits > 1 else 1
     partial = torch.empty(shares * block_dim, dtype=torch.float32, device=q.device)

@@ -22,6 +22,7 @@ from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.loop import Engine
+from specengine.engine.round_seconds import most_text
 from specengine.kernels import dispatch
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -98,6 +99,7 @@ def _round_facts(flying: GraphRound | None) -> Facts:
         "round_depths": flying.steps,
         "round_smaller_trees": {bs: found for bs, found in sizes.items() if found},
         "round_sleeps": flying.may_sleep,
+        "round_most_text": most_text(flying),
     }
 
 

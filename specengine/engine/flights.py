@@ -287,7 +287,9 @@ class Flights:
         if self.depths is None:
             return self._deepest
         if self._chosen_times % _READ_OF == 0:
-            self.depths.reads(sum(req.kv_len for req in reqs) / batch_size)
+            text = sum(req.kv_len for req in reqs) / batch_size
+            if self.depths.reads(batch_size, text) and self.naps is not None:
+                self.naps.wake()
         self._chosen_times += 1
         if self.naps is not None:
             standing = self.depths.standing(batch_size)

@@ -25,6 +25,15 @@ from tests.engine.flying_world import let_fly
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
+def test_who_sleeps_can_be_woken() -> None:
+    naps = Naps(asleep=5, awake=2)
+    assert [naps.sleeps(0) for _ in range(2)] == [True, True]
+    naps.wake()
+    naps.wake()
+    assert [naps.sleeps(0) for _ in range(3)] == [False, False, True]
+    assert [naps.sleeps(None), naps.sleeps(0)] == [False, True]
+
+
 def test_it_is_awake_while_drafts_stand_or_nothing_is_settled() -> None:
     naps = Naps(asleep=3, awake=2)
     assert not any(naps.sleeps(standing) for standing in (None, 1, 3, None, 2))

@@ -93,9 +93,11 @@ class ScriptedDepths:
     dozed: list[tuple[int, int]] = field(default_factory=list)
     hosts: list[tuple[int, int]] = field(default_factory=list)  # requests and steps
     texts: list[float] = field(default_factory=list)
+    pays: bool = False  # to draft, as soon as it is known how long texts have become
 
-    def reads(self, tokens: float) -> None:
+    def reads(self, size: int, tokens: float) -> bool:
         self.texts.append(tokens)
+        return self.pays and len(self.texts) > 1
 
     def slept(self, size: int, rounds: int) -> None:
         self.dozed.append((size, rounds))
@@ -151,11 +153,12 @@ def fly(
     follows: list[bool],
     rounds: int,
     sizes: tuple[int | None, ...] = (),
+    pays: bool = False,
 ) -> Any:
     """follows: whether the scheduler lets requests follow, round by round."""
     left = list(follows)
     scheduler = scheduler_of(lambda reqs, nodes: reqs if left.pop(0) else [])
-    depths = None if plan is None else ScriptedDepths(plan, [*sizes])
+    depths = None if plan is None else ScriptedDepths(plan, [*sizes], pays=pays)
     flights = Flights(
         cast(Any, device),
         cast(Any, ScriptedDrafter()),
@@ -319,6 +322,15 @@ def test_a_drafter_sleeps_while_plain_decoding_stands() -> None:
     assert depths.seen == [(2, 3), (2, 0), (2, 0)]
     reasons = [result.depth.reason for result in device.landed]
     assert reasons == ["of 2"] * 3 + ["it stands"]
+
+
+def test_it_wakes_where_texts_become_so_long_that_drafts_pay() -> None:
+    """Which is asked before every sixteenth round."""
+    device = ScriptedRound(may_sleep=True)
+    fly(device, [0] * 9, [True] * 20, 19, pays=True)
+    asleep = ["asleep" in line for line in device.diary if "land" not in line]
+    assert all(asleep[2:16])
+    assert not any(asleep[16:19])
 
 
 def test_of_rounds_that_it_sleeps_through_one_in_eight_is_learned_from() -> None:

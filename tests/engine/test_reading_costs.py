@@ -28,9 +28,17 @@ def test_drafts_that_lose_on_short_texts_pay_on_long_ones() -> None:
     costs = StepCosts(measured().seconds, reading=Reading(100, {64: {0: 2.0, 4: 2.2}}))
     steps, found = AdaptiveSteps(range(5), costs), []
     for text in (10, 1000, 10):
-        steps.reads(text)
+        steps.reads(64, text)
         found.append(mode(World(FEW, is_timed=False).run(steps, 64, 200)[100:]))
     assert found == [0, 1, 0]
+
+
+def test_drafts_that_come_to_pay_are_told_of_once() -> None:
+    """Whoever sleeps while plain decoding stands must hear of it."""
+    costs = StepCosts(measured().seconds, reading=Reading(100, {64: {0: 2.0, 4: 2.2}}))
+    steps = AdaptiveSteps(range(5), costs)
+    World(FEW, is_timed=False).run(steps, 64, 200)
+    assert [steps.reads(64, text) for text in (10, 1000, 1010, 10)] == [False, True, False, False]
 
 
 @pytest.fixture

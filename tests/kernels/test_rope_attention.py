@@ -9,7 +9,7 @@ from specengine.kernels import rope_attention_blocks
 from specengine.kernels import rope_attention_triton as triton_kernel
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.rope_attention import rope_attention
-from specengine.kernels.rope_attention_blocks import Blocks, rows_for
+from specengine.kernels.rope_attention_blocks import Blocks, blocks_for, rows_for, within
 from tests.kernels.test_paged_attention import (
     BUSHY,
     CONTEXT,
@@ -126,6 +126,33 @@ def test_rows_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(1000, 5) == 16
     assert rows(3, 48, torch.float32) == 64
     assert rows(3, 48, head=128) == 64
+
+
+@pytest.mark.parametrize(
+    ("given", "row_bytes", "shared", "fitting"),
+    [
+        ((128, 3), 128, 227 << 10, (128, 3)),
+        ((128, 3), 128, 99 << 10, (128, 2)),
+        ((128, 2), 256, 99 << 10, (128, 1)),
+        ((128, 1), 256, 48 << 10, (64, 1)),
+        ((32, 2), 512, 1 << 10, (16, 1)),
+    ],
+)
+def test_programs_fit_the_shared_memory(
+    given: tuple[int, int], row_bytes: int, shared: int, fitting: tuple[int, int]
+) -> None:
+    blocks = within(Blocks(given[0], 4, given[1], 128), row_bytes, shared)
+    assert (blocks.keys, blocks.stages) == fitting
+    assert (blocks.warps, blocks.min_share) == (4, 128)
+
+
+def test_programs_of_many_requests() -> None:
+    """Where no keys are split, texts may be long."""
+    found = [blocks_for(torch.bfloat16, 64, groups, 3) for groups in (192, 264, 384, 512, 768)]
+    assert [(one.keys, one.stages) for one in found] == [(128, 1), *[(128, 3)] * 2, *[(64, 3)] * 2]
+    assert [one.peels for one in found] == [True, False, False, False, False]
+    wide = [blocks_for(torch.bfloat16, 128, groups, 4) for groups in (64, 256, 1024, 2048)]
+    assert [(one.keys, one.warps) for one in wide] == [(128, 4), (128, 4), (64, 4), (32, 2)]
 
 
 def test_first_keys_after_the_wait(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

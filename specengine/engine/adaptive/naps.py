@@ -27,3 +27,8 @@ class Naps:
         place = self._rounds % (self.asleep + self.awake)
         self._rounds += 1
         return place < self.asleep
+
+    def wake(self) -> None:
+        """Before the next round, if it sleeps."""
+        if self._rounds % (self.asleep + self.awake) < self.asleep:
+            self._rounds += self.asleep - self._rounds % (self.asleep + self.awake)

@@ -118,11 +118,15 @@ class AdaptiveSteps:
             self._fixed.clear()
             self._view = None
 
-    def reads(self, tokens: float) -> None:
-        """Requests that are about to run have so much text, the mean of them."""
-        if isinstance(self.costs, StepCosts) and self.costs.go_to(tokens):
-            self._fixed.clear()
-            self._view = None
+    def reads(self, batch_size: int, tokens: float) -> bool:
+        """So many requests that are about to run have so much text, the mean of them. Whether
+        costs are others for it, and by these drafts pay."""
+        if not isinstance(self.costs, StepCosts) or not self.costs.go_to(tokens):
+            return False
+        self._fixed.clear()
+        self._view = None
+        view = self._outlook(batch_size)
+        return view is not None and view.best != PLAIN
 
     def slept(self, batch_size: int, rounds: int) -> None:
         """So many plain rounds that stand have run and are not observed."""
