@@ -49,8 +49,8 @@ def blocks_for(dtype: torch.dtype, head_dim: int, groups: int, rows: int) -> Blo
     if head_dim > 64 and groups >= 256:
         return Blocks(64, 4, 2, 128)
     if head_dim <= 64 and rows <= 32:
-        # From two programs a multiprocessor on, where no keys are split.
-        if groups < 264:
+        # From about two programs a multiprocessor on, where no keys are split.
+        if groups < 249:
             return Blocks(128, 4, 1, 128)
         keys, warps = (128, 4) if groups < 512 else (64, 2)
         return Blocks(keys, warps, 3, 128, peels=False)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Act = Callable[[], object]
 
 # Where kernels change with the number of rows, or attention begins to split its keys.
-_TELLING = (96, 64, 48, 32, 16, 1)
+_TELLING = (128, 64, 48, 32, 16, 1)
 
 
 def telling_sizes(batch_sizes: list[int]) -> list[int]:
@@ -87,13 +87,18 @@ def _telling_acts(
 
 def _round_forms(flying: GraphRound) -> Iterator[Form]:
     """The smallest as it samples, then each size at its deepest and plain, and the largest in every
-    form."""
+    form. The second largest has kernels of its own for drafts that are few: there plain rounds do
+    what decoding does, which is asked for beside them."""
     largest, *others = telling_sizes(flying.batch_sizes)
     smallest, deepest = min(flying.batch_sizes), flying.steps[-1]
     greedy, sampled = flying.choices.greedy, flying.choices.sampled
     yield Form(smallest, deepest, sampled if flying.samples else greedy)
     yield from sorted(flying.forms(largest, greedy), key=_deep_and_whole_first)
-    for size in others:
+    shallowest = min(filter(None, flying.steps), default=0)
+    for size in others[:1]:
+        for steps in sorted({shallowest, deepest}, reverse=True):
+            yield Form(size, steps, greedy)
+    for size in others[1:]:
         for steps in sorted({0, deepest} & set(flying.steps), reverse=True):
             yield Form(size, steps, greedy)
 

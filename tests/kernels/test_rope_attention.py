@@ -148,7 +148,7 @@ def test_programs_fit_the_shared_memory(
 
 def test_programs_of_many_requests() -> None:
     """Where no keys are split, texts may be long."""
-    found = [blocks_for(torch.bfloat16, 64, groups, 3) for groups in (192, 264, 384, 512, 768)]
+    found = [blocks_for(torch.bfloat16, 64, groups, 3) for groups in (192, 249, 384, 512, 768)]
     assert [(one.keys, one.stages) for one in found] == [(128, 1), *[(128, 3)] * 2, *[(64, 3)] * 2]
     assert [one.peels for one in found] == [True, False, False, False, False]
     wide = [blocks_for(torch.bfloat16, 128, groups, 4) for groups in (64, 256, 1024, 2048)]
