@@ -58,19 +58,20 @@ def test_text_that_is_read_takes_its_time() -> None:
     costs = StepCosts(TABLE, {3: {8: {4: 3.0}}}, reading=Reading(1000, {8: {0: 10.0, 4: 14.0}}))
     bare = StepCosts(TABLE, {3: {8: {4: 3.0}}})
     assert costs.of(8, 4) == bare.of(8, 4)
-    assert costs.go_to(500)
-    assert costs.of(8, 4) == 4.4 + 7.0
-    assert costs.of(8, 2) == pytest.approx(3.2 + 6.0)
-    assert costs.of(1, 0) == pytest.approx(1.0 + 5.0), "of what was measured nearest"
+    assert costs.go_to(600)
+    assert costs.of(8, 4) == pytest.approx(4.4 + 8.4)
+    assert costs.of(8, 2) == pytest.approx(3.2 + 7.2)
+    assert costs.of(1, 0) == pytest.approx(1.0 + 6.0), "of what was measured nearest"
     smaller = bare.of(8, 4, 3)
     assert smaller is not None
-    assert costs.of(8, 4, 3) == pytest.approx(smaller + 7.0)
+    assert costs.of(8, 4, 3) == pytest.approx(smaller + 8.4)
 
 
 def test_texts_that_are_hardly_longer_cost_the_same() -> None:
     costs = StepCosts(TABLE, reading=Reading(1000, {8: {0: 10.0, 4: 14.0}}))
-    steps = [costs.go_to(tokens) for tokens in (20, 100, 120, 2000, 2190, 2300, 0)]
-    assert steps == [False, True, False, True, False, True, True]
+    steps = [costs.go_to(tokens) for tokens in (20, 511, 512, 560, 2000, 2190, 2300, 500, 0)]
+    assert steps == [False, False, True, False, True, False, True, True, False]
+    assert costs.of(8, 0) == 2.0, "short ones cost nothing more"
     assert not StepCosts(TABLE).go_to(5000), "nobody knows what they cost"
 
 

@@ -16,7 +16,9 @@ from specengine.core.errors import ConfigError
 Curve = dict[int, float]
 
 _SAME = 0.1  # relative; texts that differ less cost alike
-_FEW = 32.0  # tokens, likewise
+# Tokens. What shorter texts cost more is no more than a table is wrong by, and the same whatever is
+# drafted: to count it made K = 2 look better than K = 1 where it was not (adaptive-sweep).
+_SHORT = 512.0
 
 _NONE: Mapping[int, Mapping[int, Curve]] = {}
 
@@ -133,10 +135,12 @@ class StepCosts:
             half.unlink(missing_ok=True)
 
     def go_to(self, tokens: float) -> bool:
-        """From here on requests have so much text; whether that changes costs."""
-        if self.reading is None or abs(tokens - self.text) <= max(_SAME * self.text, _FEW):
+        """From here on requests have so much text; whether that changes costs. Short ones cost what
+        none do."""
+        text = tokens if tokens >= _SHORT else 0.0
+        if self.reading is None or abs(text - self.text) <= _SAME * self.text:
             return False
-        self.text = tokens
+        self.text = text
         return True
 
     def of(self, batch_size: int, depth: float, num_nodes: int | None = None) -> float | None:
