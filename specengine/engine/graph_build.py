@@ -99,7 +99,8 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
     table = _measure(graph_round) if costs is None else costs.read_or(lambda: _measure(graph_round))
     # A table written by hand holds as it is.
-    return AdaptiveSteps(steps, table, sizes=sizes, host=host if by_hand is None else None)
+    host_too = host if by_hand is None else None
+    return AdaptiveSteps(steps, table, sizes=sizes, host=host_too, pads=True)
 
 
 def _measure(graph_round: GraphRound) -> StepCosts:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specengine.engine.adaptive.acceptance import Acceptance
+from specengine.engine.adaptive.acceptance import Acceptance, Shares
 from specengine.engine.adaptive.choice import PLAIN, Shape, expected_tokens, outlook
 
 PRIOR = pytest.approx(0.7)
@@ -59,6 +59,18 @@ def test_coverage_is_the_share_of_requests_that_draft() -> None:
     for _ in range(500):
         acceptance.observe([2, 0, 0, 0], [0, 0, 0, 0])
     assert acceptance.coverage == pytest.approx(0.25, abs=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=20))
+def test_requests_count_place_by_place(round_of: list[tuple[int, int]]) -> None:
+    """Tried where those above it stood, as deep as there are places."""
+    pairs = [(levels, min(levels, kept)) for levels, kept in round_of]
+    expected = Shares(3, 0.7)
+    for place in range(3):
+        reached = [kept for levels, kept in pairs if levels > place and kept >= place]
+        expected.add(place, len(reached), sum(kept > place for kept in reached))
+    drafted, accepted = zip(*pairs, strict=True)
+    assert of_rounds([([*drafted], [*accepted])]) == expected.chances()
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=1, max_size=40))

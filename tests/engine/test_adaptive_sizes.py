@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specengine.core.errors import ConfigError
+from specengine.engine.adaptive.acceptance import Shares
 from specengine.engine.adaptive.choice import PLAIN, Shape, smaller_sizes
 from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.running_costs import RunningCosts
@@ -59,6 +60,42 @@ def test_whole_trees_tell_what_smaller_ones_would_accept(num_nodes: int | None) 
         acceptance.observe(DEPTH, outcomes)
     run = world.tokens(Shape(DEPTH, num_nodes))
     assert expected(acceptance, num_nodes) == pytest.approx(run, abs=0.2)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("cut_to", [None, 4])
+def test_many_requests_count_as_each_does(depth: int, cut_to: int | None) -> None:
+    """Place by place, of every size those that tell it from the one before."""
+    draw, sizes, deepest = random.Random(depth), [3, 4, 8], 3
+    acceptance = TreeAcceptance(deepest, sizes)
+    compared = [Shares(deepest, 0.2) for _ in sizes]
+    for _ in range(60):
+        drafted = [
+            draw.choice([0, 3]) if cut_to else draw.choice([0, 2, 3, 7, 15]) for _ in "12345"
+        ]
+        limits = [draw.choice([1, 2, 3]) for _ in drafted]
+        levels = [min(pair) for pair in zip(drafted, limits, strict=True)]
+        ranks = [
+            sorted(draw.sample(range(1, nodes + 1), draw.randint(0, min(level, depth))))
+            for nodes, level in zip(drafted, levels, strict=True)
+        ]
+        accepted = [len(one) for one in ranks]
+        acceptance.observe(depth, Outcomes(drafted, accepted, ranks, cut_to, limits))
+        told = sizes[: len(sizes) if cut_to is None else sizes.index(cut_to)]
+        by_size = [[sum(rank < size for rank in one) for one in ranks] for size in told]
+        by_size.append(accepted)
+        for index, (small, large) in enumerate(pairwise(by_size)):
+            least = sizes[index + 1] - 1 if index + 1 < len(sizes) else sizes[-1]
+            tells = [depth == deepest or nodes >= least for nodes in drafted]
+            for place in range(deepest):
+                fell = [
+                    after > place
+                    for level, before, after, does in zip(levels, small, large, tells, strict=True)
+                    if does and min(level, depth) > place >= before
+                ]
+                compared[index].add(place, len(fell), sum(fell))
+    for own, other in zip(acceptance.rescues, compared, strict=True):
+        assert own.chances() == other.chances()
 
 
 def test_a_tree_of_n_nodes_has_the_ranks_below_n() -> None:

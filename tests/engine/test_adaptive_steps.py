@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choice import Decision, Shape
 from specengine.engine.adaptive.running_costs import bucket
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from tests.engine.adaptive_world import DEPTH, World, best_depth, measured, rate
@@ -116,6 +116,19 @@ def test_requests_without_a_draft_speak_neither_for_it_nor_against(coverage: flo
     world = World(GOOD, coverage=coverage, noise=0.02)
     assert mostly(world.run(adaptive(is_timed=True), 1, 400)[-200:]) >= 3
     assert world.seconds < 1.02 * world.plain_seconds
+
+
+def test_a_graph_takes_no_less_where_a_request_is_at_its_end() -> None:
+    """It has no draft there, and the others do: in a graph all are as deep as the deepest."""
+    gains = []
+    for coverage in (1.0, 0.9):
+        steps = AdaptiveSteps(range(DEPTH + 1), measured(), pads=True)
+        World(GOOD, coverage=coverage, is_timed=False).run(steps, 16, 300)
+        view = steps._outlook(16)
+        assert view is not None
+        assert view.seconds[Shape(DEPTH)] == measured().of(16, DEPTH)
+        gains.append(view.tokens[Shape(DEPTH)])
+    assert gains[1] < gains[0], "but promises less"
 
 
 def test_each_batch_size_has_its_own_choice() -> None:

@@ -10,6 +10,7 @@ _PRIOR = 0.7  # of the first place; each further one is expected to be like the 
 _PRIOR_COUNT = 4.0
 _MEMORY = 200  # drafts
 _MEMORY_ROUNDS = 16  # where a round has many drafts
+_LEAST = 1.0 - 1.0 / _MEMORY_ROUNDS
 
 
 class Shares:
@@ -24,9 +25,23 @@ class Shares:
 
     def add(self, place: int, tried: int, held: int) -> None:
         if tried:
-            self.tried[place] = _kept(tried) * self.tried[place] + tried
-            self.held[place] = _kept(tried) * self.held[place] + held
-            self._prior_count[place] *= _kept(tried)
+            kept = _kept(tried)
+            self.tried[place] = kept * self.tried[place] + tried
+            self.held[place] = kept * self.held[place] + held
+            self._prior_count[place] *= kept
+
+    def add_all(self, paths: Iterable[tuple[int, int, int, int]]) -> None:
+        """Of outcomes that are alike: the first place that was tried, the one behind the last, that
+        from which on nothing held, and how many there were."""
+        depth = len(self.tried)
+        tried, stood = [0] * depth, [0] * depth
+        for first, end, held, count in paths:
+            for place in range(first, min(end, depth)):
+                tried[place] += count
+                if place < held:
+                    stood[place] += count
+        for place, outcome in enumerate(zip(tried, stood, strict=True)):
+            self.add(place, *outcome)
 
     def chances(self) -> list[float]:
         """[depth], in 0..1."""
@@ -45,8 +60,9 @@ class RunningShare:
         self._asked, self._held = _PRIOR_COUNT, prior * _PRIOR_COUNT
 
     def add(self, asked: int, held: int) -> None:
-        self._asked = _kept(asked) * self._asked + asked
-        self._held = _kept(asked) * self._held + held
+        kept = _kept(asked)
+        self._asked = kept * self._asked + asked
+        self._held = kept * self._held + held
 
     @property
     def value(self) -> float:
@@ -80,13 +96,9 @@ class Acceptance:
         """Likewise, requests that are alike taken together."""
         drafting = sum(count for (levels, _), count in pairs.items() if levels)
         self._drafting.add(pairs.total(), drafting)
-        for place in range(len(self.shares.tried)):
-            tried = stood = 0
-            for (levels, kept), count in pairs.items():
-                if levels > place and kept >= place:
-                    tried += count
-                    stood += count if kept > place else 0
-            self.shares.add(place, tried, stood)
+        self.shares.add_all(
+            (0, min(levels, kept + 1), kept, count) for (levels, kept), count in pairs.items()
+        )
 
     @property
     def coverage(self) -> float:
@@ -100,4 +112,5 @@ class Acceptance:
 
 def _kept(count: int) -> float:
     """The share of what is known that stays beside so many new outcomes."""
-    return max(1.0 - count / _MEMORY, 1.0 - 1.0 / _MEMORY_ROUNDS)
+    kept = 1.0 - count / _MEMORY
+    return kept if kept > _LEAST else _LEAST

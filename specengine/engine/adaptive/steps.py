@@ -63,7 +63,7 @@ class AdaptiveSteps:
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
         self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known), pads)
-        self._is_mixed = model_steps is not None
+        self._is_mixed, self._pads = model_steps is not None, pads
         self._places: dict[int, Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
@@ -168,6 +168,9 @@ class AdaptiveSteps:
         return self._view
 
     def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
+        # Requests near their end draft less, and hardly a batch is without one for long.
+        if self._pads and self.costs.is_fixed and not self._is_mixed:
+            coverage = 1.0
         is_known = self.costs.is_fixed and coverage == 1 and not self._is_mixed
         if is_known and batch_size in self._fixed:
             return self._fixed[batch_size]
@@ -252,6 +255,8 @@ class AdaptiveSteps:
             above.append(_like(kept, depth, view))
             below += [one for one in view.rates if one.num_steps == depth and one.num_nodes]
         above += same[size + 1 : size + 2]
+        if self.costs.is_fixed:
+            return above
         asked = {*above, kept}
         unsure = [one for one in dict.fromkeys(below) if one not in asked]
         return [*above, *(one for one in unsure if not self._is_settled(one, view))]

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, compress, pairwise
 from operator import mul
 
 from specengine.engine.adaptive.acceptance import Acceptance, Shares, conditional
 
 _RESCUED = 0.2  # the chance, before anything is known, that a larger tree goes on where one ends
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of a request."""
-
-    drafted: int
-    level: int
-    accepted: int
-    ranks: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -39,20 +29,18 @@ class Outcomes:
     @cached_property
     def levels(self) -> Sequence[int]:
         """The deepest place where each might have had a draft."""
-        return self.drafted if self.limits is None else [*map(min, self.drafted, self.limits)]
+        drafted, limits = self.drafted, self.limits
+        if limits is None or drafted == limits:
+            return drafted
+        if min(drafted) >= max(limits):
+            return limits
+        return [*map(min, drafted, limits)]
 
     @property
     def cut_to(self) -> int | None:
         """None for whole trees: they fly too where there is no graph of a smaller one."""
         most = self.num_nodes
         return most if most is not None and max(self.drafted, default=0) < most else None
-
-    @property
-    def alike(self) -> dict[Outcome, int]:
-        """How many requests had each outcome."""
-        ranks = repeat(None) if self.ranks is None else map(tuple, self.ranks)
-        counts = Counter(zip(self.drafted, self.levels, self.accepted, ranks, strict=False))
-        return {Outcome(*one): count for one, count in counts.items()}
 
 
 class TreeAcceptance:
@@ -74,6 +62,7 @@ class TreeAcceptance:
         self.least = Acceptance(depth)
         self.rescues = [Shares(depth, _RESCUED) for _ in self.sizes]
         self.is_told = False  # whether ranks were ever given
+        self._chances: list[list[float]] = []  # by size, whole trees last, since the last round
 
     @property
     def coverage(self) -> float:
@@ -83,39 +72,45 @@ class TreeAcceptance:
         """Of those that draft, where so many are asked for."""
         return num_steps
 
-    def levels(self, num_steps: int, outcomes: Outcomes) -> list[int]:
+    def levels(self, num_steps: int, outcomes: Outcomes) -> Sequence[int]:
         """That each request drafted, in a round of that depth."""
-        return [min(level, num_steps) for level in outcomes.levels]
+        levels = outcomes.levels
+        if max(levels, default=0) <= num_steps:
+            return levels
+        return [min(level, num_steps) for level in levels]
 
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
+        self._chances.clear()
         if not self.sizes:
             self.least.observe(self.levels(num_steps, outcomes), outcomes.accepted)
             return
         self.is_told |= outcomes.ranks is not None
-        least: Counter[tuple[int, int]] = Counter()
-        pairs: list[Counter[tuple[int, int, int]]] = [Counter() for _ in self.rescues]
-        cut_to = outcomes.cut_to
-        for one, count in outcomes.alike.items():
-            level, kept = min(one.level, num_steps), self._kept(one, cut_to)
-            least[level, kept[0]] += count
-            for index, (small, large) in enumerate(pairwise(kept)):
-                if num_steps == self.depth or self._tells(index + 1, one):
-                    pairs[index][level, small, large] += count
-        self.least.count(least)
-        for index, counts in enumerate(pairs):
-            self._compare(index, counts)
+        # Of each size those that the round tells from the one before it, many requests at once:
+        # they are few kinds, and the host has this to do in every round.
+        levels, kept = self.levels(num_steps, outcomes), self._kept(outcomes)
+        self.least.count(Counter(zip(levels, kept[0], strict=True)))
+        for index, (small, large) in enumerate(pairwise(kept)):
+            kinds: Iterable[tuple[int, int, int]] = zip(levels, small, large, strict=True)
+            if num_steps != self.depth and outcomes.ranks is not None:
+                least = self._least_drafted(index + 1)
+                kinds = compress(kinds, [drafted >= least for drafted in outcomes.drafted])
+            self._compare(index, Counter(kinds))
 
     def chances(self, num_nodes: int | None = None) -> list[float]:
         """[depth], in 0..1, that a draft stands, given that those above it do. num_nodes: one of
         the sizes; None is the whole tree."""
-        chances, rescues = self.least.chances(), self.rescues[: self._place(num_nodes)]
-        if not rescues:
-            return chances
-        reach = list(accumulate(chances, mul))
-        for larger in rescues:
+        if not self._chances:
+            self._chances = self._of_all_sizes()
+        return self._chances[self._place(num_nodes)]
+
+    def _of_all_sizes(self) -> list[list[float]]:
+        found = [self.least.chances()]
+        reach = list(accumulate(found[0], mul))
+        for larger in self.rescues:
             pairs = zip(reach, larger.chances(), strict=True)
             reach = [old + (1.0 - old) * rescued for old, rescued in pairs]
-        return conditional(reach)
+            found.append(conditional(reach))
+        return found
 
     def _place(self, num_nodes: int | None) -> int:
         return len(self.sizes) if num_nodes is None else bisect_left(self.sizes, num_nodes)
@@ -123,19 +118,20 @@ class TreeAcceptance:
     def _compare(self, index: int, counts: Counter[tuple[int, int, int]]) -> None:
         """A size with the next larger one. counts: of requests, by levels drafted, and levels that
         the smaller and the larger tree had accepted."""
-        for place in range(self.depth):
-            fell = {key: count for key, count in counts.items() if key[0] > place >= key[1]}
-            rescued = sum(count for (_, _, large), count in fell.items() if large > place)
-            self.rescues[index].add(place, sum(fell.values()), rescued)
+        self.rescues[index].add_all(
+            (small, level, large, count) for (level, small, large), count in counts.items()
+        )
 
-    def _kept(self, one: Outcome, num_nodes: int | None) -> list[int]:
-        """What each size would have accepted, up to that of the round; from small to large."""
-        if one.ranks is None:
-            return [one.accepted] * (1 + len(self.sizes))
-        smaller = self.sizes[: self._place(num_nodes)]
-        return [*(bisect_left(one.ranks, size) for size in smaller), one.accepted]
+    def _kept(self, outcomes: Outcomes) -> list[Sequence[int]]:
+        """What each size would have accepted, up to that of the round, by request; from small to
+        large."""
+        ranks, accepted = outcomes.ranks, outcomes.accepted
+        if ranks is None:
+            return [accepted] * (1 + len(self.sizes))
+        smaller = self.sizes[: self._place(outcomes.cut_to)]
+        return [*([bisect_left(one, size) for one in ranks] for size in smaller), accepted]
 
-    def _tells(self, index: int, one: Outcome) -> bool:
-        """This size from the one before it: shallow trees may be whole with fewer nodes."""
-        least = self.sizes[index] - 1 if index < len(self.sizes) else self.sizes[-1]
-        return one.ranks is None or one.drafted >= least
+    def _least_drafted(self, index: int) -> int:
+        """Drafts of a tree that tells this size from the one before it: shallow trees may be whole
+        with fewer nodes."""
+        return self.sizes[index] - 1 if index < len(self.sizes) else self.sizes[-1]
