@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -14,14 +16,14 @@ class SpecTotals:
     num_accepted_tokens: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Count one request's round. A round that drafted nothing is not a draft."""
-        if drafted == 0:
-            return
-        self.num_drafts += 1
-        self.num_draft_tokens += drafted
-        self.num_accepted_tokens += accepted
-        missing = accepted - len(self.accepted_per_pos)
-        self.accepted_per_pos.extend([0] * missing)
-        for position in range(accepted):
-            self.accepted_per_pos[position] += 1
+    def record(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Count a round, by request. One that drafted nothing is not a draft, and has accepted
+        nothing."""
+        self.num_drafts += len(drafted) - drafted.count(0)
+        self.num_draft_tokens += sum(drafted)
+        self.num_accepted_tokens += sum(accepted)
+        for length, count in Counter(accepted).items():
+            missing = length - len(self.accepted_per_pos)
+            self.accepted_per_pos.extend([0] * missing)
+            for position in range(length):
+                self.accepted_per_pos[position] += count

@@ -186,8 +186,9 @@ class Flights:
         if self.depths is None or self._landed is None or self._before is None:
             return
         took, (size, shape) = perf_counter() - self._landed, self._before
-        # What follows was launched before anybody knew.
-        is_late = followed and any(req.is_finished for req in flight.reqs)
+        # What follows was launched before anybody knew; whoever follows that has not ended.
+        go_on = self.flight is not None and len(self.flight.reqs) == len(flight.reqs)
+        is_late = followed and not go_on and any(req.is_finished for req in flight.reqs)
         if not is_late and (followed or len(flight.reqs) >= size):
             self.depths.host_took(size, shape, took)
 
@@ -214,10 +215,10 @@ class Flights:
         is not counted. Requests are committed up to this round; it is asked while that flies."""
         if self._reads_text and self._hybrid is None:
             return flight.num_drafted
-        remaining = self.scheduler.policy.remaining_tokens
+        left_B = self.scheduler.policy.left_after(flight.reqs, [()] * len(flight.reqs))
         return [
-            count if (left := remaining(req)) > count else max(left - 1, 0)
-            for req, count in zip(flight.reqs, flight.num_drafted, strict=True)
+            count if left > count else max(left - 1, 0)
+            for left, count in zip(left_B, flight.num_drafted, strict=True)
         ]
 
     def _counted(self, flight: Flight, useful: list[int], result: VerifyResult) -> list[int]:

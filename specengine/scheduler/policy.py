@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specengine.core.request import Req, ReqState
@@ -40,7 +40,7 @@ class SchedulePolicy:
             and ((limit := req.sampling.max_tokens) is None or count < limit)
         ]
 
-    def left_after(self, reqs: Iterable[Req], said: Iterable[list[int]]) -> list[int]:
+    def left_after(self, reqs: Iterable[Req], said: Iterable[Sequence[int]]) -> list[int]:
         """`remaining_tokens` of each when it has said so much more; likewise without a call."""
         context = self.context_len
         return [

@@ -133,12 +133,18 @@ class Scheduler:
     def commit_round(self, reqs: list[Req], result: VerifyResult) -> None:
         """Take the outcome of a round. The KV of accepted nodes lies where a chain would have
         written it. Requests that ended meanwhile are skipped."""
+        drafts: list[int] = []
+        accepted: list[int] = []
         for index, req in enumerate(reqs):
             if req.state is not ReqState.FINISHED:
                 logprobs = result.logprobs[index] if result.logprobs is not None else []
                 req.spec.is_lossy |= result.is_lossy
                 tokens, drafted = result.tokens[index], result.num_drafted[index]
-                self._commit_run(req, tokens, logprobs, drafted, result.depth)
+                kept = self._commit_run(req, tokens, logprobs, drafted, result.depth)
+                if drafted:
+                    drafts.append(drafted)
+                    accepted.append(kept - 1)
+        self.spec_totals.record(drafts, accepted)
 
     # ---- how things stand
 
@@ -219,15 +225,14 @@ class Scheduler:
         logprobs: list[TokenLogprob],
         drafted: int,
         depth: DepthChoice | None = None,
-    ) -> None:
+    ) -> int:
         """The tokens of one round. With each of them that stands, the KV of the token before it
-        stands as well: the root's with the first."""
+        stands as well: the root's with the first. How many do."""
         cut = find_cut(req, tokens, self.policy.context_len)
         self.ledger.commit(req, cut.kept)
         req.spec.record(drafted, cut.kept - 1, depth)
-        if drafted:
-            self.spec_totals.record(drafted, accepted=cut.kept - 1)
         self._emit(req, tokens, logprobs, cut)
+        return cut.kept
 
     def _emit(self, req: Req, tokens: list[int], logprobs: list[TokenLogprob], cut: Cut) -> None:
         req.output_ids += tokens if cut.kept == len(tokens) else tokens[: cut.kept]

@@ -124,7 +124,7 @@ def test_a_graph_takes_no_less_where_a_request_is_at_its_end() -> None:
     for coverage in (1.0, 0.9):
         steps = AdaptiveSteps(range(DEPTH + 1), measured(), pads=True)
         World(GOOD, coverage=coverage, is_timed=False).run(steps, 16, 300)
-        view = steps._outlook(16)
+        view = steps.prospects.of(16)
         assert view is not None
         assert view.seconds[Shape(DEPTH)] == measured().of(16, DEPTH)
         gains.append(view.tokens[Shape(DEPTH)])

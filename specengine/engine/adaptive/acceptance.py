@@ -23,14 +23,14 @@ class Shares:
         self.held = [0.0] * depth
         self._prior_count = [_PRIOR_COUNT] * depth
 
-    def add(self, place: int, tried: int, held: int) -> None:
+    def add(self, place: int, tried: int, held: int, rounds: int = 1) -> None:
         if tried:
-            kept = _kept(tried)
+            kept = _kept(tried, rounds)
             self.tried[place] = kept * self.tried[place] + tried
             self.held[place] = kept * self.held[place] + held
             self._prior_count[place] *= kept
 
-    def add_all(self, paths: Iterable[tuple[int, int, int, int]]) -> None:
+    def add_all(self, paths: Iterable[tuple[int, int, int, int]], rounds: int = 1) -> None:
         """Of outcomes that are alike: the first place that was tried, the one behind the last, that
         from which on nothing held, and how many there were."""
         depth = len(self.tried)
@@ -41,7 +41,7 @@ class Shares:
                 if place < held:
                     stood[place] += count
         for place, outcome in enumerate(zip(tried, stood, strict=True)):
-            self.add(place, *outcome)
+            self.add(place, *outcome, rounds)
 
     def chances(self) -> list[float]:
         """[depth], in 0..1."""
@@ -59,8 +59,8 @@ class RunningShare:
     def __init__(self, prior: float) -> None:
         self._asked, self._held = _PRIOR_COUNT, prior * _PRIOR_COUNT
 
-    def add(self, asked: int, held: int) -> None:
-        kept = _kept(asked)
+    def add(self, asked: int, held: int, rounds: int = 1) -> None:
+        kept = _kept(asked, rounds)
         self._asked = kept * self._asked + asked
         self._held = kept * self._held + held
 
@@ -88,17 +88,17 @@ class Acceptance:
         self.shares = Shares(depth, _PRIOR)
         self._drafting = RunningShare(1.0)  # of requests
 
-    def observe(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """One round that was to draft, by request: levels drafted, and how many of them stood."""
-        self.count(Counter(zip(drafted, accepted, strict=True)))
+    def observe(self, drafted: Sequence[int], accepted: Sequence[int], rounds: int = 1) -> None:
+        """So many rounds that were to draft, by request: levels drafted, and how many of them
+        stood."""
+        self.count(Counter(zip(drafted, accepted, strict=True)), rounds)
 
-    def count(self, pairs: Counter[tuple[int, int]]) -> None:
+    def count(self, pairs: Counter[tuple[int, int]], rounds: int = 1) -> None:
         """Likewise, requests that are alike taken together."""
         drafting = sum(count for (levels, _), count in pairs.items() if levels)
-        self._drafting.add(pairs.total(), drafting)
-        self.shares.add_all(
-            (0, min(levels, kept + 1), kept, count) for (levels, kept), count in pairs.items()
-        )
+        self._drafting.add(pairs.total(), drafting, rounds)
+        paths = ((0, min(levels, kept + 1), kept, count) for (levels, kept), count in pairs.items())
+        self.shares.add_all(paths, rounds)
 
     @property
     def coverage(self) -> float:
@@ -110,7 +110,7 @@ class Acceptance:
         return self.shares.chances()
 
 
-def _kept(count: int) -> float:
+def _kept(count: int, rounds: int) -> float:
     """The share of what is known that stays beside so many new outcomes."""
-    kept = 1.0 - count / _MEMORY
-    return kept if kept > _LEAST else _LEAST
+    kept, least = 1.0 - count / _MEMORY, _LEAST**rounds
+    return kept if kept > least else least

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from specengine.engine.adaptive.budget import ProbeBudget
-from specengine.engine.adaptive.choice import Decision, Shape
+from specengine.engine.adaptive.choice import Decision, Outlook, Shape
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,4 @@ class Place:
     last_run: dict[Shape, int] = field(default_factory=dict)
     budget: ProbeBudget = field(default_factory=ProbeBudget)
     unearned: int = 0  # rounds of the shape that stands, for which it has not earned yet
+    quiet: Outlook | None = None  # by which there was nothing to change, and nothing to try

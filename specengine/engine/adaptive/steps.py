@@ -11,13 +11,12 @@ from specengine.engine.adaptive.choice import (
     Outlook,
     Shape,
     all_shapes,
-    outlook,
-    seconds_of,
 )
 from specengine.engine.adaptive.cost_table import Costs, StepCosts
 from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.mixed_acceptance import acceptance_of
 from specengine.engine.adaptive.place import Place, Policy
+from specengine.engine.adaptive.prospects import Prospects
 from specengine.engine.adaptive.running_costs import RunningCosts, bucket
 from specengine.engine.adaptive.tree_acceptance import Outcomes
 
@@ -63,16 +62,18 @@ class AdaptiveSteps:
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
         self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known), pads)
-        self._is_mixed, self._pads = model_steps is not None, pads
+        self._is_mixed = model_steps is not None
+        self.prospects = Prospects(
+            self.shapes, self.costs, self.acceptance, host, pads and not self._is_mixed
+        )
         self._places: dict[int, Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
-        self._view: Outlook | None = None  # since the last round that was observed
-        self._fixed: dict[int, dict[Shape, float]] = {}  # by batch size, of a measured table
 
     def choose(self, batch_size: int) -> Decision:
         self._batch_size = batch_size
-        place = self._places.setdefault(bucket(batch_size), Place())
+        if (place := self._places.get(key := bucket(batch_size))) is None:
+            place = self._places[key] = Place()
         place.round += 1
         decision = self._decide(place, batch_size)
         place.last_run[decision.shape] = place.round
@@ -97,35 +98,33 @@ class AdaptiveSteps:
         are. ranks: of the drafts that stand (VerifyResult.path_ranks). limits: the most levels of
         each request, which the nodes of its tree do not tell. drafting: of the seconds, those in
         which the host drafted. of_text: as in core.spec.DraftProposal."""
-        outcomes = None
+        outcomes, shape = None, Shape(num_steps, num_nodes)
+        if self._only_earns(batch_size, shape):
+            if num_steps:
+                self.prospects.hear(shape, drafted, accepted, limits, ranks)
+            return
         if num_steps:
             outcomes = Outcomes(drafted, accepted, ranks, num_nodes, limits, of_text)
-            self.acceptance.observe(num_steps, outcomes)
-        elif self._only_earns(batch_size):
-            return
-        if num_steps or not self.costs.is_fixed:
-            self._view = None
+            self.prospects.learn(num_steps, outcomes)
         if seconds is not None and isinstance(self.costs, RunningCosts):
             levels = 0 if outcomes is None else sum(self.acceptance.levels(num_steps, outcomes))
             self.costs.record(batch_size, num_steps, levels, seconds, num_nodes)
-        shape = Shape(num_steps, num_nodes)
+            self.prospects.forget()
         self._settle(batch_size, shape, 1 + sum(accepted) / batch_size, seconds, drafting)
 
     def host_took(self, batch_size: int, shape: Shape, seconds: float) -> None:
         """Between the landing of such a round and the moment when nothing was left to do but to
         wait for the next one."""
         if self.host is not None and self.host.record(batch_size, shape, seconds):
-            self._fixed.clear()
-            self._view = None
+            self.prospects.forget_costs()
 
     def reads(self, batch_size: int, tokens: float) -> bool:
         """So many requests that are about to run have so much text, the mean of them. Whether
         costs are others for it, and by these drafts pay."""
         if not isinstance(self.costs, StepCosts) or not self.costs.go_to(tokens):
             return False
-        self._fixed.clear()
-        self._view = None
-        view = self._outlook(batch_size)
+        self.prospects.forget_costs()
+        view = self.prospects.of(batch_size)
         return view is not None and view.best != PLAIN
 
     def slept(self, batch_size: int, rounds: int) -> None:
@@ -141,6 +140,7 @@ class AdaptiveSteps:
     def told(self, choice: DepthChoice) -> DepthChoice:
         """The same with the figures of now, where it stands for the batch size that ran last."""
         if self._batch_size and self.standing(self._batch_size) is choice:
+            self.prospects.learn_heard()
             return self.current or choice
         return choice
 
@@ -151,37 +151,8 @@ class AdaptiveSteps:
         place = self._places.get(bucket(self._batch_size)) if self._batch_size else None
         if place is None or place.standing is None:
             return self._last
-        view = self._outlook(self._batch_size)
+        view = self.prospects.of(self._batch_size)
         return place.standing if view is None else view.decide(place.standing.shape)
-
-    def _outlook(self, batch_size: int) -> Outlook | None:
-        if self._view is None or self._view.batch_size != batch_size:
-            coverage = max(self.acceptance.coverage, 1 / batch_size)
-            seconds = self._seconds(batch_size, coverage)
-            if seconds is None:
-                return None
-            if not self.acceptance.is_told:
-                seconds = {one: cost for one, cost in seconds.items() if one.num_nodes is None}
-            sizes = {one.num_nodes for one in seconds}
-            chances = {size: self.acceptance.chances(size) for size in sizes}
-            self._view = outlook(batch_size, chances, coverage, seconds)
-        return self._view
-
-    def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
-        # Requests near their end draft less, and hardly a batch is without one for long.
-        if self._pads and self.costs.is_fixed and not self._is_mixed:
-            coverage = 1.0
-        is_known = self.costs.is_fixed and coverage == 1 and not self._is_mixed
-        if is_known and batch_size in self._fixed:
-            return self._fixed[batch_size]
-        levels = {k: coverage * self.acceptance.mean_levels(k, batch_size) for k in self.steps}
-        found = seconds_of(self.costs, batch_size, levels, self.shapes)
-        if found is not None and self.host is not None:
-            found = self.host.of(batch_size, found)
-        if is_known:
-            assert found is not None, "a measured table knows every cost"
-            self._fixed[batch_size] = found
-        return found
 
     def _decide(self, place: Place, batch_size: int) -> Decision:
         deepest = Shape(self.steps[-1])
@@ -192,7 +163,7 @@ class AdaptiveSteps:
                     place.tries[shape] += 1
                     reason = f"batch {batch_size}: measuring the cost of {shape}"
                     return Decision(shape.num_steps, reason, None)
-        view = self._outlook(batch_size)
+        view = self.prospects.of(batch_size)
         if view is None:
             reason = f"batch {batch_size}: {deepest}, the cost of drafts is not known yet"
             return Decision(deepest.num_steps, reason, None)
@@ -206,6 +177,8 @@ class AdaptiveSteps:
         if place.plain_left > 0 and kept != PLAIN:
             place.plain_left -= 1
             return self._try(place, PLAIN, kept, view)
+        if place.quiet is view:
+            return standing
         wants = self._is_worth_it(kept, best, view)
         if wants and self._is_settled(best, view):
             if place.round - place.changed >= self.policy.min_rounds:
@@ -214,6 +187,8 @@ class AdaptiveSteps:
                 return place.standing
             return standing
         targets = [best] if wants else self._probe_targets(kept, view)
+        if not targets:
+            place.quiet = view
         if place.round - place.probed < self.policy.probe_every or not targets:
             return standing
         target = min(targets, key=lambda shape: place.last_run.get(shape, 0))
@@ -272,7 +247,7 @@ class AdaptiveSteps:
         """The budget earns of every round, and pays for those of another shape than the one that
         stands. tokens: a request."""
         place = self._places.get(bucket(batch_size))
-        view = self._outlook(batch_size)
+        view = self.prospects.of(batch_size)
         if place is None or place.standing is None or view is None:
             return
         kept = place.standing.shape
@@ -283,11 +258,15 @@ class AdaptiveSteps:
             place.budget.pay(took - tokens * usual / view.tokens[kept], usual, drafting)
         place.budget.earn(usual)
 
-    def _only_earns(self, batch_size: int) -> bool:
-        """A plain round of known cost tells nothing. Where it stands, that is all there is to it:
-        it may take the host as long to say so as to commit the round."""
+    def _only_earns(self, batch_size: int, shape: Shape) -> bool:
+        """Where costs are known, plain rounds tell nothing, and drafts that have stood for a while
+        little. Where they stand, that is all there is to it for now: it may take the host as long
+        to say so as to commit the round."""
         place = self._places.get(bucket(batch_size)) if self.costs.is_fixed else None
-        if place is None or place.standing is None or place.standing.num_steps:
+        if place is None or place.standing is None or place.standing.shape != shape:
+            return False
+        is_new = place.round - place.changed < self.policy.min_rounds
+        if shape.num_steps and (is_new or self._is_mixed):
             return False
         place.unearned += 1
         return True

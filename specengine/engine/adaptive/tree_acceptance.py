@@ -17,7 +17,7 @@ _RESCUED = 0.2  # the chance, before anything is known, that a larger tree goes 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Of a round that was to draft, by request."""
+    """Of a round that was to draft, or of a few alike, by request."""
 
     drafted: Sequence[int]  # drafts; of a tree its nodes but the root
     accepted: Sequence[int]  # of them, those that stand
@@ -25,6 +25,7 @@ class Outcomes:
     num_nodes: int | None = None  # that trees were to be cut to, root included
     limits: Sequence[int] | None = None  # levels that requests allow; None: as many as drafts
     of_text: Sequence[bool] | None = None  # as in core.spec.DraftProposal
+    rounds: int = 1
 
     @cached_property
     def levels(self) -> Sequence[int]:
@@ -82,19 +83,20 @@ class TreeAcceptance:
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
         self._chances.clear()
         if not self.sizes:
-            self.least.observe(self.levels(num_steps, outcomes), outcomes.accepted)
+            levels = self.levels(num_steps, outcomes)
+            self.least.observe(levels, outcomes.accepted, outcomes.rounds)
             return
         self.is_told |= outcomes.ranks is not None
         # Of each size those that the round tells from the one before it, many requests at once:
         # they are few kinds, and the host has this to do in every round.
         levels, kept = self.levels(num_steps, outcomes), self._kept(outcomes)
-        self.least.count(Counter(zip(levels, kept[0], strict=True)))
+        self.least.count(Counter(zip(levels, kept[0], strict=True)), outcomes.rounds)
         for index, (small, large) in enumerate(pairwise(kept)):
             kinds: Iterable[tuple[int, int, int]] = zip(levels, small, large, strict=True)
             if num_steps != self.depth and outcomes.ranks is not None:
                 least = self._least_drafted(index + 1)
                 kinds = compress(kinds, [drafted >= least for drafted in outcomes.drafted])
-            self._compare(index, Counter(kinds))
+            self._compare(index, Counter(kinds), outcomes.rounds)
 
     def chances(self, num_nodes: int | None = None) -> list[float]:
         """[depth], in 0..1, that a draft stands, given that those above it do. num_nodes: one of
@@ -115,12 +117,11 @@ class TreeAcceptance:
     def _place(self, num_nodes: int | None) -> int:
         return len(self.sizes) if num_nodes is None else bisect_left(self.sizes, num_nodes)
 
-    def _compare(self, index: int, counts: Counter[tuple[int, int, int]]) -> None:
+    def _compare(self, index: int, counts: Counter[tuple[int, int, int]], rounds: int) -> None:
         """A size with the next larger one. counts: of requests, by levels drafted, and levels that
         the smaller and the larger tree had accepted."""
-        self.rescues[index].add_all(
-            (small, level, large, count) for (level, small, large), count in counts.items()
-        )
+        paths = ((small, level, large, n) for (level, small, large), n in counts.items())
+        self.rescues[index].add_all(paths, rounds)
 
     def _kept(self, outcomes: Outcomes) -> list[Sequence[int]]:
         """What each size would have accepted, up to that of the round, by request; from small to

@@ -1,0 +1,95 @@
+"""What the host does in rounds whose drafts the device makes: none of them, always three, and as
+many as are chosen by what comes of them.
+
+    OMP_NUM_THREADS=1 python benchmarks/step/drafting_rounds.py
+
+The engine as it runs such rounds on a GPU, with a device that has decided already: no model is run,
+tokens are drawn, and drafts stand with a chance of 0.9 at each place. Each request has a prompt of
+30 tokens and 256 new ones. No GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+from host_steps import NEW, PROMPT, Passed, engine_of, milliseconds
+
+from specengine import LLM, SpecConfig
+from specengine.engine.adaptive.cost_table import StepCosts
+from specengine.engine.adaptive.host_seconds import HostSeconds
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.flights import Flights
+from specengine.engine.garbage import settled
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Form
+
+STEPS, STANDS = 3, 0.9
+KINDS = ("no drafter", "K=3", "chosen")
+
+
+class Drawn:
+    """A graph of a round that takes hardly any time."""
+
+    def __init__(self, flying: GraphRound, form: Form) -> None:
+        draw, shape = torch.Generator().manual_seed(1), (64, form.batch_size)
+        self.state, self.places = flying.state, (form.batch_size, form.num_steps + 2)
+        vocab = flying.runner.model.vocab_size
+        self.outcomes = torch.randint(2, vocab, (*shape, self.places[1]), generator=draw)
+        stands = torch.rand(*shape, form.num_steps, generator=draw) < STANDS
+        self.outcomes[:, :, 0] = stands.long().cumprod(-1).sum(-1)
+
+    def replay(self) -> None:
+        turn = 1 - int(self.state.turn)
+        self.state.turn.fill_(turn)
+        requests, columns = self.places
+        self.state.outcomes[turn, :requests, :columns] = random.choice(self.outcomes)
+
+
+def engine(kind: str, requests: int) -> LLM:
+    spec = None if kind == KINDS[0] else SpecConfig(algorithm="EAGLE3", num_steps=STEPS)
+    llm = engine_of(requests, 4 * requests * (PROMPT + NEW), spec, Drawn)
+    if kind == KINDS[2]:
+        costs = StepCosts(
+            {n: {0: 57e-6, STEPS: 150e-6} for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
+        )
+        steps = AdaptiveSteps([0, STEPS], costs, host=HostSeconds(), pads=True)
+        parts, flying = llm.engine.parts, llm.engine.flights.graph_round
+        llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, steps, overlaps=True)
+    return llm
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--repeats", type=int, default=20)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with patch("torch.cuda.Event", Passed), patch.object(Tensor, "pin_memory", lambda self: self):
+        for requests in args.requests:
+            for kind in KINDS:
+                llm, draw = engine(kind, requests), random.Random(0)
+                milliseconds(llm, requests, draw)
+                with settled():
+                    runs = [milliseconds(llm, requests, draw) for _ in range(args.repeats)]
+                best = min(runs, key=sum)
+                found = {"all ms": sum(best), "steps": len(best), "usual us": 1e3 * median(best)}
+                rows.append({"requests": requests, "drafts": kind, **found})
+                print(rows[-1], flush=True)
+    notes = f"The best of {args.repeats} answers. Steps: rounds, and the one that reads prompts."
+    print(report.write("drafting-rounds", "The host's part of rounds with drafts", rows, notes))
+
+
+if __name__ == "__main__":
+    main()

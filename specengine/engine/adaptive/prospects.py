@@ -1,0 +1,106 @@
+"""What drafts promise, by what is known of their costs and of how they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specengine.engine.adaptive.choice import Outlook, Shape, outlook, seconds_of
+from specengine.engine.adaptive.cost_table import Costs
+from specengine.engine.adaptive.heard import Heard
+from specengine.engine.adaptive.host_seconds import HostSeconds
+from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
+from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+
+
+class Prospects:
+    """Reckoned anew when something was learned. It is asked in every round, between two of them:
+    where the host is slower than the device, what it takes is time of each round."""
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        costs: Costs,
+        acceptance: TreeAcceptance | MixedAcceptance,
+        host: HostSeconds | None,
+        pads: bool,
+    ) -> None:
+        """shapes: to choose from. host: beside costs that are the device's alone. pads: rounds cost
+        as if all requests drafted."""
+        self.shapes = shapes
+        self.costs = costs
+        self.acceptance = acceptance
+        self.host = host
+        self._steps = sorted({one.num_steps for one in shapes})
+        self._pads = pads
+        self._is_mixed = isinstance(acceptance, MixedAcceptance)
+        self._heard: Heard | None = None
+        self._view: Outlook | None = None  # since something was learned
+        self._fixed: dict[int, dict[Shape, float]] = {}  # by batch size, of a measured table
+
+    def of(self, batch_size: int) -> Outlook | None:
+        """The same one while nothing changes; None while costs are unknown."""
+        if self._view is None or self._view.batch_size != batch_size:
+            coverage = max(self.acceptance.coverage, 1 / batch_size)
+            seconds = self._seconds(batch_size, coverage)
+            if seconds is None:
+                return None
+            if not self.acceptance.is_told:
+                seconds = {one: cost for one, cost in seconds.items() if one.num_nodes is None}
+            sizes = {one.num_nodes for one in seconds}
+            chances = {size: self.acceptance.chances(size) for size in sizes}
+            self._view = outlook(batch_size, chances, coverage, seconds)
+        return self._view
+
+    def hear(
+        self,
+        shape: Shape,
+        drafted: Sequence[int],
+        accepted: Sequence[int],
+        limits: Sequence[int] | None,
+        ranks: Sequence[Sequence[int]] | None,
+    ) -> None:
+        """A round of drafts that may wait to be learned from. As to AdaptiveSteps.observe."""
+        heard, has_ranks = self._heard, ranks is not None
+        if heard is None or heard.shape != shape or heard.has_ranks != has_ranks:
+            self.learn_heard()
+            heard = self._heard = Heard(shape, has_ranks)
+        if heard.add(drafted, accepted, limits, ranks):
+            self.learn_heard()
+
+    def learn_heard(self) -> None:
+        """What still waits for it."""
+        heard, self._heard = self._heard, None
+        if heard is not None:
+            self.acceptance.observe(heard.shape.num_steps, heard.outcomes)
+            self._view = None
+
+    def learn(self, num_steps: int, outcomes: Outcomes) -> None:
+        self.learn_heard()
+        self.acceptance.observe(num_steps, outcomes)
+        self._view = None
+
+    def forget(self) -> None:
+        """Costs that are learned have changed."""
+        self._view = None
+
+    def forget_costs(self) -> None:
+        """Those that were measured have, or the host's."""
+        self._fixed.clear()
+        self._view = None
+
+    def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
+        if self._pads and self.costs.is_fixed:
+            # A request near its end drafts less, and hardly a batch is without one for long.
+            coverage = 1.0
+        is_known = self.costs.is_fixed and coverage == 1 and not self._is_mixed
+        if is_known and batch_size in self._fixed:
+            return self._fixed[batch_size]
+        mean_levels = self.acceptance.mean_levels
+        levels = {k: coverage * mean_levels(k, batch_size) for k in self._steps}
+        found = seconds_of(self.costs, batch_size, levels, self.shapes)
+        if found is not None and self.host is not None:
+            found = self.host.of(batch_size, found)
+        if is_known:
+            assert found is not None, "a measured table knows every cost"
+            self._fixed[batch_size] = found
+        return found
