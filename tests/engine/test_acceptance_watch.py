@@ -10,7 +10,7 @@ def warnings_of(accepted: list[int], caplog: pytest.LogCaptureFixture) -> list[s
     """Warnings while rounds of 3 drafted tokens accept so many of them."""
     totals, watch = SpecTotals(), AcceptanceWatch()
     for count in accepted:
-        totals.record(3, count)
+        totals.record([3], [count])
         watch.check(totals)
     return [record.getMessage() for record in caplog.records]
 

@@ -10,6 +10,7 @@ from specengine.engine.adaptive import heard
 from specengine.engine.adaptive.choice import Shape
 from specengine.engine.adaptive.heard import ROUNDS, Heard
 from specengine.engine.adaptive.place import Policy
+from specengine.engine.adaptive.prospects import Prospects
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
 from tests.engine.adaptive_world import DEPTH, measured
@@ -41,7 +42,7 @@ def test_a_few_rounds_at_once_weigh_as_much_as_one_by_one(sizes: list[int], requ
     draw, depth = random.Random(0), 3
     each, together = TreeAcceptance(depth, sizes), TreeAcceptance(depth, sizes)
     for number in range(60):
-        few = Heard(Shape(depth), has_ranks=True)
+        few = Heard((Shape(depth), True, False))
         chance = 0.95 if number < 40 else 0.4
         for _ in range(ROUNDS):
             accepted = [
@@ -56,6 +57,36 @@ def test_a_few_rounds_at_once_weigh_as_much_as_one_by_one(sizes: list[int], requ
         together.observe(depth, few.outcomes)
         for size in (*sizes, None):
             assert together.chances(size) == pytest.approx(each.chances(size), abs=0.03)
+
+
+def test_rounds_of_whole_trees_do_not_speak_for_those_that_were_cut() -> None:
+    """A graph of whole ones flies where there is none of such a size: told together, the cut ones
+    would seem to have failed where only a larger tree goes on."""
+    whole, cut = ([15], [3], [3], [[1, 2, 9]]), ([4], [2], [3], [[1, 2]])
+    chances = []
+    for each in (False, True):
+        acceptance = TreeAcceptance(3, [5])
+        prospects = Prospects([Shape(0), Shape(3, 5), Shape(3)], measured(), acceptance, None, True)
+        for number in range(400):
+            drafted, accepted, limits, ranks = whole if number % 4 == 0 else cut
+            prospects.hear(Shape(3, 5), drafted, accepted, limits, ranks)
+            if each:
+                prospects.learn_heard()
+        prospects.learn_heard()
+        chances.append(acceptance.chances()[2])
+    assert chances[0] == pytest.approx(chances[1], abs=0.02)
+    assert chances[1] > 0.9
+
+
+def test_who_looks_on_changes_nothing() -> None:
+    """Counters are read from another thread."""
+    steps = settled()
+    play(steps, 0)
+    before = {name: repr(value) for name, value in vars(steps.prospects).items()}
+    steps.prospects.forget_costs()
+    before |= {"_view": "None", "_fixed": "{}"}
+    assert steps.current is not None
+    assert {name: repr(value) for name, value in vars(steps.prospects).items()} == before
 
 
 def test_rounds_that_stand_are_learned_from_before_long() -> None:

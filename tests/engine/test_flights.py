@@ -138,7 +138,7 @@ class ScriptedDepths:
 
 
 def scheduler_of(follow: Callable[..., list[Any]], remaining: int = 9) -> Any:
-    policy = SimpleNamespace(remaining_tokens=lambda req: remaining)
+    policy = SimpleNamespace(left_after=lambda reqs, said: [remaining for _ in reqs])
     return SimpleNamespace(follow=follow, policy=policy)
 
 

@@ -306,7 +306,7 @@ class Read(SuffixDrafter):
 def test_drafts_past_an_end_are_not_counted_and_padding_that_stood_is() -> None:
     inner: RowDrafter = Model()
     device = ScriptedRound(HybridDrafts(inner, Read(), 4, 5, CPU), steps=(0, 3, 5), num_nodes=6)
-    policy = SimpleNamespace(remaining_tokens=lambda req: req.left)
+    policy = SimpleNamespace(left_after=lambda reqs, said: [req.left for req in reqs])
     given: Any = device, None, SimpleNamespace(policy=policy), None, False
     flights, reqs = Flights(*given), [request() for _ in range(3)]
     for req, left in zip(reqs, (2, 9, 9), strict=True):

@@ -13,11 +13,10 @@ ROUNDS = 4
 
 @dataclass
 class Heard:
-    """A few of one shape, to be learned from at once. On the host one round costs about as much to
+    """A few alike, to be learned from at once. On the host one round costs about as much to
     learn from as four, and where a host is slower than its device that is time of every round."""
 
-    shape: Shape
-    has_ranks: bool
+    kind: tuple[Shape, bool, bool]  # whether there are ranks; whether trees were cut to its size
     rounds: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -40,7 +39,12 @@ class Heard:
         return self.rounds >= ROUNDS
 
     @property
+    def num_steps(self) -> int:
+        return self.kind[0].num_steps
+
+    @property
     def outcomes(self) -> Outcomes:
-        ranks, nodes = self.ranks if self.has_ranks else None, self.shape.num_nodes
-        given = self.drafted, self.accepted, ranks, nodes, self.limits
+        shape, has_ranks, _ = self.kind
+        ranks = self.ranks if has_ranks else None
+        given = self.drafted, self.accepted, ranks, shape.num_nodes, self.limits
         return Outcomes(*given, rounds=self.rounds)

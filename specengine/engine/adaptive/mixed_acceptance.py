@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, compress
 from operator import mul, not_
@@ -67,7 +67,7 @@ class MixedAcceptance:
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
         pairs = zip(_marks(outcomes), outcomes.levels, strict=True)
         is_text = [mark and level > 0 for mark, level in pairs]
-        self._texts.add(len(is_text), sum(is_text))
+        self._texts.add(len(is_text), sum(is_text), outcomes.rounds)
         is_own = [*map(not_, is_text)]
         if any(is_own):
             most = min(num_steps, self.model.depth)
@@ -77,12 +77,21 @@ class MixedAcceptance:
 
     def chances(self, num_nodes: int | None = None) -> list[float]:
         """[depth], in 0..1, as TreeAcceptance."""
-        share = self.text_share
-        text = accumulate(self.text.chances(num_nodes), mul)
-        own = [*accumulate(self.model.chances(num_nodes), mul)]
-        own += [0.0] * (self.text.depth - len(own))
-        pairs = zip(own, text, strict=True)
-        return conditional(share * said + (1.0 - share) * guessed for guessed, said in pairs)
+        return self.by_size([num_nodes])[num_nodes]
+
+    def by_size(self, sizes: Iterable[int | None]) -> dict[int | None, list[float]]:
+        """As TreeAcceptance."""
+        sizes, share = list(sizes), self.text_share
+        texts, models = self.text.by_size(sizes), self.model.by_size(sizes)
+        found: dict[int | None, list[float]] = {}
+        for size in sizes:
+            own = [*accumulate(models[size], mul)]
+            own += [0.0] * (self.text.depth - len(own))
+            pairs = zip(own, accumulate(texts[size], mul), strict=True)
+            found[size] = conditional(
+                share * said + (1.0 - share) * guessed for guessed, said in pairs
+            )
+        return found
 
 
 def acceptance_of(

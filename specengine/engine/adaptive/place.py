@@ -12,7 +12,7 @@ from specengine.engine.adaptive.choice import Decision, Outlook, Shape
 @dataclass(frozen=True)
 class Policy:
     margin: float = 0.03  # gain for which the depth is changed
-    min_rounds: int = 16  # between changes
+    min_rounds: int = 16  # between changes, and before rounds are learned from several at a time
     sure: float = 1.25  # gain below which the cost of plain decoding is seen to before all else
     probe_every: int = 2  # rounds at least: one may be launched before the last has landed
     deep_tries: int = 2  # of the first rounds, where costs are to be learned

@@ -40,16 +40,25 @@ class Prospects:
     def of(self, batch_size: int) -> Outlook | None:
         """The same one while nothing changes; None while costs are unknown."""
         if self._view is None or self._view.batch_size != batch_size:
-            coverage = max(self.acceptance.coverage, 1 / batch_size)
-            seconds = self._seconds(batch_size, coverage)
-            if seconds is None:
-                return None
-            if not self.acceptance.is_told:
-                seconds = {one: cost for one, cost in seconds.items() if one.num_nodes is None}
-            sizes = {one.num_nodes for one in seconds}
-            chances = {size: self.acceptance.chances(size) for size in sizes}
-            self._view = outlook(batch_size, chances, coverage, seconds)
+            self._view = self._reckon(batch_size, keeps=True)
         return self._view
+
+    def glance(self, batch_size: int) -> Outlook | None:
+        """Likewise, from whatever thread: nothing is kept of it."""
+        view = self._view
+        if view is not None and view.batch_size == batch_size:
+            return view
+        return self._reckon(batch_size, keeps=False)
+
+    def _reckon(self, batch_size: int, keeps: bool) -> Outlook | None:
+        coverage = max(self.acceptance.coverage, 1 / batch_size)
+        seconds = self._seconds(batch_size, coverage, keeps)
+        if seconds is None:
+            return None
+        if not self.acceptance.is_told:
+            seconds = {one: cost for one, cost in seconds.items() if one.num_nodes is None}
+        chances = self.acceptance.by_size({one.num_nodes for one in seconds})
+        return outlook(batch_size, chances, coverage, seconds)
 
     def hear(
         self,
@@ -60,10 +69,13 @@ class Prospects:
         ranks: Sequence[Sequence[int]] | None,
     ) -> None:
         """A round of drafts that may wait to be learned from. As to AdaptiveSteps.observe."""
-        heard, has_ranks = self._heard, ranks is not None
-        if heard is None or heard.shape != shape or heard.has_ranks != has_ranks:
+        heard = self._heard
+        # A graph of whole trees flies where there is none of such a size; what that tells is more.
+        is_cut = shape.num_nodes is not None and max(drafted, default=0) < shape.num_nodes
+        kind = shape, ranks is not None, is_cut
+        if heard is None or heard.kind != kind:
             self.learn_heard()
-            heard = self._heard = Heard(shape, has_ranks)
+            heard = self._heard = Heard(kind)
         if heard.add(drafted, accepted, limits, ranks):
             self.learn_heard()
 
@@ -71,7 +83,7 @@ class Prospects:
         """What still waits for it."""
         heard, self._heard = self._heard, None
         if heard is not None:
-            self.acceptance.observe(heard.shape.num_steps, heard.outcomes)
+            self.acceptance.observe(heard.num_steps, heard.outcomes)
             self._view = None
 
     def learn(self, num_steps: int, outcomes: Outcomes) -> None:
@@ -88,7 +100,7 @@ class Prospects:
         self._fixed.clear()
         self._view = None
 
-    def _seconds(self, batch_size: int, coverage: float) -> dict[Shape, float] | None:
+    def _seconds(self, batch_size: int, coverage: float, keeps: bool) -> dict[Shape, float] | None:
         if self._pads and self.costs.is_fixed:
             # A request near its end drafts less, and hardly a batch is without one for long.
             coverage = 1.0
@@ -100,7 +112,7 @@ class Prospects:
         found = seconds_of(self.costs, batch_size, levels, self.shapes)
         if found is not None and self.host is not None:
             found = self.host.of(batch_size, found)
-        if is_known:
+        if is_known and keeps:
             assert found is not None, "a measured table knows every cost"
             self._fixed[batch_size] = found
         return found

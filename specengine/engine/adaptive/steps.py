@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from specengine.core.spec import DepthChoice
 from specengine.engine.adaptive.choice import (
@@ -53,7 +53,8 @@ class AdaptiveSteps:
     ) -> None:
         """steps: depths to choose from, 0 among them. costs: None to learn them from the rounds.
         sizes: by depth, of smaller trees to choose from, in nodes, root included. host: beside
-        costs that are the device's alone. model_steps, pads: as to acceptance_of."""
+        costs that are the device's alone. model_steps: as to acceptance_of. pads: there, and to
+        Prospects."""
         self.steps = sorted({0, *steps})
         self.sizes = sizes or {}
         self.shapes = all_shapes(self.steps, self.sizes)
@@ -141,18 +142,24 @@ class AdaptiveSteps:
         """The same with the figures of now, where it stands for the batch size that ran last."""
         if self._batch_size and self.standing(self._batch_size) is choice:
             self.prospects.learn_heard()
-            return self.current or choice
+            return self._shown(self.prospects.of) or choice
         return choice
 
     @property
     def current(self) -> Decision | None:
-        """What stands for the batch size that ran last, with the figures of now; while nothing
-        does, what was chosen last. None before the first round."""
-        place = self._places.get(bucket(self._batch_size)) if self._batch_size else None
-        if place is None or place.standing is None:
+        """What stands for the batch size that ran last, with the figures of a few rounds ago at
+        most; while nothing does, what was chosen last. None before the first round. From whatever
+        thread."""
+        return self._shown(self.prospects.glance)
+
+    def _shown(self, look: Callable[[int], Outlook | None]) -> Decision | None:
+        batch_size = self._batch_size
+        place = self._places.get(bucket(batch_size)) if batch_size else None
+        standing = None if place is None else place.standing
+        if standing is None:
             return self._last
-        view = self.prospects.of(self._batch_size)
-        return place.standing if view is None else view.decide(place.standing.shape)
+        view = look(batch_size)
+        return standing if view is None else view.decide(standing.shape)
 
     def _decide(self, place: Place, batch_size: int) -> Decision:
         deepest = Shape(self.steps[-1])

@@ -31,7 +31,7 @@ class Outcomes:
     def levels(self) -> Sequence[int]:
         """The deepest place where each might have had a draft."""
         drafted, limits = self.drafted, self.limits
-        if limits is None or drafted == limits:
+        if limits is None or not drafted or drafted == limits:
             return drafted
         if min(drafted) >= max(limits):
             return limits
@@ -63,7 +63,6 @@ class TreeAcceptance:
         self.least = Acceptance(depth)
         self.rescues = [Shares(depth, _RESCUED) for _ in self.sizes]
         self.is_told = False  # whether ranks were ever given
-        self._chances: list[list[float]] = []  # by size, whole trees last, since the last round
 
     @property
     def coverage(self) -> float:
@@ -81,7 +80,6 @@ class TreeAcceptance:
         return [min(level, num_steps) for level in levels]
 
     def observe(self, num_steps: int, outcomes: Outcomes) -> None:
-        self._chances.clear()
         if not self.sizes:
             levels = self.levels(num_steps, outcomes)
             self.least.observe(levels, outcomes.accepted, outcomes.rounds)
@@ -101,18 +99,17 @@ class TreeAcceptance:
     def chances(self, num_nodes: int | None = None) -> list[float]:
         """[depth], in 0..1, that a draft stands, given that those above it do. num_nodes: one of
         the sizes; None is the whole tree."""
-        if not self._chances:
-            self._chances = self._of_all_sizes()
-        return self._chances[self._place(num_nodes)]
+        return self.by_size([num_nodes])[num_nodes]
 
-    def _of_all_sizes(self) -> list[list[float]]:
+    def by_size(self, sizes: Iterable[int | None]) -> dict[int | None, list[float]]:
+        """`chances` of several sizes at once, which takes little longer than of one."""
         found = [self.least.chances()]
         reach = list(accumulate(found[0], mul))
         for larger in self.rescues:
             pairs = zip(reach, larger.chances(), strict=True)
             reach = [old + (1.0 - old) * rescued for old, rescued in pairs]
             found.append(conditional(reach))
-        return found
+        return {size: found[self._place(size)] for size in sizes}
 
     def _place(self, num_nodes: int | None) -> int:
         return len(self.sizes) if num_nodes is None else bisect_left(self.sizes, num_nodes)
