@@ -99,8 +99,7 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     sizes = graph_round.smaller_trees(graph_round.batch_sizes[-1])
     table = _measure(graph_round) if costs is None else costs.read_or(lambda: _measure(graph_round))
     # A table written by hand holds as it is.
-    host_too = host if by_hand is None else None
-    return AdaptiveSteps(steps, table, sizes=sizes, host=host_too, pads=True)
+    return AdaptiveSteps(steps, table, sizes=sizes, host=None if by_hand else host, pads=True)
 
 
 def _measure(graph_round: GraphRound) -> StepCosts:

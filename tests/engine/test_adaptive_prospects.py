@@ -42,7 +42,7 @@ def test_a_few_rounds_at_once_weigh_as_much_as_one_by_one(sizes: list[int], requ
     draw, depth = random.Random(0), 3
     each, together = TreeAcceptance(depth, sizes), TreeAcceptance(depth, sizes)
     for number in range(60):
-        few = Heard((Shape(depth), True, False))
+        few = Heard((Shape(depth), True, None))
         chance = 0.95 if number < 40 else 0.4
         for _ in range(ROUNDS):
             accepted = [

@@ -16,7 +16,7 @@ class Heard:
     """A few alike, to be learned from at once. On the host one round costs about as much to
     learn from as four, and where a host is slower than its device that is time of every round."""
 
-    kind: tuple[Shape, bool, bool]  # whether there are ranks; whether trees were cut to its size
+    kind: tuple[Shape, bool, int | None]  # whether there are ranks; what trees were cut to
     rounds: int = 0
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)

@@ -9,7 +9,7 @@ from specengine.engine.adaptive.cost_table import Costs
 from specengine.engine.adaptive.heard import Heard
 from specengine.engine.adaptive.host_seconds import HostSeconds
 from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance, cut_size
 
 
 class Prospects:
@@ -25,14 +25,14 @@ class Prospects:
         pads: bool,
     ) -> None:
         """shapes: to choose from. host: beside costs that are the device's alone. pads: rounds cost
-        as if all requests drafted."""
+        as if all requests drafted; where drafts have two sources, acceptance knows of it."""
         self.shapes = shapes
         self.costs = costs
         self.acceptance = acceptance
         self.host = host
+        self.is_mixed = isinstance(acceptance, MixedAcceptance)
         self._steps = sorted({one.num_steps for one in shapes})
-        self._pads = pads
-        self._is_mixed = isinstance(acceptance, MixedAcceptance)
+        self._pads = pads and not self.is_mixed
         self._heard: Heard | None = None
         self._view: Outlook | None = None  # since something was learned
         self._fixed: dict[int, dict[Shape, float]] = {}  # by batch size, of a measured table
@@ -70,9 +70,7 @@ class Prospects:
     ) -> None:
         """A round of drafts that may wait to be learned from. As to AdaptiveSteps.observe."""
         heard = self._heard
-        # A graph of whole trees flies where there is none of such a size; what that tells is more.
-        is_cut = shape.num_nodes is not None and max(drafted, default=0) < shape.num_nodes
-        kind = shape, ranks is not None, is_cut
+        kind = shape, ranks is not None, cut_size(drafted, shape.num_nodes)
         if heard is None or heard.kind != kind:
             self.learn_heard()
             heard = self._heard = Heard(kind)
@@ -104,7 +102,7 @@ class Prospects:
         if self._pads and self.costs.is_fixed:
             # A request near its end drafts less, and hardly a batch is without one for long.
             coverage = 1.0
-        is_known = self.costs.is_fixed and coverage == 1 and not self._is_mixed
+        is_known = self.costs.is_fixed and coverage == 1 and not self.is_mixed
         if is_known and batch_size in self._fixed:
             return self._fixed[batch_size]
         mean_levels = self.acceptance.mean_levels

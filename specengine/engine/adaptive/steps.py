@@ -63,10 +63,7 @@ class AdaptiveSteps:
         self.policy = policy or Policy()
         known = {one.num_nodes for one in self.shapes if one.num_nodes is not None}
         self.acceptance = acceptance_of(self.steps[-1], model_steps, sorted(known), pads)
-        self._is_mixed = model_steps is not None
-        self.prospects = Prospects(
-            self.shapes, self.costs, self.acceptance, host, pads and not self._is_mixed
-        )
+        self.prospects = Prospects(self.shapes, self.costs, self.acceptance, host, pads)
         self._places: dict[int, Place] = {}
         self._batch_size = 0  # of the last round
         self._last: Decision | None = None  # of it
@@ -231,14 +228,12 @@ class AdaptiveSteps:
         place = self.steps.index(kept.num_steps)
         same = [one for one in view.rates if one.num_steps == kept.num_steps]
         size = same.index(kept)
-        above: list[Shape] = []
-        below = [PLAIN, _like(kept, self.steps[max(place - 1, 0)], view), *same[:size]]
-        for depth in self.steps[place + 1 : place + 2]:
-            above.append(_like(kept, depth, view))
-            below += [one for one in view.rates if one.num_steps == depth and one.num_nodes]
-        above += same[size + 1 : size + 2]
+        deeper = self.steps[place + 1 : place + 2]
+        above = [*(_like(kept, depth, view) for depth in deeper), *same[size + 1 : size + 2]]
         if self.costs.is_fixed:
             return above
+        below = [PLAIN, _like(kept, self.steps[max(place - 1, 0)], view), *same[:size]]
+        below += [one for one in view.rates if one.num_steps in deeper and one.num_nodes]
         asked = {*above, kept}
         unsure = [one for one in dict.fromkeys(below) if one not in asked]
         return [*above, *(one for one in unsure if not self._is_settled(one, view))]
@@ -273,7 +268,7 @@ class AdaptiveSteps:
         if place is None or place.standing is None or place.standing.shape != shape:
             return False
         is_new = place.round - place.changed < self.policy.min_rounds
-        if shape.num_steps and (is_new or self._is_mixed):
+        if shape.num_steps and (is_new or self.prospects.is_mixed):
             return False
         place.unearned += 1
         return True

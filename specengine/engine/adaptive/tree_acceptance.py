@@ -37,11 +37,13 @@ class Outcomes:
             return limits
         return [*map(min, drafted, limits)]
 
-    @property
-    def cut_to(self) -> int | None:
-        """None for whole trees: they fly too where there is no graph of a smaller one."""
-        most = self.num_nodes
-        return most if most is not None and max(self.drafted, default=0) < most else None
+
+def cut_size(drafted: Sequence[int], num_nodes: int | None) -> int | None:
+    """Of the trees of a round that were to be cut to so many nodes; None for whole ones: these fly
+    too where there is no graph of smaller ones."""
+    if num_nodes is None or max(drafted, default=0) >= num_nodes:
+        return None
+    return num_nodes
 
 
 class TreeAcceptance:
@@ -86,7 +88,7 @@ class TreeAcceptance:
             return
         self.is_told |= outcomes.ranks is not None
         # Of each size those that the round tells from the one before it, many requests at once:
-        # they are few kinds, and the host has this to do in every round.
+        # they are few kinds, and the host has this to do between two rounds.
         levels, kept = self.levels(num_steps, outcomes), self._kept(outcomes)
         self.least.count(Counter(zip(levels, kept[0], strict=True)), outcomes.rounds)
         for index, (small, large) in enumerate(pairwise(kept)):
@@ -126,7 +128,7 @@ class TreeAcceptance:
         ranks, accepted = outcomes.ranks, outcomes.accepted
         if ranks is None:
             return [accepted] * (1 + len(self.sizes))
-        smaller = self.sizes[: self._place(outcomes.cut_to)]
+        smaller = self.sizes[: self._place(cut_size(outcomes.drafted, outcomes.num_nodes))]
         return [*([bisect_left(one, size) for one in ranks] for size in smaller), accepted]
 
     def _least_drafted(self, index: int) -> int:
