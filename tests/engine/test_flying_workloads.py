@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3 hybrid tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "STANDALONE hybrid tree": {"page_size": 1, "max_total_tokens": 320, "chunked_prefill_size": 64},
 }
+FLAGS: dict[str, Any] = {"dtype": "float32", "max_running_requests": 8}
 RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
 
@@ -125,20 +126,8 @@ def watch_state(flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> list[boo
     return untold
 
 
-@ON_CPU
-@pytest.mark.parametrize("name", CASES)
-def test_random_workload(
-    name: str, target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {"dtype": "float32", "disable_cuda_graph": True}
-    given |= {"max_running_requests": 8}
-    llm = LLM(str(target), spec_of(name, target, drafters), **given, **CASES[name])
-    alone = LLM(str(target), None, max_total_tokens=2048, **given)
-    model = getattr(llm.engine.drafter, "inner", llm.engine.drafter)
-    if isinstance(model, StandaloneWorker):
-        model.flies = True
-    flying = let_fly(llm, monkeypatch, most=8)
-    monkeypatch.setattr(torch.cuda, "Event", Behind)
+def let_rounds_differ(llm: LLM, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Some stay on the ground, and not all are drafted from text. As `watch_state`."""
     untold, can_fly, draw = watch_state(flying, monkeypatch), llm.engine._can_fly, random.Random(1)
     monkeypatch.setattr(
         llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
@@ -147,9 +136,12 @@ def test_random_workload(
     if isinstance(flying.drafter, HostDrafter):
         depth = flying.steps[-1]
         llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 < 3 else depth)
-    scheduler = llm.engine.scheduler
-    scheduler.admission.demand.share = 0.0
-    work = Workload(llm, random.Random(0))
+    llm.engine.scheduler.admission.demand.share = 0.0
+    return untold
+
+
+def check_workload(llm: LLM, flying: GraphRound, alone: LLM, untold: list[bool]) -> None:
+    work, scheduler = Workload(llm, random.Random(0)), llm.engine.scheduler
     work.run(arrivals=12)
     assert flying.counters["replays"] > 10
     assert set(untold) == {False, True}
@@ -165,3 +157,33 @@ def test_random_workload(
     accepted = sum(req.spec.num_accepted for req in work.reqs)
     assert totals.num_accepted_tokens == sum(totals.accepted_per_pos) == accepted
     assert scheduler.ledger.obtainable == scheduler.ledger.capacity
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", CASES)
+def test_random_workload(
+    name: str, target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {**FLAGS, "disable_cuda_graph": True}
+    llm = LLM(str(target), spec_of(name, target, drafters), **given, **CASES[name])
+    alone = LLM(str(target), None, max_total_tokens=2048, **given)
+    model = getattr(llm.engine.drafter, "inner", llm.engine.drafter)
+    if isinstance(model, StandaloneWorker):
+        model.flies = True
+    flying = let_fly(llm, monkeypatch, most=8)
+    monkeypatch.setattr(torch.cuda, "Event", Behind)
+    check_workload(llm, flying, alone, let_rounds_differ(llm, flying, monkeypatch))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CASES)
+def test_random_workload_on_the_gpu(
+    name: str, target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, graphs = spec_of(name, target, drafters), {"cuda_graph_bs": (1, 2, 4, 8)}
+    llm = LLM(str(target), spec, **FLAGS, **graphs, **CASES[name])
+    alone = LLM(str(target), None, max_total_tokens=2048, disable_cuda_graph=True, **FLAGS)
+    flying = llm.engine.graph_round
+    assert flying is not None
+    check_workload(llm, flying, alone, let_rounds_differ(llm, flying, monkeypatch))

@@ -183,3 +183,22 @@ def test_so_do_other_forwards_and_drafts(
         assert one[f"fallback: {MEMORY_SPENT}"] > 3, kind
         assert one["captures"] == captures[kind]
     assert memory.used == memory.budget
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_the_gpu_nothing_is_captured_past_it(spec: SpecConfig, target: Path) -> None:
+    plain = make(target, None, disable_cuda_graph=True)
+    llm = make(target, spec, cuda_graph_bs=(1, 2, 4))
+    memory, flying = llm.engine.parts.worker.runner.graph_memory, llm.engine.graph_round
+    assert flying is not None
+    memory.budget = used = memory.used
+    forms, replays = set(flying.captured), flying.counters["replays"]
+    assert used > 0
+    for params in ([GREEDY] * 3, SAMPLED[:3], [GREEDY]):
+        assert tokens(llm, params) == tokens(plain, params)
+    assert set(flying.captured) == forms
+    assert memory.used == used
+    stats = llm.engine.stats().graphs["round"]
+    assert stats.replays > replays + 6
+    assert stats.fallbacks[MEMORY_SPENT] > 3, "there was none for those that sample"

@@ -203,3 +203,29 @@ def test_off_it_costs_nothing(target: Path, monkeypatch: pytest.MonkeyPatch) -> 
     tokens(llm, [GREEDY])
     assert flying.counters["replays"] > 5
     assert flying.guard is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnTheGpu:
+    def test_every_kind_of_round_is_watched(
+        self, name: str, folder: Path, drafters: dict[str, str]
+    ) -> None:
+        """Graphs are captured between rounds, too: what comes late is no input that moved."""
+        flags: dict[str, Any] = {"debug_cuda_graph": True, "cuda_graph_bs": (1, 2, 4)}
+        llm = make(folder, spec_of(name, drafters), **flags)
+        for params in BATCHES:
+            prompts = PROMPTS[: len(params)]
+            plain = plain_says(folder, prompts, params, disable_cuda_graph=True)
+            assert tokens(llm, params) == [one.token_ids for one in plain]
+        flying = llm.engine.graph_round
+        assert flying is not None
+        assert flying.guard is not None
+        assert flying.counters["replays"] > 20
+        for path in [*OF_ALL, *OF_DRAFTERS[name]]:
+            with elsewhere(flying, path) as moved, pytest.raises(GraphInputError) as error:
+                flying.guard.check()
+            assert moved in str(error.value)
+            flying.guard.check()
+        with elsewhere(flying, "state.lens"), pytest.raises(GraphInputError):
+            tokens(llm, [GREEDY])
