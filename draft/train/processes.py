@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from specengine.core.errors import ConfigError
+
+_GLOO = "pt_gloo_runloop"  # as PyTorch calls the threads
+_RESTS, _REST, _LONGEST = 3, 0.01, 10.0  # in a row; seconds between two looks, and of all
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ class Processes:
     def close(self) -> None:
         if self.count > 1:
             dist.destroy_process_group()
+            let_gloo_rest()
 
 
 def start_processes(device: str) -> Processes:
@@ -105,3 +111,26 @@ def start_processes(device: str) -> Processes:
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=place if on_gpu else None)
     return Processes(dist.get_rank(), count, place)
+
+
+def let_gloo_rest() -> None:
+    """Wait until Gloo's threads have let go of the tensors of the last collectives.
+
+    They do so after those who waited go on, and need the interpreter for it: where that has ended,
+    they abort the process, whose work is done. Destroying the group does not join them: DTensor's
+    caches hold the mesh, and that the group. Threads are read from Linux's /proc; elsewhere nobody
+    waits.
+    """
+    end, rests = time.monotonic() + _LONGEST, 0
+    while rests < _RESTS and time.monotonic() < end:
+        rests = 0 if _is_gloo_busy() else rests + 1
+        time.sleep(_REST)
+
+
+def _is_gloo_busy() -> bool:
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with suppress(OSError):  # a thread that has ended
+            name, _, state = task.read_text().rpartition(")")
+            if name.endswith(_GLOO) and state.split()[0] == "R":
+                return True
+    return False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 from specengine.core.errors import ConfigError
 from specengine.draft.train.checkpoint import find_checkpoints, load_checkpoint
 from specengine.draft.train.data.dataset import TokenDataset
-from specengine.draft.train.processes import Processes, start_processes
+from specengine.draft.train.processes import Processes, let_gloo_rest, start_processes
 from specengine.draft.train.state import RunState
 from tests.train.training_runs import BigramTask, bigram_config, bigram_data, run_bigram
 
@@ -88,6 +90,27 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         assert torch.allclose(value, two.module[name], atol=1e-5), name
     exported = torch.load(tmp_path / "two" / "export" / "weights.pt")
     assert all(torch.equal(exported[name], value) for name, value in two.module.items())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are not to be seen")
+def test_the_last_threads_to_let_go_are_waited_for() -> None:
+    """One that still had a tensor when the interpreter ended aborted a run that was done."""
+    events: list[str] = []
+    starts = threading.Event()
+
+    def lets_go() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("pt_gloo_runloop")
+        starts.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000)  # without the interpreter's lock
+        events.append("let go")
+
+    thread = threading.Thread(target=lets_go)
+    thread.start()
+    starts.wait()
+    let_gloo_rest()
+    events.append("went on")
+    thread.join()
+    assert events == ["let go", "went on"]
 
 
 def test_forwards_are_shared_equally(tmp_path: Path) -> None:
