@@ -4,36 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.drafter import Device, Drafter
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.core.spec import (
-    Drafter,
-    DraftProposal,
-    EarlyDrafter,
-    PrefillResult,
-    PreparingDrafter,
-    TextDrafter,
-    TextTreeDrafter,
-    VerifyResult,
-)
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 
 
-class HybridDrafter:
-    """Copied text is what suffixes predict better, and for nothing; all else is left to `inner`.
+class HybridDrafter(Drafter):
+    """Suffixes predict copied text better, at no cost; everything else is left to `inner`.
 
     Each request goes its own way: one whose text ends in at least suffix.min_match tokens that were
     seen before drafts what followed them. Where all do, `inner` is not asked to draft. It observes
-    every round all the same, so it must take up what was accepted whoever drafted it.
+    every round all the same, so it must take up what was accepted whatever its source.
     """
 
     def __init__(self, inner: Drafter, suffix: SuffixDrafter) -> None:
@@ -42,35 +33,42 @@ class HybridDrafter:
         self.needs_hidden = inner.needs_hidden
         self.writes_kv = inner.writes_kv
         self.emits_probs = inner.emits_probs
-        self.reads_text_alone = getattr(inner, "reads_text_alone", False)
         self.proposes_tree = inner.proposes_tree or suffix.proposes_tree
         self.max_nodes = max(inner.max_nodes, suffix.max_nodes)
-        # Asked once: to look at a protocol takes far longer than to study.
-        self._readers: list[TextDrafter] = [
-            one for one in (inner, suffix) if isinstance(one, TextDrafter)
-        ]
-
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        self.inner.seed(batch, output, result)
-        self.suffix.seed(batch, output, result)
 
     @property
-    def seeds_early(self) -> bool:
-        return isinstance(self.inner, EarlyDrafter) and self.inner.seeds_early
+    def device(self) -> Device:  # type: ignore[override]
+        return self.inner.device
 
-    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
-        cast(EarlyDrafter, self.inner).seed_early(batch, output, tokens_S)
-        self.suffix.begin(batch.reqs)
+    @property
+    def lookup(self) -> Drafter | None:  # type: ignore[override]
+        """Two lookup drafters are one source."""
+        return None if self.inner.device == "lookup" else self.suffix
+
+    @property
+    def model(self) -> Drafter:
+        return self if self.lookup is None else self.inner
+
+    @property
+    def begins_async(self) -> bool:  # type: ignore[override]
+        return self.inner.begins_async
+
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self.inner.begin(batch, output, result)
+        self.suffix.begin(batch, output, result)
+
+    def begin_async(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+        self.inner.begin_async(batch, output, tokens_S)
+        self.suffix.add(batch.reqs)
 
     def captures(self) -> Iterator[Callable[[], object]]:
-        """As core.spec.PreparingDrafter."""
-        return self.inner.captures() if isinstance(self.inner, PreparingDrafter) else iter(())
+        return self.inner.captures()
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         drafts = [self._long_match(req) for req in batch.reqs]
         found = [draft for draft in drafts if draft is not None]
         if len(found) == len(drafts):
-            proposal = replace(assemble(found, is_ranked=True), of_text=[True] * len(found))
+            proposal = replace(assemble(found, is_ranked=True), from_lookup=[True] * len(found))
         else:
             proposal = self.inner.draft(batch)
             proposal = override(proposal, drafts) if found else proposal
@@ -80,22 +78,23 @@ class HybridDrafter:
         self.inner.observe(batch, output, result)
         self.suffix.observe(batch, output, result)
 
-    def most_nodes(self, num_steps: int) -> int:
-        """As core.spec.TextTreeDrafter, of texts alone."""
-        readers = (one for one in self._readers if isinstance(one, TextTreeDrafter))
-        return max(one.most_nodes(num_steps) for one in readers)
+    def num_tree_nodes(self, num_steps: int) -> int:
+        """Of lookup alone."""
+        readers = [one for one in (self.inner, self.suffix) if one.device == "lookup"]
+        return max(one.num_tree_nodes(num_steps) for one in readers)
 
-    def study(self, req: Req, most: int) -> None:
-        for one in self._readers:
-            one.study(req, most)
+    def index_ahead(self, req: Req, most: int) -> None:
+        for one in (self.inner, self.suffix):
+            one.index_ahead(req, most)
 
     def release(self, req: Req) -> None:
         self.inner.release(req)
         self.suffix.release(req)
 
     def _weighable(self, proposal: DraftProposal, sampling: SamplingBatch) -> DraftProposal:
-        """With draft_probs wherever drafts are sampled, also if just now none was: how drafts of
-        text are judged, and so what a seed says, must not follow from who else is in the batch."""
+        """With draft_probs wherever drafts are sampled, even if none was in this round: how drafts
+        of text are judged, and so the text of a seed, must not follow from the rest of the batch.
+        """
         if not self.emits_probs or sampling.all_greedy or proposal.draft_probs is not None:
             return proposal
         tokens_BN = proposal.tokens.to(sampling.device)
@@ -134,7 +133,7 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
         if confidence is None or ours.confidence is None
         else merge(confidence, ours.confidence),
         ranks=_ranks(proposal, drafts, num_nodes),
-        of_text=chosen,
+        from_lookup=chosen,
     )
 
 

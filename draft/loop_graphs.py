@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import bisect
 import logging
+from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.drafter import Drafter
 from specengine.core.request import Req
-from specengine.core.spec import (
-    DraftProposal,
-    HesitantRowDrafter,
-    RowDrafter,
-    TreeRowDrafter,
-)
+from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
-from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.row_edits import RowEdits, is_exact
 from specengine.kernels.tree_build import TreeLimits
 from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback
@@ -33,14 +28,13 @@ from specengine.runner.model_runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class LoopDrafter(RowDrafter, Protocol):
-    """A RowDrafter with a model."""
+class ModelDrafter(Drafter):
+    """A drafter that runs a model."""
 
     runner: ModelRunner
     target_ids: Tensor | None
-    emits_probs: bool
 
+    @abstractmethod
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""
         ...
@@ -72,18 +66,9 @@ class LoopForm:
     edited: bool
 
 
-def draws_trees(drafter: object) -> bool:
-    """Whether a drafter grows trees on the device alone, and need not say what it drew from."""
-    if not isinstance(drafter, WeighedTreeDrafter) or drafter.tree_row_steps is None:
-        return False
-    return not getattr(drafter, "emits_probs", False)
-
-
-def draws_chains(drafter: object) -> bool:
-    """Whether a drafter drafts chains on the device alone, and need not say what it drew from."""
-    if not isinstance(drafter, RowDrafter) or drafter.row_steps is None:
-        return False
-    return not getattr(drafter, "emits_probs", False)
+def can_loop(drafter: Drafter) -> bool:
+    """Whether a drafter drafts on the device alone, and need not report what it drew from."""
+    return drafter.device == "model" and not drafter.emits_probs
 
 
 class NoDraftLoops(NoGraphs):
@@ -100,23 +85,20 @@ class DraftLoops:
 
     def __init__(
         self,
-        drafter: LoopDrafter,
+        drafter: ModelDrafter,
         batch_sizes: tuple[int, ...],
         padding: bool,
         counters: Counter[str],
-        weighed: bool = False,
+        follows_drafts: bool = False,
     ) -> None:
-        """batch_sizes: ascending. padding: let a larger graph serve a batch. weighed: what a seed
-        says follows from drafts, where somebody samples."""
+        """batch_sizes: ascending. padding: let a larger graph serve a batch. follows_drafts: of
+        requests that sample, the text of a seed depends on the drafts."""
         self.drafter = drafter
         self.runner = drafter.runner
         self.batch_sizes = batch_sizes
         self.padding = padding
         self.counters = counters
-        self.weighed = weighed
-        self.draws_trees = draws_trees(drafter)
-        # Asked once: a protocol is looked at in 20 us, which each round would wait for.
-        self._hesitant = drafter if isinstance(drafter, HesitantRowDrafter) else None
+        self.follows_drafts = follows_drafts
         self.captured: dict[LoopForm, CapturedLoop] = {}
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> DraftProposal | None:
@@ -127,7 +109,11 @@ class DraftLoops:
             count_fallback(self.counters, "draft loop", form)
             return None
         loop = self.captured.get(form) or self._capture(form)
-        most = [self.drafter.nodes(req) for req in batch.reqs] if self.draws_trees else levels
+        most = (
+            [self.drafter.nodes(req) for req in batch.reqs]
+            if self.drafter.proposes_tree
+            else levels
+        )
         inputs_4B = self._inputs(batch.reqs, levels, most, form.batch_size)
         loop.inputs_4B.copy_(inputs_4B, non_blocking=True)
         if loop.edits is not None:
@@ -145,10 +131,10 @@ class DraftLoops:
         if not self.padding and batch.batch_size not in self.batch_sizes:
             return "batch size not captured, padding off"
         sampling, edited = batch.sampling, batch.sampling.edits is not None
-        if self.weighed and not sampling.all_greedy and not is_exact(sampling):
+        if self.follows_drafts and not sampling.all_greedy and not is_exact(sampling):
             return "edits that follow drafts, with a verifier that weighs those"
-        drafter = self._hesitant
-        if drafter is not None and not all(map(drafter.is_ready, batch.reqs)):
+        drafter = self.drafter
+        if drafter.may_be_unready and not all(map(drafter.is_ready, batch.reqs)):
             return "a request that the drafter has seen too little of"
         slots = self._slots(steps)
         if not all(req.reserved_len >= req.kv_len + slots for req in batch.reqs):
@@ -160,14 +146,14 @@ class DraftLoops:
         return form
 
     def _slots(self, steps: int) -> int:
-        """That drafts and their verification take up."""
-        if self.draws_trees and isinstance(self.drafter, TreeRowDrafter):
-            return max(self.drafter.num_tree_nodes(steps), self.drafter.row_slots)
+        """KV slots that drafts and their verification take up."""
+        if self.drafter.proposes_tree:
+            return max(self.drafter.num_tree_nodes(steps), self.drafter.draft_slots)
         return steps + 1
 
     def _inputs(self, reqs: list[Req], levels: list[int], most: list[int], size: int) -> Tensor:
-        """int64 [4, size]. Requests that draft nothing pad. most: nodes, root included; of chains
-        nobody looks."""
+        """int64 [4, size]. Requests that draft nothing pad. most: nodes, root included; of
+        chains they are not read."""
         pad = [0] * (size - len(reqs))
         rows = [req.req_pool_idx if level else 0 for req, level in zip(reqs, levels, strict=True)]
         lens, roots = [req.kv_len for req in reqs], [req.last_token for req in reqs]
@@ -178,10 +164,9 @@ class DraftLoops:
         # Copies: a graph of verification may write where this one has left its tokens.
         tokens_BN = drafted.tokens_BN[: len(levels)].clone()
         parents_BN = drafted.parents_BN[: len(levels)].clone()
-        if not self.draws_trees:
+        if not self.drafter.proposes_tree:
             return DraftProposal(tokens_BN, parents_BN, [1 + n for n in levels], is_chain=True)
-        drafter = cast(WeighedTreeDrafter, self.drafter)
-        whole = [drafter.num_tree_nodes(level) if level else 1 for level in levels]
+        whole = [self.drafter.num_tree_nodes(level) if level else 1 for level in levels]
         num_nodes = list(map(min, whole, most))
         ranks = [range(count) for count in num_nodes]
         return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=False, ranks=ranks)
@@ -207,9 +192,9 @@ class DraftLoops:
         return self.captured[form]
 
     def _run(self, rows: RowBatch, most_B: Tensor, steps: int, edits: RowEdits | None) -> DraftRows:
-        if isinstance(self.drafter, WeighedTreeDrafter) and self.draws_trees:
+        if self.drafter.proposes_tree:
             limits = TreeLimits(self.drafter.topk, most_B, most_B)
-            tree = self.drafter.draft_limited_rows(rows, steps, limits, edits=edits)
+            tree = self.drafter.draft_tree_rows(rows, steps, edits, limits=limits)
             return DraftRows(tree.tokens_BN, tree.parents_BN)
         drafts_BK = self.drafter.draft_rows(rows, steps, edits)
         tokens_BN = torch.cat([rows.roots_B[:, None], drafts_BK], dim=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.draft_choosing import DraftEdits
+from specengine.core.draft_picks import DraftEdits
 from specengine.core.sampling_batch import LogitEdits, SamplingBatch
 
 

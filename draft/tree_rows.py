@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import RowBatch, Tree
-from specengine.core.draft_choosing import DraftEdits
-from specengine.core.weighed_trees import TreeDraws
+from specengine.core.draft_picks import DraftEdits, TreeDraws
 from specengine.draft.choice import rank_scores
 from specengine.kernels.head_topk import Shares
 from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build

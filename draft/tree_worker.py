@@ -9,9 +9,8 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftEdits
+from specengine.core.draft_picks import DraftEdits, TreeDraws
 from specengine.core.request import Req
-from specengine.core.weighed_trees import TreeDraws
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker
 from specengine.kernels.tree_build import DraftTree, TreeLimits
@@ -19,8 +18,7 @@ from specengine.runner.model_runner import ModelRunner
 
 
 class TreeDraftWorker(DraftWorker):
-    """What core.weighed_trees.WeighedTreeDrafter asks for, but for what all rounds on the device
-    do, chains' as well."""
+    """A drafter that drafts chains or trees on the device: the trees."""
 
     continues_states = False  # whether a row takes in the state that its token came from
 
@@ -40,11 +38,7 @@ class TreeDraftWorker(DraftWorker):
         """[B, H], those that the roots' children come from."""
 
     @property
-    def tree_row_steps(self) -> int | None:
-        return self.num_steps if self.proposes_tree else None
-
-    @property
-    def row_slots(self) -> int:
+    def draft_slots(self) -> int:  # type: ignore[override]
         return self.first_place + (self.num_steps - 1) * self.topk
 
     def num_tree_nodes(self, num_steps: int) -> int:
@@ -56,15 +50,7 @@ class TreeDraftWorker(DraftWorker):
         num_steps: int,
         edits: DraftEdits | None = None,
         num_nodes: int | None = None,
-    ) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, edits, num_nodes)
-
-    def draft_limited_rows(
-        self,
-        rows: RowBatch,
-        num_steps: int,
-        limits: TreeLimits | None,
-        edits: DraftEdits | None = None,
+        limits: TreeLimits | None = None,
         draws: TreeDraws | None = None,
     ) -> DraftTree:
-        return self.tree_rows.draft(rows, num_steps, edits, limits=limits, draws=draws)
+        return self.tree_rows.draft(rows, num_steps, edits, num_nodes, limits, draws)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftPicks
+from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftProposal
 from specengine.core.transfer import int64
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
-from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops
+from specengine.draft.loop_graphs import DraftLoops, ModelDrafter, NoDraftLoops
 from specengine.draft.tree import draft_tree, tree_sizes
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.prepared import PreparedForward
 from specengine.runner.worker import TpModelWorker
 
 
-class DraftWorker(TpModelWorker, ABC):
+class DraftWorker(TpModelWorker, ModelDrafter):
     """Drafts num_steps levels deep: the first from what `start` gives, each further one by a
     forward of the draft model over the level above. A drafted token's row goes to the slot at its
     place in the request's row of the page table, which is the target's own; the KV there is the
@@ -39,8 +39,8 @@ class DraftWorker(TpModelWorker, ABC):
     node_limit(req): the most nodes, root included, that a request can use in this round.
     """
 
-    needs_hidden = False
     writes_kv = True
+    predicts_shape = True
     first_place = 0  # of the first drafted row, counted from the root's position
 
     def __init__(
@@ -55,31 +55,25 @@ class DraftWorker(TpModelWorker, ABC):
         self.proposes_tree = spec.eagle_topk > 1
         self.emits_probs = spec.draft_sampling
         self.is_static = spec.static_tree
-        self.loops: DraftLoops | NoDraftLoops | None = None  # set by whoever wants graphs
+        # Whether rounds may run on the device alone; set by build.py, before there are requests.
+        self.device_rounds = False
+        self.loops: DraftLoops | NoDraftLoops | None = None  # set by build.py, for graphs
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = node_limit
 
-    @abstractmethod
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None: ...
-
     @property
-    def seeds_early(self) -> bool:
+    def begins_async(self) -> bool:  # type: ignore[override]
         """A plan that the host makes may not be touched before the device has read it."""
         return not self.runner.attn_backend.limits.plans_on_host
-
-    @abstractmethod
-    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None: ...
 
     @abstractmethod
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         """One row a request: logits of the token after the root, and, where the model continues
         its own states, the state that they came from (`hidden`)."""
 
-    @abstractmethod
-    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None: ...
-
-    def release(self, req: Req) -> None:
-        """What is kept lies in the row of the request, and `seed` writes that anew."""
+    @property
+    def max_steps(self) -> int:
+        return self.num_steps if self.proposes_tree else min(self.num_steps, self.max_nodes - 1)
 
     @torch.inference_mode()
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
@@ -98,16 +92,15 @@ class DraftWorker(TpModelWorker, ABC):
         return grow(self, batch, levels, choice)
 
     def captures(self) -> Iterator[Callable[[], object]]:
-        """Of forwards in which it reads prompts."""
+        """Of forwards in which the drafter reads prompts."""
         states = getattr(self, "states", None)  # as wide as what it reads beside tokens
         for graphs in filter(None, (runner.ragged_graph for runner in self.runners)):
             for form in graphs.sizes.forms_of_prompts():
                 if form not in graphs.captured:
                     yield partial(graphs.prepare, form, states)
 
-    def foresee(self, batch: ScheduleBatch) -> list[int] | None:
-        """The nodes of each request's next draft; None for sampled trees, some of whose nodes may
-        turn out not to exist."""
+    def predict_shape(self, batch: ScheduleBatch) -> list[int] | None:
+        """None for sampled trees, some of whose nodes may turn out not to exist."""
         levels = [self.levels(req) for req in batch.reqs]
         if not self.proposes_tree:
             return [1 + depth for depth in levels]

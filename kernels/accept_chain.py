@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels import accept_chain_ref
+from specengine.kernels.accept_sampled import Accepted
 from specengine.kernels.dispatch import Backend, use_triton
 
 
@@ -95,3 +96,34 @@ def accept_chain(
 
         return accept_chain_triton.accept_chain(*given)
     return accept_chain_ref.accept_chain(*given)
+
+
+def commit_chain(
+    state: RoundState,
+    rows_B: Tensor,
+    drafts_BK: Tensor,
+    found: Accepted,
+    context: int,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Move each request on by the drafts that a rule accepted::
+
+        for b in range(B):
+            end = found.ends[b]
+            emitted[b] = (*drafts[b, :end], found.tokens[b], *drafts[b, end + 1:], found.tokens[b])
+            outcomes[turn, b] = (end, *emitted[b, :K + 1])
+            if rows[b] != 0:
+                lens[rows[b]] = min(lens[rows[b]] + end + 1, context - 1)
+                roots[rows[b]] = found.tokens[b]
+
+    drafts_BK: int64, rows contiguous, K at least 1; rows_B: int64 [B], distinct but for 0 ->
+    emitted, int64 [B, K + 1], whose entries past the path are tokens that mean nothing. Any device;
+    one Triton kernel on CUDA.
+    """
+    given = state, rows_B, drafts_BK, found, context
+    if use_triton(backend, drafts_BK):
+        from specengine.kernels import accept_chain_triton
+
+        return accept_chain_triton.commit_chain(*given)
+    return accept_chain_ref.commit_chain(*given)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.kernels.accept_chain import RoundState, Simulated
+    from specengine.kernels.accept_sampled import Accepted
 
 
 def begin_round(state: RoundState, rows_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,6 +39,21 @@ def accept_chain(
     outcome = torch.cat([accepted[:, None], chosen_BN], dim=1)
     state.outcomes[int(state.turn), : len(rows_B), : outcome.shape[1]] = outcome
     return accepted
+
+
+def commit_chain(
+    state: RoundState, rows_B: Tensor, drafts_BK: Tensor, found: Accepted, context: int
+) -> Tensor:
+    ends_B, last_B = found.ends_B, found.tokens_B
+    emitted_BN = torch.cat([drafts_BK, last_B[:, None]], dim=1)
+    emitted_BN.scatter_(1, ends_B[:, None], last_B[:, None])
+    real = rows_B != 0
+    lens_B = state.lens[rows_B]
+    state.lens[rows_B] = (lens_B + ends_B + 1).clamp(max=context - 1).where(real, 0)
+    state.roots[rows_B] = last_B.where(real, 0)
+    outcome = torch.cat([ends_B[:, None], emitted_BN], dim=1)
+    state.outcomes[int(state.turn), : len(rows_B), : outcome.shape[1]] = outcome
+    return emitted_BN
 
 
 def uniform(lens_B: Tensor, rows_B: Tensor) -> Tensor:

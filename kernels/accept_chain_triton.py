@@ -14,6 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.kernels.accept_chain import RoundState, Simulated
+    from specengine.kernels.accept_sampled import Accepted
 
 
 @triton.jit(do_not_specialize=["requests"])
@@ -130,3 +131,62 @@ def accept_chain(
         num_warps=1,
     )
     return accepted
+
+
+@triton.jit
+def _commit_chain_kernel(
+    drafts_ptr,
+    ends_ptr,
+    lasts_ptr,
+    rows_ptr,
+    lens_ptr,
+    roots_ptr,
+    turn_ptr,
+    outcomes_ptr,
+    emitted_ptr,
+    stride_drafts,
+    stride_turn,
+    stride_outcomes,
+    steps,
+    context,
+    BLOCK: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    nodes = tl.arange(0, BLOCK)
+    row = tl.load(rows_ptr + request)
+    end, last = tl.load(ends_ptr + request), tl.load(lasts_ptr + request)
+    drafts = tl.load(drafts_ptr + request * stride_drafts + nodes, mask=nodes < steps, other=0)
+    emitted = tl.where((nodes == end) | (nodes == steps), last, drafts)
+    exists = nodes <= steps
+    tl.store(emitted_ptr + request * (steps + 1) + nodes, emitted, mask=exists)
+    outcomes_ptr += tl.load(turn_ptr) * stride_turn + request * stride_outcomes
+    tl.store(outcomes_ptr, end)
+    tl.store(outcomes_ptr + 1 + nodes, emitted, mask=exists)
+    length = tl.load(lens_ptr + row)
+    tl.store(lens_ptr + row, tl.minimum(length + end + 1, context - 1), mask=row != 0)
+    tl.store(roots_ptr + row, last, mask=row != 0)
+
+
+def commit_chain(
+    state: RoundState, rows_B: Tensor, drafts_BK: Tensor, found: Accepted, context: int
+) -> Tensor:
+    requests, steps = drafts_BK.shape
+    emitted = torch.empty(requests, steps + 1, dtype=torch.int64, device=drafts_BK.device)
+    _commit_chain_kernel[(requests,)](
+        drafts_BK,
+        found.ends_B,
+        found.tokens_B,
+        rows_B,
+        state.lens,
+        state.roots,
+        state.turn,
+        state.outcomes,
+        emitted,
+        drafts_BK.stride(0),
+        *state.outcomes.stride()[:2],
+        steps,
+        context,
+        BLOCK=triton.next_power_of_2(steps + 1),
+        num_warps=1,
+    )
+    return emitted

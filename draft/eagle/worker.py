@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftPicks
+from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
@@ -41,6 +41,8 @@ class EagleWorker(TreeDraftWorker):
     """
 
     needs_hidden = True
+    device = "model"
+    can_pause = True
     continues_states = True
     narrows = True  # whether the model heeds ForwardBatch.kept_rows
 
@@ -56,7 +58,8 @@ class EagleWorker(TreeDraftWorker):
         k_cache, _ = self.runner.pools.token_to_kv_pool.get_kv_buffer(0)
         size = self.runner.model.config.hidden_size
         self.states = torch.zeros(num_rows, size, dtype=k_cache.dtype, device=k_cache.device)
-        # Of each request, behind what the worker slept through; row batches see nothing before it.
+        # Of each request, behind what was not observed while paused; row batches see nothing before
+        # it.
         self.first_keys = torch.zeros(num_rows, dtype=torch.int64, device=k_cache.device)
         if spec.adaptive:
             self.runner.first_keys = self.first_keys
@@ -67,13 +70,13 @@ class EagleWorker(TreeDraftWorker):
         return output.hidden if rows is None else output.hidden[rows]
 
     @torch.inference_mode()
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         self._see_all(self._rows_of(batch.prompt_reqs))
         tokens = _shifted(batch, result.tokens)
         self.extend_states(batch, tokens, self.features(output, None))
 
     @torch.inference_mode()
-    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+    def begin_async(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
         # While the device has the prefill to do, the host has time: little, where it is slow.
         tokens = _shifted(batch, [0] * batch.batch_size)
         step = self.plan_extend(batch.reqs, batch.prefix_lens, tokens, with_logits=False)
@@ -110,12 +113,6 @@ class EagleWorker(TreeDraftWorker):
         index = None if every else sent(torch.tensor(rows), self.states.device)
         self.extend_states(batch, result.tokens, self.features(output, index))
 
-    @property
-    def row_steps(self) -> int | None:
-        if self.proposes_tree:
-            return None
-        return min(self.num_steps, self.max_nodes - 1)
-
     def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
         if num_steps == 0:
             return rows.roots_B.new_empty(len(rows.roots_B), 0)
@@ -144,7 +141,7 @@ class EagleWorker(TreeDraftWorker):
         states_TH = self.runner.forward_extend(step)
         keep_rows(self.states, rows.rows_B, states_TH, accepted_B)
 
-    def miss_rows(self, rows: Tensor, lens: Tensor) -> None:
+    def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
         self.first_keys[rows] = lens
 
     def extend_states(

@@ -15,7 +15,8 @@ from specengine.core.batch import (
     Tree,
 )
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftPicks
+from specengine.core.draft_picks import DraftPicks
+from specengine.core.drafter import Device
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.transfer import sent
@@ -52,6 +53,7 @@ class MtpLayersWorker(MtpWorker):
     """
 
     unguarded = ("_path_BD", "_rows_B")
+    may_be_unready = True
 
     def __init__(
         self,
@@ -65,18 +67,17 @@ class MtpLayersWorker(MtpWorker):
         self.states = self.layer_states[0]
         for runner in runners:
             runner.first_keys = self.runner.first_keys
-        self.flies = False  # on the device alone; set by whoever wants that
         self._first: dict[Req, int] = {}  # its first row
         # of this round
         self._path_BD = torch.empty(0)  # tokens drafted so far
         self._rows_B = torch.empty(0)
 
     @property
-    def row_steps(self) -> int | None:
-        return super().row_steps if self.flies else None
+    def device(self) -> Device:  # type: ignore[override]
+        return "model" if self.device_rounds else "host"
 
     @property
-    def seeds_early(self) -> bool:
+    def begins_async(self) -> bool:  # type: ignore[override]
         """Each layer's tokens are laid out on the host."""
         return False
 

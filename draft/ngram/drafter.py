@@ -8,6 +8,7 @@ from typing import cast
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -20,7 +21,7 @@ from specengine.draft.proposals import Draft, assemble
 from specengine.kernels.native import lookup
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Matches the end of each request's text with its own earlier text and, where configured, with
     outputs of other requests; proposes what followed there. Runs on the host, in time that does
     not depend on the model, and hardly on the length of the text.
@@ -29,10 +30,7 @@ class NgramDrafter:
     emits at most one token a node.
     """
 
-    needs_hidden = False
-    writes_kv = False
-    emits_probs = False
-    reads_text_alone = True
+    device = "lookup"
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         _check(spec)
@@ -48,8 +46,8 @@ class NgramDrafter:
         self._in_c = is_alone and lookup.is_compiled()
         self._texts: dict[Req, RequestText | ChainText] = {}
 
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        """Prompts are read when their requests are studied, or first draft."""
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        """Prompts are read by index_ahead, or at the first draft."""
         for req in batch.reqs:
             self._text_of(req)
 
@@ -60,28 +58,27 @@ class NgramDrafter:
             return draft_chains(cast(list[ChainText], texts), limits)
         return self._draft_all(cast(list[RequestText], texts), [()] * len(texts), limits)
 
-    def most_nodes(self, num_steps: int) -> int:
-        """As core.spec.TextTreeDrafter: each branch has a node a level."""
+    def num_tree_nodes(self, num_steps: int) -> int:
+        """Each branch has a node a level."""
         return min(self.max_nodes, 1 + self.branches * num_steps)
 
     @property
-    def drafts_ahead(self) -> bool:
-        """What others have said comes to the corpus when it is committed."""
+    def drafts_ahead(self) -> bool:  # type: ignore[override]
+        """Tokens of other requests come to the corpus when they are committed."""
         return self._corpus is None
 
     def draft_ahead(
-        self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
+        self, reqs: Sequence[Req], emitted: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
-        """As core.spec.AheadDrafter."""
         texts = [self._text_of(req) for req in reqs]
         if self._in_c:
-            return draft_chains(cast(list[ChainText], texts), max_nodes, said)
-        return self._draft_all(cast(list[RequestText], texts), said, max_nodes)
+            return draft_chains(cast(list[ChainText], texts), max_nodes, emitted)
+        return self._draft_all(cast(list[RequestText], texts), emitted, max_nodes)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
-        """Committed tokens are read from the requests: when these are studied, or next draft."""
+        """Committed tokens are read from the requests: by index_ahead, or at the next draft."""
 
-    def study(self, req: Req, most: int) -> None:
+    def index_ahead(self, req: Req, most: int) -> None:
         """One that has left stays forgotten."""
         if (text := self._texts.get(req)) is not None:
             text.update(most)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
-from specengine.core.draft_choosing import DraftPicks
+from specengine.core.draft_picks import DraftPicks
+from specengine.core.drafter import Device
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
@@ -49,15 +50,14 @@ class StandaloneWorker(TreeDraftWorker):
         super().__init__(runners, spec, node_limit, num_rows)
         device = self.runner.device
         self.previous = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self.flies = False  # on the device alone; set by whoever wants that, before any request
         self.written: dict[Req, int] = {}  # tokens whose KV is right, as the host knows it
         self._known: dict[Req, int] = {}  # kv_len that this was known of
         self._proposal: DraftProposal | None = None  # of this round
 
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         self._read(batch)
 
-    def seed_early(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+    def begin_async(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
         self._read(batch)
 
     @torch.inference_mode()
@@ -69,7 +69,7 @@ class StandaloneWorker(TreeDraftWorker):
             batch.reqs, [self._start(req) for req in batch.reqs], ends, with_logits=False
         )
         pairs = list(zip(batch.reqs, ends, strict=True))
-        if self.flies:
+        if self.device_rounds:
             self._remember(batch.reqs, [req.token_ids[end - 1] for req, end in pairs])
         self._known.update(pairs)
 
@@ -98,7 +98,7 @@ class StandaloneWorker(TreeDraftWorker):
         for req, emitted, count in zip(batch.reqs, result.tokens, agreed, strict=True):
             self.written[req] = self._start(req) if count is None else req.kv_len + 1 + count
             self._known[req] = req.kv_len + len(emitted)
-        if self.flies:
+        if self.device_rounds:
             self._hand_over(batch.reqs, result.tokens)
 
     def release(self, req: Req) -> None:
@@ -106,14 +106,8 @@ class StandaloneWorker(TreeDraftWorker):
         self._known.pop(req, None)
 
     @property
-    def row_steps(self) -> int | None:
-        if self.proposes_tree or not self.flies:
-            return None
-        return min(self.num_steps, self.max_nodes - 1)
-
-    @property
-    def tree_row_steps(self) -> int | None:
-        return super().tree_row_steps if self.flies else None
+    def device(self) -> Device:  # type: ignore[override]
+        return "model" if self.device_rounds else "host"
 
     def root_states(self, rows: RowBatch) -> Tensor:
         """Of the two that are run."""
@@ -131,7 +125,7 @@ class StandaloneWorker(TreeDraftWorker):
         none_B0 = rows.roots_B.new_empty(len(rows.roots_B), 0)
         return torch.stack(tokens, dim=1) if tokens else none_B0
 
-    def catch_up_rows(self, rows: RowBatch, tokens_BN: Tensor) -> None:
+    def sync_accepted(self, rows: RowBatch, tokens_BN: Tensor) -> None:
         """All but the two that the next round runs, were every draft to stand. Rows past those that
         stand run along; the next round writes over what they leave. Of trees `observe_rows` runs
         the path."""

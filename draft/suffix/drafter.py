@@ -7,6 +7,7 @@ from typing import cast
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
@@ -21,7 +22,7 @@ from specengine.kernels.native import suffix
 from specengine.kernels.native.suffix import ChainRules
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Keeps a suffix tree of each request's text and, where configured, one of the outputs of
     others; finds the longest suffix of the text that it has seen, and drafts what followed, each
     token with the share of the occurrences that went on with it. Runs on the host.
@@ -30,10 +31,7 @@ class SuffixDrafter:
     emits at most one token a node. min_match: shortest suffix that anything is drafted of.
     """
 
-    needs_hidden = False
-    writes_kv = False
-    emits_probs = False
-    reads_text_alone = True
+    device = "lookup"
 
     def __init__(
         self, spec: SpecConfig, node_limit: Callable[[Req], int], min_match: int = 0
@@ -57,11 +55,11 @@ class SuffixDrafter:
             self._rules = ChainRules(*given, min_match)
         self._texts: dict[Req, RequestText | ChainText] = {}
 
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        self.begin(batch.reqs)
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self.add(batch.reqs)
 
-    def begin(self, reqs: Sequence[Req]) -> None:
-        """Prompts are read when their requests are studied, or first draft."""
+    def add(self, reqs: Sequence[Req]) -> None:
+        """Prompts are read by index_ahead, or at the first draft."""
         for req in reqs:
             self._text_of(req)
 
@@ -73,8 +71,8 @@ class SuffixDrafter:
         texts = [self._text_of(req) for req in batch.reqs]
         return draft_chains(cast(list[ChainText], texts), limits, self._rules)
 
-    def most_nodes(self, num_steps: int) -> int:
-        """As core.spec.TextTreeDrafter: every node may branch."""
+    def num_tree_nodes(self, num_steps: int) -> int:
+        """Every node may branch."""
         nodes = level = 1
         for _ in range(num_steps):
             level = min(level * self.branches, self.max_nodes)
@@ -82,27 +80,26 @@ class SuffixDrafter:
         return min(self.max_nodes, nodes)
 
     @property
-    def drafts_ahead(self) -> bool:
-        """What others have said comes to the corpus when it is committed."""
+    def drafts_ahead(self) -> bool:  # type: ignore[override]
+        """Tokens of other requests come to the corpus when they are committed."""
         return self._corpus is None
 
     def draft_ahead(
-        self, reqs: Sequence[Req], said: Sequence[list[int]], max_nodes: Sequence[int]
+        self, reqs: Sequence[Req], emitted: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
-        """As core.spec.AheadDrafter."""
         texts = [self._text_of(req) for req in reqs]
         if self._rules is not None:
-            return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, said)
+            return draft_chains(cast(list[ChainText], texts), max_nodes, self._rules, emitted)
         drafts = []
-        for text, new, most in zip(cast(list[RequestText], texts), said, max_nodes, strict=True):
+        for text, new, most in zip(cast(list[RequestText], texts), emitted, max_nodes, strict=True):
             text.update(said=new)
             drafts.append(text.draft(most - 1))
         return assemble(drafts, is_ranked=True)
 
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
-        """Committed tokens are read from the requests: when these are studied, or next draft."""
+        """Committed tokens are read from the requests: by index_ahead, or at the next draft."""
 
-    def study(self, req: Req, most: int) -> None:
+    def index_ahead(self, req: Req, most: int) -> None:
         """One that has left stays forgotten."""
         if (text := self._texts.get(req)) is not None:
             text.update(most)
@@ -114,8 +111,7 @@ class SuffixDrafter:
             self._corpus.add(req.output_ids)
 
     def may_match(self, reqs: Sequence[Req], num_new: int) -> bool:
-        """Whether anything might be drafted of one of them once it has said at most so many tokens
-        more. A token makes a match longer by one at most; a corpus may gain all of it at once."""
+        """A token makes a match longer by one at most; a corpus may gain all of it at once."""
         if self._corpus is not None or num_new >= self.min_match:
             return True
         texts = [self._text_of(req) for req in reqs]

@@ -23,14 +23,15 @@ from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.fixed_depth import fixed_depth
 from specengine.engine.grammar.compiler import GrammarCompiler
-from specengine.engine.graph_build import make_flights, make_graph_round
 from specengine.engine.loop import Engine, EngineParts
 from specengine.engine.phases import Phases
+from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
 from specengine.engine.rehearsal import can_rehearse, compile_ahead, rehearse
 from specengine.engine.resolve import resolve, torch_dtype
+from specengine.engine.round.build import make_rounds
 from specengine.engine.spec_options import draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
@@ -110,8 +111,8 @@ def build_engine(
         costs.facts = engine_facts(config, loaded, draft, backend.name)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
-    weighed = getattr(engine.parts.verifier, "follows_drafts", False)
-    engine.ragged_counters |= add_draft_loops(config, engine.drafter, weighed)
+    follows_drafts = getattr(engine.parts.verifier, "follows_drafts", False)
+    engine.ragged_counters |= add_draft_loops(config, engine.drafter, follows_drafts)
     _capture(config, engine, runner, phases, costs)
     keep_at_the_end(costs, engine)
     engine.round.plan_ahead = make_plan_ahead(config, engine.parts)
@@ -134,18 +135,19 @@ def _capture(
         settle_costs(costs, engine, None)
         return
     gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
-    found = make_graph_round(config, engine.parts)
-    graph_round = None if isinstance(found, str) else found
+    parts = engine.parts
+    found = make_rounds(config, runner, parts.drafter, parts.verifier, parts.adaptive is not None)
+    rounds = None if isinstance(found, str) else found
     engine.no_rounds = NoGraphs("round", found) if isinstance(found, str) else None
-    settle_costs(costs, engine, graph_round)
+    settle_costs(costs, engine, rounds)
     with phases.phase("compile kernels"):
-        compile_ahead(config, runner, graph_round)
+        compile_ahead(config, runner, rounds)
     with tally() as compiled:
         with phases.phase("capture graphs"):
             runner.capture_graphs(list(sizes), not config.graph.disable_cuda_graph_padding)
-        if graph_round is not None:
+        if rounds is not None:
             with phases.phase("capture rounds"):
-                engine.flights = make_flights(config, engine.parts, graph_round, costs)
+                engine.pipeline = make_pipeline(config, parts, rounds, costs)
     if compiled.kernels:
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
 
@@ -165,7 +167,7 @@ def _allocate(
     config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
 ) -> Memory:
     plan = _plan_memory(config, loaded, draft, backend)
-    # The first page belongs to nobody: padding rows of graphs write there.
+    # The first page belongs to no request: padding rows of graphs write there.
     num_slots = plan.num_tokens + config.memory.page_size
     rows = _require(config.schedule.max_running_requests)
     return Memory(

@@ -19,10 +19,9 @@ from specengine.draft.loaded import LoadedDraft
 from specengine.draft.zoo.shipped import draft_path_of
 from specengine.engine.adaptive.cost_file import CostFile, Facts
 from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.loop import Engine
-from specengine.engine.round_seconds import most_text
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.timing import max_context
 from specengine.kernels import dispatch
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -69,14 +68,14 @@ def engine_facts(
     return dict(sorted(facts.items()))
 
 
-def settle_costs(costs: CostFile | None, engine: Engine, flying: GraphRound | None) -> None:
-    """Before minutes are spent on graphs. flying: rounds that will run on the device, if any.
+def settle_costs(costs: CostFile | None, engine: Engine, rounds: RoundExecutor | None) -> None:
+    """Before minutes are spent on graphs. rounds: those that will run on the device, if any.
     Raises ConfigError for a table that was measured for something else."""
     adaptive = engine.parts.adaptive
     if costs is None or adaptive is None:
         return
-    costs.settle(_round_facts(flying))
-    if flying is None:
+    costs.settle(_round_facts(rounds))
+    if rounds is None:
         costs.start(adaptive.steps.costs)
 
 
@@ -87,19 +86,18 @@ def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
         engine.at_end = weakref.finalize(engine, costs.keep_learned, chooser.costs)
 
 
-def _round_facts(flying: GraphRound | None) -> Facts:
-    if flying is None:
+def _round_facts(rounds: RoundExecutor | None) -> Facts:
+    if rounds is None:
         return {"rounds": "run by the host"}
-    is_hosts = isinstance(flying.drafter, HostDrafter)
-    drafts = "drafts of the host" if is_hosts else "on the device"
-    sizes = {bs: flying.smaller_trees(bs) for bs in flying.batch_sizes}
+    drafts = "drafts of the host" if rounds.has_lookup else "on the device"
+    sizes = {bs: rounds.smaller_trees(bs) for bs in rounds.batch_sizes}
     return {
         "rounds": f"in graphs, {drafts}",
-        "round_batch_sizes": flying.batch_sizes,
-        "round_depths": flying.steps,
+        "round_batch_sizes": rounds.batch_sizes,
+        "round_depths": rounds.steps,
         "round_smaller_trees": {bs: found for bs, found in sizes.items() if found},
-        "round_sleeps": flying.may_sleep,
-        "round_most_text": most_text(flying),
+        "round_sleeps": rounds.may_pause,
+        "round_most_text": max_context(rounds),
     }
 
 

@@ -1,4 +1,4 @@
-"""Drafts no deeper than each request allows (SpecControl), whoever drafts."""
+"""Drafts no deeper than each request allows (SpecControl), whatever the drafter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.drafter import Drafter
 from specengine.core.request import Req
-from specengine.core.spec import Drafter, DraftProposal
+from specengine.core.spec import DraftProposal
 from specengine.draft.empty import EmptyDrafter
 from specengine.engine.draft_nodes import best_nodes, keep_nodes
 
@@ -39,7 +40,7 @@ def draft_within_limits(
 ) -> DraftProposal:
     """What the drafter proposes, cut to the depth that each request allows, and to `most` levels;
     of that the `most_nodes` best nodes, root included, where the drafter knows which they are.
-    Where nobody wants a draft, the drafter is not asked for one.
+    Where no request wants a draft, the drafter is not called.
 
     The cut depends on the parameters of the requests and on earlier rounds, not on what was
     drafted: it biases no sampled draft.

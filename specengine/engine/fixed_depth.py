@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specengine.core.config import EngineConfig, SpecConfig
-from specengine.core.spec import Drafter
+from specengine.core.drafter import Drafter
 from specengine.engine.adaptive.choice import Decision
 from specengine.target.verify.base import TreeVerifier
 

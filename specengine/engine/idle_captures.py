@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 
-from specengine.core.spec import Drafter, PreparingDrafter
-from specengine.engine.graph_round import GraphRound
+from specengine.core.drafter import Drafter
+from specengine.engine.round.executor import RoundExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,8 @@ class IdleCaptures:
     first, as they do with whoever asks first. What requests seldom want (edits, logprobs, grammars)
     is captured when they do."""
 
-    def __init__(self, graph_round: GraphRound, drafter: Drafter) -> None:
-        self.graph_round = graph_round
+    def __init__(self, rounds: RoundExecutor, drafter: Drafter) -> None:
+        self.rounds = rounds
         self.drafter = drafter
         self._left: Iterator[Capture] | None = None
         self._count, self._seconds = 0, 0.0
@@ -31,7 +31,7 @@ class IdleCaptures:
         """Capture one; nothing may be in the air. False: there is nothing left to do."""
         if self._left is None:
             self._left = self._captures()
-        if not self.graph_round.runner.graph_memory.has_plenty:
+        if not self.rounds.runner.graph_memory.has_plenty:
             self._left = iter(())
         capture = next(self._left, None)
         if capture is None:
@@ -48,13 +48,12 @@ class IdleCaptures:
         return True
 
     def _captures(self) -> Iterator[Capture]:
-        if isinstance(self.drafter, PreparingDrafter):
-            yield from self.drafter.captures()
-        flying = self.graph_round
-        for batch_size in flying.batch_sizes if flying.samples else ():
-            for form in flying.forms(batch_size, flying.choices.sampled):
-                if form not in flying.captured:
-                    yield partial(flying.graph, form, logging.DEBUG)
+        yield from self.drafter.captures()
+        rounds = self.rounds
+        for batch_size in rounds.batch_sizes:
+            for key in rounds.keys(batch_size, rounds.sampling.sampled):
+                if key not in rounds.captured:
+                    yield partial(rounds.graph, key, logging.DEBUG)
 
     def _tell(self) -> None:
         if self._count:

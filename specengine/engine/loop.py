@@ -7,44 +7,38 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import QueueFullError, RequestError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import (
-    DepthChoice,
-    Drafter,
-    EarlyDrafter,
-    PrefillResult,
-    Verifier,
-    VerifyResult,
-)
+from specengine.core.spec import DepthChoice, PrefillResult, Verifier, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choice import Decision
 from specengine.engine.adaptive.round import AdaptiveRound
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.detokenizer import Detokenizer
-from specengine.engine.flights import Flights
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.masks import masked_prefill
-from specengine.engine.graph_round import GraphRound
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats, RequestOutput
-from specengine.engine.round import SpeculativeRound
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.host import HostRound
 from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler
 
-# With first tokens, as EarlyDrafter.seed_early: where it is given, nobody else seeds the drafter.
-SeedEarly = Callable[[Tensor], None]
+# Called with first tokens, as Drafter.begin_async: where it is given, `begin` is not called.
+BeginAsync = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class EngineParts:
     scheduler: Scheduler
     drafter: Drafter
     verifier: Verifier
-    sample_prefill: Callable[[LogitsOutput, ScheduleBatch, SeedEarly | None], PrefillResult]
+    sample_prefill: Callable[[LogitsOutput, ScheduleBatch, BeginAsync | None], PrefillResult]
     grammars: GrammarCompiler
     fixed_depth: Decision  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
@@ -74,14 +68,12 @@ class Engine:
         self.parts = parts
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
-        drafter = parts.drafter
-        early = isinstance(drafter, EarlyDrafter) and drafter.seeds_early
-        self._early = cast(EarlyDrafter, drafter) if early else None
-        self.round = SpeculativeRound(parts.worker, parts.drafter, parts.verifier)
-        self.flights: Flights | None = None  # set by build.py, where the device runs whole rounds
-        self.no_rounds: NoGraphs | None = None  # likewise, where it could but for one reason
-        self.at_end: Callable[[], object] = lambda: None  # likewise
-        self.ragged_counters: dict[str, Counter[str]] = {}  # likewise
+        self.round = HostRound(parts.worker, parts.drafter, parts.verifier)
+        # Set by build.py: rounds on the device, or the one reason why there are none.
+        self.pipeline: RoundPipeline | None = None
+        self.no_rounds: NoGraphs | None = None
+        self.at_end: Callable[[], object] = lambda: None  # set by build.py
+        self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.py
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
@@ -91,7 +83,7 @@ class Engine:
         return self.scheduler.has_work
 
     def close(self) -> None:
-        """Nothing runs after it: what the rounds have taught is kept, where a file was named."""
+        """Nothing runs afterwards. Learned costs of rounds are kept, where a file was named."""
         self.at_end()
 
     def add_request(
@@ -146,20 +138,20 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One forward of the target: a prefill, or a round. Gives what its requests gained.
 
-        Where a graph holds the whole round, the round after it is launched before it has landed.
+        Where rounds run on the device, the next one is launched before this one's result is known.
         """
-        if self.flights is not None and self.flights.in_the_air:
-            landing = self.flights.land()
-            self._commit(landing.reqs, landing.result)
-            self.flights.send_masks()
+        if self.pipeline is not None and self.pipeline.has_in_flight:
+            done = self.pipeline.collect()
+            self._commit(done.reqs, done.result)
+            self.pipeline.send_masks()
             return self._collect()
         batch = self.scheduler.schedule()
         self._release_drafts()
         if batch is not None:
             if batch.forward_mode.is_prefill():
                 self._prefill(batch)
-            elif self.flights is not None and self._can_fly(self.flights, batch):
-                self.flights.launch(batch)
+            elif self.pipeline is not None and self._runs_on_device(self.pipeline, batch):
+                self.pipeline.launch(batch)
             else:
                 self._commit(batch.reqs, self._run(batch))
             self._release_drafts()
@@ -167,17 +159,17 @@ class Engine:
 
     def use_idle_moment(self) -> bool:
         """Where there is no work: whether there may be more to do than to wait for some."""
-        if self.flights is None:
+        if self.pipeline is None:
             return False
-        if self.flights.in_the_air:  # of requests that have ended
+        if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.step()
             return True
-        return self.flights.prepare()
+        return self.pipeline.prepare()
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
-        """Rounds that somebody looks at keep their depth."""
-        if self.flights is not None:
-            self.flights.interrupt()
+        """On the host. Rounds that are recorded keep their depth."""
+        if self.pipeline is not None:
+            self.pipeline.interrupt()
         elif self.no_rounds is not None:
             self.no_rounds.count()
         adaptive = self.parts.adaptive
@@ -185,11 +177,11 @@ class Engine:
             return self.round.run(batch)
         return adaptive.run(self.round, batch)
 
-    def _can_fly(self, flights: Flights, batch: ScheduleBatch) -> bool:
+    def _runs_on_device(self, pipeline: RoundPipeline, batch: ScheduleBatch) -> bool:
         if self.round.recorders:
-            count_fallback(flights.graph_round.counters, "round", "somebody looks at rounds")
+            count_fallback(pipeline.rounds.counters, "round", "somebody looks at rounds")
             return False
-        return flights.graph_round.can_run(batch)
+        return pipeline.rounds.can_run(batch)
 
     def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
         if result.depth is None:
@@ -217,8 +209,8 @@ class Engine:
         )
 
     @property
-    def graph_round(self) -> GraphRound | None:
-        return None if self.flights is None else self.flights.graph_round
+    def device_rounds(self) -> RoundExecutor | None:
+        return None if self.pipeline is None else self.pipeline.rounds
 
     def _depth_in_use(self) -> Decision | None:
         """Of rounds on the device once there were any, else of the others."""
@@ -226,8 +218,8 @@ class Engine:
         return next((one for one in found if one is not None), None)
 
     def choosers(self) -> Iterator[AdaptiveSteps]:
-        if self.flights is not None and self.flights.depths is not None:
-            yield self.flights.depths
+        if self.pipeline is not None and self.pipeline.depths is not None:
+            yield self.pipeline.depths
         if self.parts.adaptive is not None:
             yield self.parts.adaptive.steps
 
@@ -248,7 +240,7 @@ class Engine:
         return choice
 
     def _graph_stats(self) -> dict[str, GraphStats]:
-        runner, rounds = self.parts.worker.runner, self.graph_round or self.no_rounds
+        runner, rounds = self.parts.worker.runner, self.device_rounds or self.no_rounds
         prefills = runner.extend_graph or runner.no_extend_graphs
         kinds = {"decode": runner.graph, "prefill": prefills, "round": rounds}
         counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
@@ -256,23 +248,23 @@ class Engine:
         return {kind: GraphStats.of(one) for kind, one in counters.items()}
 
     def _prefill(self, batch: ScheduleBatch) -> None:
-        if self.flights is not None:
-            self.flights.interrupt(batch)
+        if self.pipeline is not None:
+            self.pipeline.interrupt(batch)
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
-        early = self._early_seed(batch, output)
-        result = self.parts.sample_prefill(output, masked_prefill(batch), early)
-        if early is None:
-            self.drafter.seed(batch, output, result)
+        begin_async = self._begin_async(batch, output)
+        result = self.parts.sample_prefill(output, masked_prefill(batch), begin_async)
+        if begin_async is None:
+            self.drafter.begin(batch, output, result)
         self.scheduler.commit_prefill(batch, result)
 
-    def _early_seed(self, batch: ScheduleBatch, output: LogitsOutput) -> SeedEarly | None:
+    def _begin_async(self, batch: ScheduleBatch, output: LogitsOutput) -> BeginAsync | None:
         """For a drafter that can take first tokens from the device, where the host needs nothing
         else of the output."""
         params = [req.sampling for req in batch.reqs]
         tells = any(one.logprobs is not None or one.prompt_logprobs is not None for one in params)
-        if self._early is None or tells or not any(batch.samples):
+        if not self.drafter.begins_async or tells or not any(batch.samples):
             return None
-        return partial(self._early.seed_early, batch, output)
+        return partial(self.drafter.begin_async, batch, output)
 
     def _release_drafts(self) -> None:
         for req in self.scheduler.take_released():

@@ -9,9 +9,9 @@ import torch
 
 from specengine.core.batch import ModelWorkerBatch, ScheduleBatch, Tree
 from specengine.core.config import EngineConfig
+from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.spec import ForeseenDrafter
 from specengine.engine.loop import EngineParts
 from specengine.runner.plan_stream import EagerAhead, GraphAhead, PlanStream
 
@@ -37,7 +37,7 @@ class PlannedVerify:
         return tree.mask_BNN.shape == mine.mask_BNN.shape
 
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput | None:
-        """None where the drafts came out in another shape than was foreseen."""
+        """None where the drafts have another shape than was predicted."""
         if self.fits(batch):
             return self.ahead.run(batch)
         self.ahead.drop()
@@ -45,16 +45,16 @@ class PlannedVerify:
 
 
 class PlanAhead:
-    """Foresees the shape of a round's drafts, and has the verification prepared for it."""
+    """Predicts the shape of a round's drafts, and has the verification prepared for it."""
 
-    def __init__(self, stream: PlanStream, drafter: ForeseenDrafter) -> None:
+    def __init__(self, stream: PlanStream, drafter: Drafter) -> None:
         self.stream = stream
         self.drafter = drafter
 
     def begin(self, batch: ScheduleBatch, most_levels: int | None) -> PlannedVerify | None:
         """most_levels: how deep drafts may go. None where the shape depends on what is drafted, and
         where nothing is drafted at all."""
-        counts = self._foresee(batch, most_levels)
+        counts = self._predict_shape(batch, most_levels)
         if counts is None or max(counts) == 1:
             return None
         tree = None
@@ -72,10 +72,10 @@ class PlanAhead:
         ahead = self.stream.begin(placeholder)
         return None if ahead is None else PlannedVerify(ahead, placeholder)
 
-    def _foresee(self, batch: ScheduleBatch, most_levels: int | None) -> list[int] | None:
+    def _predict_shape(self, batch: ScheduleBatch, most_levels: int | None) -> list[int] | None:
         if any(req.grammar is not None for req in batch.reqs):
             return None
-        counts = self.drafter.foresee(batch)
+        counts = self.drafter.predict_shape(batch)
         limits = [req.sampling.speculative.max_depth for req in batch.reqs]
         if most_levels is not None:
             limits = [most_levels if one is None else min(one, most_levels) for one in limits]
@@ -98,7 +98,7 @@ def make_plan_ahead(config: EngineConfig, parts: EngineParts) -> PlanAhead | Non
         name = runner.attn_backend.name
         logger.info("no plan stream: the attention backend %s plans on the device", name)
         return None
-    if not isinstance(drafter, ForeseenDrafter):
+    if not drafter.predicts_shape:
         logger.info("no plan stream: how many tokens are drafted is known afterwards")
         return None
     return PlanAhead(PlanStream(runner), drafter)

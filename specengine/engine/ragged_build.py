@@ -6,21 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from specengine.core.config import EngineConfig, SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import DecoderModel
-from specengine.core.spec import Drafter
-from specengine.draft.loop_graphs import (
-    DraftLoops,
-    LoopDrafter,
-    NoDraftLoops,
-    draws_chains,
-    draws_trees,
-)
-from specengine.draft.mtp.worker import MtpLayersWorker
-from specengine.draft.standalone.worker import StandaloneWorker
+from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
-from specengine.engine.grounds import TRACED
 from specengine.engine.registry import max_nodes
+from specengine.engine.round.build import TRACED
 from specengine.runner.extend_graphs import SHAPES
 from specengine.runner.graph_counters import PLANS_ON_HOST
 from specengine.runner.graph_memory import GraphDemand
@@ -93,24 +85,22 @@ def add_ragged_graphs(
 
 
 def add_draft_loops(
-    config: EngineConfig, drafter: Drafter, weighed: bool = False
+    config: EngineConfig, drafter: Drafter, follows_drafts: bool = False
 ) -> dict[str, Counter[str]]:
     """Let a drafter that has a model draft in one graph, where neither it nor its attention needs
-    the host. Gives the counters; without graphs or without a model there are none. weighed: as to
-    DraftLoops."""
+    the host. Gives the counters; without graphs or without a model there are none. follows_drafts:
+    as to DraftLoops."""
     sizes = config.graph.cuda_graph_bs
     inner = getattr(drafter, "inner", drafter)
     if config.graph.disable_cuda_graph or sizes is None or not isinstance(inner, DraftWorker):
         return {}
-    if isinstance(inner, StandaloneWorker | MtpLayersWorker) and config.trace.trace is None:
-        inner.flies = True
+    inner.device_rounds = config.trace.trace is None
     reason = _why_no_loops(config, inner)
     if reason is not None:
         inner.loops = NoDraftLoops("draft loop", reason)
     else:
-        assert isinstance(inner, LoopDrafter)
         padding = not config.graph.disable_cuda_graph_padding
-        inner.loops = DraftLoops(inner, sizes, padding, Counter(), weighed)
+        inner.loops = DraftLoops(inner, sizes, padding, Counter(), follows_drafts)
     return {"draft loop": inner.loops.counters}
 
 
@@ -118,7 +108,7 @@ def _why_no_loops(config: EngineConfig, drafter: DraftWorker) -> str | None:
     """Traced drafts must say how sure they are, which those of graphs do not."""
     if config.trace.trace is not None:
         return TRACED
-    if not (draws_chains(drafter) or draws_trees(drafter)):
+    if not can_loop(drafter):
         return "the drafter needs the host in the middle of a draft"
     return PLANS_ON_HOST if drafter.runner.attn_backend.limits.plans_on_host else None
 

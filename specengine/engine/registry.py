@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.request import Req
-from specengine.core.spec import Drafter
 from specengine.draft.eagle.load import load_eagle, load_eagle3
 from specengine.draft.eagle.worker import Eagle3Worker, EagleWorker
 from specengine.draft.empty import EmptyDrafter

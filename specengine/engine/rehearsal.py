@@ -11,8 +11,8 @@ import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Form
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import RoundKey
 from specengine.kernels.rehearsal import rehearsal
 from specengine.runner.extend_graphs import ExtendGraphRunner
 from specengine.runner.graphs import DecodeGraphRunner
@@ -55,58 +55,59 @@ def rehearse(acts: Sequence[Act], telling: int = 1) -> None:
         logger.info("compiled %d kernels at once in %.1f s", stage.tally.kernels, took)
 
 
-def compile_ahead(config: EngineConfig, runner: ModelRunner, flying: GraphRound | None) -> None:
+def compile_ahead(config: EngineConfig, runner: ModelRunner, rounds: RoundExecutor | None) -> None:
     """Compile what the graphs of an engine need. What this leaves out is compiled when a graph is
     captured."""
     sizes = config.graph.cuda_graph_bs
     if sizes is None or not can_rehearse(config, runner.attn_backend):
         return
     padding = not config.graph.disable_cuda_graph_padding
-    acts = [*_telling_acts(runner, list(sizes), padding, flying)]
-    rehearse(acts, telling=1 if flying is None else 2)
+    acts = [*_telling_acts(runner, list(sizes), padding, rounds)]
+    rehearse(acts, telling=1 if rounds is None else 2)
 
 
 def _telling_acts(
-    runner: ModelRunner, batch_sizes: list[int], padding: bool, flying: GraphRound | None
+    runner: ModelRunner, batch_sizes: list[int], padding: bool, rounds: RoundExecutor | None
 ) -> Iterator[Act]:
     """The smallest of either kind, which have the most kernels of their own; the largest, for the
     kernels that take longest; and the rest."""
     decode = DecodeGraphRunner(runner, batch_sizes, padding)
     *larger, smallest = (partial(decode.rehearse, size) for size in telling_sizes(batch_sizes))
-    rounds = [] if flying is None else [partial(_fly, flying, one) for one in _round_forms(flying)]
+    acts = [] if rounds is None else [partial(_run, rounds, one) for one in _round_keys(rounds)]
     yield smallest
-    yield from rounds[:1]
+    yield from acts[:1]
     yield from larger[:1]
-    yield from rounds[1:2]
+    yield from acts[1:2]
     if padding:
         extend = ExtendGraphRunner(runner)
         yield from (partial(extend.rehearse, shape) for shape in extend.telling_shapes)
     yield from larger[1:]
-    yield from rounds[2:]
+    yield from acts[2:]
 
 
-def _round_forms(flying: GraphRound) -> Iterator[Form]:
+def _round_keys(rounds: RoundExecutor) -> Iterator[RoundKey]:
     """The smallest as it samples, then each size at its deepest and plain, and the largest in every
     form. The second largest has kernels of its own for drafts that are few: there plain rounds do
     what decoding does, which is asked for beside them."""
-    largest, *others = telling_sizes(flying.batch_sizes)
-    smallest, deepest = min(flying.batch_sizes), flying.steps[-1]
-    greedy, sampled = flying.choices.greedy, flying.choices.sampled
-    yield Form(smallest, deepest, sampled if flying.samples else greedy)
-    yield from sorted(flying.forms(largest, greedy), key=_deep_and_whole_first)
-    shallowest = min(filter(None, flying.steps), default=0)
+    largest, *others = telling_sizes(rounds.batch_sizes)
+    smallest, deepest = min(rounds.batch_sizes), rounds.steps[-1]
+    greedy, sampled = rounds.sampling.greedy, rounds.sampling.sampled
+    yield RoundKey(smallest, deepest, sampled)
+    yield from sorted(rounds.keys(largest, greedy), key=_deep_and_whole_first)
+    shallowest = min(filter(None, rounds.steps), default=0)
     for size in others[:1]:
         for steps in sorted({shallowest, deepest}, reverse=True):
-            yield Form(size, steps, greedy)
+            yield RoundKey(size, steps, greedy)
     for size in others[1:]:
-        for steps in sorted({0, deepest} & set(flying.steps), reverse=True):
-            yield Form(size, steps, greedy)
+        for steps in sorted({0, deepest} & set(rounds.steps), reverse=True):
+            yield RoundKey(size, steps, greedy)
 
 
-def _deep_and_whole_first(form: Form) -> tuple[int, bool]:
-    return -form.num_steps, form.num_nodes is not None
+def _deep_and_whole_first(key: RoundKey) -> tuple[int, bool]:
+    return -key.num_steps, key.num_nodes is not None
 
 
-def _fly(flying: GraphRound, form: Form) -> None:
+def _run(rounds: RoundExecutor, key: RoundKey) -> None:
     """A round of no request."""
-    flying.parts_of(flying.rows[: form.batch_size].zero_(), form).run()
+    rounds.rows[: key.batch_size].zero_()
+    rounds.bind(key).run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from specengine.target.verify.rows import ancestors
 from specengine.target.verify.tree import depths, flat_nodes
 from specengine.target.verify.walk import Walk
 
+DeviceRule = Literal["match", "stochastic", "relaxed"]
+_DECIDES = {"accept", "walks", "decide"}
+
 
 class TreeVerifier(ABC):
     """A Verifier whose rule gives the path that stands in each tree, and the token after it."""
@@ -28,6 +32,17 @@ class TreeVerifier(ABC):
     needs_draft_probs = False
     is_lossy = False
     follows_drafts = False  # the tokens of a seed depend on which drafts were verified
+    # How rounds on the device decide as this rule does: "match" by the target's tokens alone;
+    # "stochastic" by SampledVerifier.decide_by; "relaxed" by RelaxedVerifier.decide. None: not at
+    # all, and rounds run on the host.
+    device_rule: DeviceRule | None = None
+
+    def __init_subclass__(cls) -> None:
+        """A class that decides otherwise than the one it extends must declare its own device_rule:
+        rounds on the device would go on to decide as that one does."""
+        super().__init_subclass__()
+        if _DECIDES & vars(cls).keys() and "device_rule" not in vars(cls):
+            cls.device_rule = None
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
         """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from specengine.kernels.accept_block import accept_block
 from specengine.kernels.accept_block_ref import judge
+from specengine.kernels.accept_sampled import SampledRound
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.target.verify.coins import Coins
-from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
 
 
@@ -22,5 +22,5 @@ class BlockVerifier(SampledVerifier):
     takes_trees = False
     kernel = staticmethod(accept_block)
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)

@@ -6,7 +6,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.layers.sampler import Sampler
-from specengine.target.verify.base import TreeVerifier
+from specengine.target.verify.base import DeviceRule, TreeVerifier
 from specengine.target.verify.rows import row_map
 from specengine.target.verify.walk import Walk, walk_all
 
@@ -28,6 +28,8 @@ class MatchVerifier(TreeVerifier):
 
     Of drafts that were themselves sampled, rules that know the draft's probabilities accept more.
     """
+
+    device_rule: DeviceRule | None = "match"
 
     def __init__(self, sampler: Sampler | None = None) -> None:
         self.sampler = sampler or Sampler()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from specengine.kernels.accept_rejection import accept_rejection
 from specengine.kernels.accept_rejection_ref import judge
+from specengine.kernels.accept_sampled import SampledRound
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.target.verify.coins import Coins
-from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
 
 
@@ -17,5 +17,5 @@ class RejectionVerifier(SampledVerifier):
     takes_trees = False
     kernel = staticmethod(accept_rejection)
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)

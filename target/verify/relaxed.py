@@ -28,6 +28,7 @@ class RelaxedVerifier(MatchVerifier):
 
     is_lossy = True
     follows_drafts = True
+    device_rule = "relaxed"
 
     def __init__(self, top_k: int, delta: float, backend: Backend = "auto") -> None:
         super().__init__()

@@ -12,8 +12,13 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import Stream
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.kernels.accept_sampled import Accepted, Draws
-from specengine.kernels.accept_sampled_ref import Verdict, followed, next_uniforms
+from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
+from specengine.kernels.accept_sampled_ref import (
+    Verdict,
+    coin_uniforms,
+    followed,
+    next_uniforms,
+)
 from specengine.kernels.dispatch import Backend
 from specengine.layers.sampler import Sampler
 from specengine.target.verify.coins import Coins, KeyedCoins
@@ -32,10 +37,17 @@ class SampledVerifier(MatchVerifier):
 
     needs_draft_probs = True
     follows_drafts = True
+    device_rule = "stochastic"
     coins = KeyedCoins
     # (probs, draws, backend=): the whole rule at once, by the same numbers as judge, coins and
     # next_uniforms, of which it asks none.
     kernel: ClassVar[Callable[..., Accepted] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        """A kernel belongs to the rule that it was declared with."""
+        super().__init_subclass__()
+        if "judge" in vars(cls) and "kernel" not in vars(cls):
+            cls.kernel = None
 
     def __init__(self, sampler: Sampler | None = None, backend: Backend = "auto") -> None:
         super().__init__(sampler)
@@ -58,13 +70,21 @@ class SampledVerifier(MatchVerifier):
         uniforms_B = self.next_uniforms(probs, verdict.ends_B, sampling)
         return followed(probs, verdict, uniforms_B)
 
+    def decide_by(self, drafts: SampledRound, draws: Draws) -> Accepted:
+        """`decide`, for rounds on the device. May be captured in a CUDA graph: `judge` must not
+        wait for the device there, nor branch on values that lie on it."""
+        if self.kernel is not None:
+            return self.kernel(drafts, draws, backend=self.backend)
+        verdict = self.judge(drafts, KeyedCoins(coin_uniforms(drafts, draws)))
+        return followed(drafts, verdict, next_uniforms(drafts, verdict.ends_B, draws))
+
     def has_keyed_numbers(self) -> bool:
         """Whether nobody has put others in their place, as proofs do."""
         replaced = type(self).next_uniforms is not SampledVerifier.next_uniforms
         return self.coins is KeyedCoins and not replaced
 
     @abstractmethod
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         """The rule."""
 
     def next_uniforms(self, probs: RoundProbs, ends_B: Tensor, sampling: SamplingBatch) -> Tensor:

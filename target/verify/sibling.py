@@ -3,11 +3,11 @@ SpecInfer, algorithm 2; without replacement as in Jeon et al. 2024)."""
 
 from __future__ import annotations
 
+from specengine.kernels.accept_sampled import SampledRound
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.kernels.accept_sibling import accept_sibling
 from specengine.kernels.accept_sibling_ref import judge
 from specengine.target.verify.coins import Coins
-from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
 
 
@@ -21,5 +21,5 @@ class SiblingVerifier(SampledVerifier):
 
     kernel = staticmethod(accept_sibling)
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from specengine.kernels.accept_sampled import SampledRound
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.kernels.accept_target_only import accept_target_only
 from specengine.kernels.accept_target_only_ref import judge
 from specengine.target.verify.coins import Coins
-from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
 
 
@@ -22,5 +22,5 @@ class TargetOnlyVerifier(SampledVerifier):
     needs_draft_probs = False
     kernel = staticmethod(accept_target_only)
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         return judge(probs, coins.pick)

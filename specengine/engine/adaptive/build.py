@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 
 from specengine.core.config import EngineConfig, SpecConfig
-from specengine.core.spec import Drafter, TreeRowDrafter
-from specengine.draft.hybrid import HybridDrafter
+from specengine.core.drafter import Drafter
 from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_table import Costs
 from specengine.engine.adaptive.round import AdaptiveRound
@@ -42,16 +41,14 @@ def make_adaptive(
 
 def _model_steps(spec: SpecConfig, drafter: Drafter, most: int) -> int | None:
     """How deep a model drafts beside text; None where there are no two sources."""
-    if not isinstance(drafter, HybridDrafter) or drafter.reads_text_alone:
+    if drafter.lookup is None:
         return None
     return most if spec.num_steps is None else min(spec.num_steps, most)
 
 
 def most_nodes(drafter: Drafter, num_steps: int) -> int:
     """Of a tree so deep, root included."""
-    if isinstance(drafter, TreeRowDrafter) and drafter.proposes_tree:
-        return drafter.num_tree_nodes(num_steps)
-    return drafter.max_nodes
+    return drafter.num_tree_nodes(num_steps)
 
 
 def depths(most: int) -> list[int]:

@@ -8,7 +8,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import NodeLimit, depth_within
-from specengine.engine.round import SpeculativeRound
+from specengine.engine.round.host import HostRound
 
 
 class AdaptiveRound:
@@ -23,7 +23,7 @@ class AdaptiveRound:
         self.limit = limit
         self.is_chain = is_chain
 
-    def run(self, inner: SpeculativeRound, batch: ScheduleBatch) -> VerifyResult:
+    def run(self, inner: HostRound, batch: ScheduleBatch) -> VerifyResult:
         choice = self.steps.choose(batch.batch_size)
         depth = choice.num_steps
         self.limit.most = depth + 1 if self.is_chain else None
@@ -44,6 +44,6 @@ class AdaptiveRound:
             result.path_ranks,
             limits=[depth_within(req, depth) for req in batch.reqs],
             drafting=inner.drafting,
-            of_text=inner.of_text,
+            of_text=inner.from_lookup,
         )
         return result

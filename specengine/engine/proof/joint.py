@@ -15,7 +15,7 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import PrefillResult
-from specengine.engine.loop import Engine, SeedEarly
+from specengine.engine.loop import BeginAsync, Engine
 from specengine.engine.proof.check import chi_squared_p
 from specengine.layers.logits import RowMap, edit_logits, target_weights
 
@@ -40,7 +40,7 @@ class LogitProbe:
         return torch.stack([self._found[f"{index}#0"] for index in range(len(texts))])
 
     def _note(
-        self, output: LogitsOutput, batch: ScheduleBatch, early: SeedEarly | None
+        self, output: LogitsOutput, batch: ScheduleBatch, early: BeginAsync | None
     ) -> PrefillResult:
         asking = [req for req, samples in zip(batch.reqs, batch.samples, strict=True) if samples]
         for req, logits_V in zip(asking, output.logits, strict=True):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
+from specengine.kernels.accept_sampled import SampledRound
 from specengine.kernels.accept_sampled_ref import Verdict
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.probs import RoundProbs
@@ -27,7 +28,7 @@ class Mutant(SampledVerifier):
         self.rule = rule
         self.needs_draft_probs = rule.needs_draft_probs
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         return self.rule.judge(probs, coins)
 
 
@@ -37,7 +38,7 @@ class WrongResidual(Mutant):
     name = "wrong residual"
     caught_by = "enumeration"
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         verdict = self.rule.judge(probs, coins)
         return replace(verdict, residual_BV=probs.target(verdict.ends_B))
 
@@ -49,7 +50,7 @@ class RenormalisedDraft(Mutant):
     caught_by = "enumeration"
     weighs_draft = True
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         assert probs.draft_BNV is not None
         second_BN1 = probs.draft_BNV.topk(2).values[..., 1:]
         best_BNV = probs.draft_BNV.masked_fill(probs.draft_BNV < second_BN1, 0.0)
@@ -62,7 +63,7 @@ class OffByOnePosition(Mutant):
     name = "off-by-one position"
     caught_by = "enumeration"
 
-    def judge(self, probs: RoundProbs, coins: Coins) -> Verdict:
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
         target_TV, sum_T = (x.roll(-1, 0) for x in (probs.target_TV, probs.target_sum_T))
         return self.rule.judge(replace(probs, target_TV=target_TV, target_sum_T=sum_T), coins)
 

@@ -8,21 +8,19 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.interfaces import LogitsOutput
+from specengine.core.drafter import Drafter
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftProposal
 from specengine.engine.proof.shapes import Shape, draw_tree
 
 
-class SamplingDrafter:
+class SamplingDrafter(Drafter):
     """Draws trees of one shape from random distributions over a few tokens, one for each pair of
     tokens that went before.
 
     node_limit(req): the most nodes, root included, that a request can use in this round.
     """
 
-    needs_hidden = False
-    writes_kv = False
     emits_probs = True
 
     def __init__(
@@ -42,9 +40,6 @@ class SamplingDrafter:
         generator = torch.Generator().manual_seed(0)
         self._table = torch.randn(count, count, count, generator=generator).softmax(-1)
 
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        """There is no state to set up."""
-
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         """Tensors are on the CPU."""
         drawn = draw_tree(
@@ -62,12 +57,6 @@ class SamplingDrafter:
             is_chain=self.shape.is_chain,
             draft_probs=drawn.probs_BNV,
         )
-
-    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
-        """There is nothing to learn."""
-
-    def release(self, req: Req) -> None:
-        """There is nothing to forget."""
 
     def _rows(self, pairs_B2: Tensor) -> Tensor:
         """float32 [B, V]. Tokens that are none of the few count as the first of them."""

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from specengine.core.drafter import Drafter
 from specengine.core.errors import InvariantError
 from specengine.core.request import Req
-from specengine.core.spec import Drafter
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.proof.check import Check

@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from specengine.core.config import EngineConfig, SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.spec import Drafter
 from specengine.engine.build import build_engine
 from specengine.engine.loop import Engine
 from specengine.engine.proof.any_depth import AnyDepth
@@ -67,17 +67,18 @@ class State:
     def provoke(self, engine: Engine, step: int) -> None:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
-        here others leave as well, in the middle of what histograms look at. Where rounds fly there
+        here others leave as well, in the middle of what histograms look at. Where rounds run on the device there
         are few moments for it, and a request that has left once may stay."""
-        flights = engine.flights
-        if not self.retracts or (flights and flights.in_the_air):  # whose requests must not leave
+        pipeline = engine.pipeline
+        # Requests of a round in flight must not leave.
+        if not self.retracts or (pipeline and pipeline.has_in_flight):
             return
         scheduler = engine.scheduler
         scheduler.admission.demand.share = 0.0
         young = [req for req in scheduler.queues.running if len(req.output_ids) < LENGTH]
-        if flights:
+        if pipeline:
             young = [req for req in young if not req.num_retractions]
-        if (flights or step % _RETRACT_EVERY == 0) and young:
+        if (pipeline or step % _RETRACT_EVERY == 0) and young:
             scheduler.exits.retract(young[-1])
 
 
@@ -105,11 +106,11 @@ class Subject:
             spec = SpecConfig(algorithm="NGRAM", num_draft_tokens=self.shape.num_nodes)
         spec = replace(spec, adaptive=self.any_depth)
         engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
-        adaptive, flights = engine.parts.adaptive, engine.flights
+        adaptive, pipeline = engine.parts.adaptive, engine.pipeline
         if adaptive is not None:
             adaptive.steps = AnyDepth(adaptive.steps.steps, adaptive.steps.sizes)
-        if flights is not None and flights.depths is not None:
-            flights.depths = AnyDepth(flights.depths.steps, flights.depths.sizes)
+        if pipeline is not None and pipeline.depths is not None:
+            pipeline.depths = AnyDepth(pipeline.depths.steps, pipeline.depths.sizes)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit

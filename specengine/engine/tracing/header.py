@@ -12,7 +12,7 @@ import torch
 
 from specengine import __version__
 from specengine.core.config import EngineConfig
-from specengine.core.spec import Drafter
+from specengine.core.drafter import Drafter
 from specengine.draft.worker import DraftWorker
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.runner.loader.loaded_model import LoadedModel

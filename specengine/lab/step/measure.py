@@ -12,9 +12,11 @@ from time import perf_counter
 
 import torch
 
-from specengine.engine.graph_round import GraphRound
 from specengine.engine.loop import Engine
-from specengine.engine.row_choices import BEST, Choosing
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import RoundKey
+from specengine.engine.round.round import BoundRound
+from specengine.engine.round.sampling import PLAIN, SamplingFeatures
 from specengine.lab.step.attribution import DeviceRound, attribute, calls_of
 from specengine.lab.step.parts import captured_parts, eager_parts, host_parts
 from specengine.lab.step.stopwatch import Stopwatch, watching
@@ -25,7 +27,7 @@ Prompts = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Flown:
+class OnDevice:
     """Rounds that the device ran alone. Seconds a round."""
 
     device: DeviceRound
@@ -82,7 +84,7 @@ def measure_eager(batch: Batch) -> Counted:
     return Counted({part: seconds / rounds for part, seconds in watch.seconds.items()}, rounds)
 
 
-def measure_flown(batch: Batch, flying: GraphRound, batch_size: int) -> Flown:
+def measure_on_device(batch: Batch, rounds: RoundExecutor, batch_size: int) -> OnDevice:
     """Three runs: one warms up, one is timed on the host, one is profiled."""
     batch.run()
     watch, begun = Stopwatch(), 0.0
@@ -92,33 +94,33 @@ def measure_flown(batch: Batch, flying: GraphRound, batch_size: int) -> Flown:
         watch.clear()
         begun = perf_counter()
 
-    with watching(host_parts(batch.engine, flying), watch.part):
+    with watching(host_parts(batch.engine, rounds), watch.part):
         batch.run(after_prefill=begin)
-    seconds, rounds = perf_counter() - begun, max(watch.counts["land"], 1)
-    host = {part: spent / rounds for part, spent in watch.seconds.items()}
-    choosing = flying.choices.sampled if batch.workload.temperature else flying.choices.greedy
-    kinds = [captured_nodes(batch.engine, flying, batch_size, n, choosing) for n in flying.steps]
+    seconds, count = perf_counter() - begun, max(watch.counts["collect"], 1)
+    host = {part: spent / count for part, spent in watch.seconds.items()}
+    sampling = rounds.sampling
+    features = sampling.sampled if batch.workload.temperature else sampling.greedy
+    kinds = [captured_nodes(batch.engine, rounds, batch_size, n, features) for n in rounds.steps]
     trace = _replays(batch)
     found = rounds_of(trace, kinds)
-    return Flown(attribute(found), host, calls_of(trace, found), seconds / rounds)
+    return OnDevice(attribute(found), host, calls_of(trace, found), seconds / count)
 
 
 def captured_nodes(
     engine: Engine,
-    flying: GraphRound,
+    rounds: RoundExecutor,
     batch_size: int,
     num_steps: int,
-    choosing: Choosing = BEST,
+    features: SamplingFeatures = PLAIN,
 ) -> list[Node]:
     """The nodes of a captured round with their parts, from one that runs eagerly on no request."""
-    engine.step()  # lands what may still be in the air
-    sizes = flying.batch_sizes
-    rows = flying.rows.new_zeros(sizes[bisect.bisect_left(sizes, batch_size)])
-    flying.run(
-        rows, num_steps, choosing
-    )  # rounds take turns with the halves of a buffer: two leave it
-    with _profiler(on_host=True) as trace, watching(captured_parts(engine, flying), _mark):
-        flying.run(rows, num_steps, choosing)
+    engine.step()  # collects what may still be in flight
+    sizes = rounds.batch_sizes
+    rows = rounds.rows.new_zeros(sizes[bisect.bisect_left(sizes, batch_size)])
+    bound = BoundRound(rounds.round, rows, RoundKey(len(rows), num_steps, features))
+    bound.run()  # rounds take turns with the halves of a buffer: two leave it as it was
+    with _profiler(on_host=True) as trace, watching(captured_parts(engine, rounds), _mark):
+        bound.run()
         torch.cuda.synchronize()
     return nodes_of(trace())
 

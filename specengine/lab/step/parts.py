@@ -6,46 +6,33 @@ from typing import Any
 
 import torch
 
-from specengine.engine.graph_relaxed import RelaxedRounds
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.graph_tree import GraphTreeRound
-from specengine.engine.graph_weighed import WeighingRound
-from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.engine.loop import Engine
+from specengine.engine.round.executor import RoundExecutor
 from specengine.lab.step.stopwatch import Watched
 
 HOST, WAIT = "host", "wait for the device"
 
 
-def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
-    """Of a round that runs on the device. The rest of it begins and accepts."""
-    runner, parts = flying.runner, list[Watched]()
-    model = getattr(flying.drafter, "inner", flying.drafter)  # where text stands beside it
-    if isinstance(flying, GraphTreeRound | WeighingRound):
-        parts += _heads(model, "compute_logits", "draft head")
-    if isinstance(flying, GraphTreeRound):
-        parts += [
-            *_if_there(model, "draft_tree_rows", "draft"),
-            *_heads(model, "compute_shares", "draft head"),
-            Watched(flying, "keep", "keep"),
-        ]
-    if isinstance(flying, GraphWeighedTreeRound) and flying.grower is not None:
-        parts.append(Watched(flying.grower, "draft_limited_rows", "draft"))
-    if isinstance(flying, WeighingRound):
-        parts += [Watched(flying, "target_weights", "sample"), Watched(flying, "judge", "accept")]
-    if isinstance(flying, RelaxedRounds):
-        parts.append(Watched(flying.verifier, "decide", "accept"))
+def captured_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
+    """Of a round on the device. The rest of it begins and accepts."""
+    drafter, round, target = engine.drafter.model, rounds.round, rounds.runner.model
+    parts = [] if round.rule is None else [Watched(round.rule, "decide", "accept")]
     return [
         *parts,
-        Watched(model, "draft_rows", "draft"),
-        *_heads(model, "best_tokens", "draft head"),
-        Watched(runner, "forward_extend", "verify"),
-        Watched(flying, "choose", "verify"),
-        Watched(runner.model, "best_tokens", "verify head"),
-        Watched(runner.model, "compute_logits", "verify head"),
-        Watched(flying.choices, "tokens", "sample"),
-        *_if_there(model, "catch_up_rows", "observe"),
-        Watched(model, "observe_rows", "observe"),
+        *_heads(drafter, "compute_logits", "draft head"),
+        *_heads(drafter, "compute_shares", "draft head"),
+        *_heads(drafter, "best_tokens", "draft head"),
+        Watched(drafter, "draft_rows", "draft"),
+        Watched(drafter, "draft_tree_rows", "draft"),
+        Watched(round.layout, "keep_kv", "keep"),
+        Watched(rounds.sampling, "target_weights", "sample"),
+        Watched(rounds.sampling, "tokens", "sample"),
+        Watched(rounds.runner, "forward_extend", "verify"),
+        Watched(round, "node_logits", "verify"),
+        Watched(target, "best_tokens", "verify head"),
+        Watched(target, "compute_logits", "verify head"),
+        Watched(drafter, "sync_accepted", "observe"),
+        Watched(drafter, "observe_rows", "observe"),
     ]
 
 
@@ -66,25 +53,21 @@ def eager_parts(engine: Engine) -> list[Watched]:
     ]
 
 
-def host_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
-    """Of the host, while rounds fly: what is left of a step schedules, commits and hands out, and
-    what is left of landing reads what was decided."""
+def host_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
+    """Of the host, while rounds run on the device: what is left of a step schedules, commits and
+    hands out, and what is left of collecting reads what was decided."""
     return [
         Watched(engine, "step", "schedule and commit"),
         Watched(engine.drafter, "draft", "draft on the host"),
-        Watched(flying, "launch", "launch"),
-        Watched(flying, "follow", "launch"),
-        Watched(flying, "land", "land"),
+        Watched(rounds, "launch", "launch"),
+        Watched(rounds, "follow", "launch"),
+        Watched(rounds, "collect", "collect"),
         Watched(torch.cuda.Event, "synchronize", WAIT),
     ]
-
-
-def _if_there(drafter: Any, method: str, part: str) -> list[Watched]:
-    return [Watched(drafter, method, part)] if hasattr(drafter, method) else []
 
 
 def _heads(drafter: Any, method: str, part: str) -> list[Watched]:
     """Of the drafter's models, each once."""
     runners = getattr(drafter, "runners", ())
     models = {id(runner.model): runner.model for runner in runners}
-    return [Watched(model, method, part) for model in models.values()]
+    return [Watched(model, method, part) for model in models.values() if hasattr(model, method)]

@@ -16,7 +16,7 @@ from specengine.lab.accept.identity import target_identity
 from specengine.lab.card import Card, measure_card
 from specengine.lab.environment import environment
 from specengine.lab.round_work import FORMULA, Work, round_work
-from specengine.lab.step.measure import Batch, Counted, Flown, measure_eager, measure_flown
+from specengine.lab.step.measure import Batch, Counted, OnDevice, measure_eager, measure_on_device
 from specengine.lab.step.report import Part, Report, Step
 from specengine.lab.throughput.plan import Plan, check_length, prepare, shown_options
 
@@ -66,31 +66,31 @@ class StepBench:
     def _measure(self, engine: Engine, batch_size: int, card: Card) -> Step:
         workload = replace(self.plan.workload, batch_sizes=(batch_size,), repeats=2)
         context = workload.prompt_len + workload.new_tokens / 2
-        batch, flying = Batch(engine, workload, batch_size), engine.graph_round
+        batch, rounds = Batch(engine, workload, batch_size), engine.device_rounds
         before = replace(engine.scheduler.spec_totals)
-        flown: Flown | Counted
-        if flying is not None and batch_size <= flying.batch_sizes[-1]:
-            flown = measure_flown(batch, flying, batch_size)
+        measured: OnDevice | Counted
+        if rounds is not None and batch_size <= rounds.batch_sizes[-1]:
+            measured = measure_on_device(batch, rounds, batch_size)
         else:
-            flown = measure_eager(batch)
+            measured = measure_eager(batch)
         totals = engine.scheduler.spec_totals
         drafts = totals.num_drafts - before.num_drafts
         drafted = (totals.num_draft_tokens - before.num_draft_tokens) / drafts if drafts else 0.0
         work = round_work(engine, batch_size, drafted, context)
-        if isinstance(flown, Flown):
-            return flown_step(flown, batch_size, drafted, context, work, card)
-        return counted_step(flown, batch_size, drafted, context, work, card)
+        if isinstance(measured, OnDevice):
+            return captured_step(measured, batch_size, drafted, context, work, card)
+        return counted_step(measured, batch_size, drafted, context, work, card)
 
 
-def flown_step(
-    flown: Flown,
+def captured_step(
+    measured: OnDevice,
     batch_size: int,
     drafted: float,
     context: float,
     work: dict[str, Work],
     card: Card,
 ) -> Step:
-    device = flown.device
+    device = measured.device
     parts = [
         _part(
             name,
@@ -111,8 +111,8 @@ def flown_step(
         seconds=_MICRO * device.period,
         parts=parts,
         between=_MICRO * device.between,
-        host=flown.host | {"whole round": flown.seconds},
-        calls=flown.calls,
+        host=measured.host | {"whole round": measured.seconds},
+        calls=measured.calls,
         nodes=list(device.nodes),
     )
 

@@ -1,4 +1,4 @@
-"""One round of speculation."""
+"""One round of speculation as the host runs it: the algorithm, and the reference of the tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.columns import joined_columns, parted_columns
+from specengine.core.drafter import Drafter
 from specengine.core.interfaces import KVPool, ReqToTokenTable
-from specengine.core.spec import Drafter, RoundRecorder, Verifier, VerifyResult
+from specengine.core.spec import RoundRecorder, Verifier, VerifyResult
 from specengine.core.transfer import sent
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.draft_nodes import path_ranks
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from specengine.engine.plan_ahead import PlanAhead
 
 
-class SpeculativeRound:
+class HostRound:
     """Draft, verify, accept, keep, observe (Leviathan et al. 2023, algorithm 1).
 
     Decoding without speculation is the same round with a drafter that proposes nothing.
@@ -35,8 +36,8 @@ class SpeculativeRound:
         self.verifier = verifier
         self.plan_ahead: PlanAhead | None = None  # set by build.py, where the host plans attention
         self.recorders: list[RoundRecorder] = []
-        self.drafting = 0.0  # seconds of the last round
-        self.of_text: list[bool] | None = None  # likewise, as in DraftProposal
+        self.drafting = 0.0  # seconds that drafting took in the last round
+        self.from_lookup: list[bool] | None = None  # of the last round, as in DraftProposal
 
     def run(
         self,
@@ -44,14 +45,14 @@ class SpeculativeRound:
         most_levels: int | None = None,
         most_nodes: int | None = None,
     ) -> VerifyResult:
-        """most_levels: how deep drafts may go; None leaves it to the drafter. most_nodes: of trees
-        whose best nodes are known, root included; likewise."""
+        """most_levels: how deep drafts may go. most_nodes: how many nodes trees may have whose best
+        nodes are known, root included. None leaves either to the drafter."""
         planned = None if self.plan_ahead is None else self.plan_ahead.begin(batch, most_levels)
         limits, start = (most_levels, most_nodes), perf_counter()
         drafted = constrain(batch, draft_within_limits(self.drafter, batch, *limits))
         self.drafting = perf_counter() - start
         proposal = drafted.proposal
-        self.of_text = proposal.of_text
+        self.from_lookup = proposal.from_lookup
         verify_batch = self.verifier.prepare(batch, proposal)
         output = None if planned is None else planned.run(verify_batch)
         if output is None:

@@ -10,9 +10,10 @@ from specengine.core.sampling import MAX_LOGPROBS
 from specengine.layers.logprobs import pack_logprobs, unpack_logprobs
 
 
-class RowLogprobs:
-    """Of every node's token, with as many alternatives as anybody may ask for. Rounds take turns
-    with two halves of a buffer on the host. Made when a request first asks."""
+class DeviceLogprobs:
+    """Of the token at every node of a path, with as many alternatives as a request may ask for.
+    Rounds take turns with two halves of a buffer on the host. The buffers are made when a request
+    first asks."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """num_rows: nodes of the largest round."""
@@ -31,14 +32,9 @@ class RowLogprobs:
             self._on_host = on_host.pin_memory() if self.device.type == "cuda" else on_host
 
     def take(self, logits_TV: Tensor, tokens_T: Tensor) -> None:
-        """logits_TV: raw, float32."""
+        """logits_TV: raw, float32, a row a node of the paths."""
         assert self._table is not None
         self._table[: len(tokens_T)] = pack_logprobs(logits_TV, tokens_T, self.most)
-
-    def keep(self, rows_T: Tensor) -> None:
-        """Of the nodes of trees those on the paths that stand, as if they had been chains."""
-        assert self._table is not None
-        self._table[: len(rows_T)] = self._table.index_select(0, rows_T)
 
     def send(self, turn: int) -> None:
         assert self._table is not None
@@ -48,8 +44,8 @@ class RowLogprobs:
     def read(
         self, turn: int, reqs: list[Req], nodes: int, tokens: list[list[int]]
     ) -> list[list[TokenLogprob]]:
-        """Beside the emitted tokens of a round that has landed, chains of so many nodes; an empty
-        list for each request that asks for none."""
+        """Beside the emitted tokens of a collected round, in paths of so many nodes; an empty list
+        for each request that asks for none."""
         assert self._on_host is not None
         found = []
         for index, (req, emitted) in enumerate(zip(reqs, tokens, strict=True)):

@@ -1,14 +1,14 @@
-"""What requests want changed of their logits, on the device, where rounds fly without the host."""
+"""The logit edits of requests (bias, penalties, min_tokens), in tables on the device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, RowBatch
-from specengine.core.draft_choosing import DraftEdits
+from specengine.core.draft_picks import DraftEdits
 from specengine.core.request import Req
 from specengine.core.sampling_batch import ending_tokens, is_held
 from specengine.core.transfer import sent
@@ -20,8 +20,9 @@ from specengine.kernels.edit_rows import (
     count_tokens_,
     edit_rows_,
 )
+from specengine.kernels.tree_step import Beams
 
-MOST_EDITING = 64  # requests at once; 9 bytes a token of the vocabulary each
+MAX_EDITING = 64  # requests at once, each of which takes 9 bytes a token of the vocabulary
 
 
 def edits_logits(req: Req) -> bool:
@@ -30,8 +31,9 @@ def edits_logits(req: Req) -> bool:
 
 
 @dataclass(frozen=True)
-class EditsOfTrees(DraftEdits):
-    """The logits of each draft are edited as those of the round's root."""
+class RootEdits(DraftEdits):
+    """The drafts of a tree, each edited as the round's root is: what was drafted above them does
+    not count. The target's rows decide, and matching needs no more."""
 
     tables: EditTables
     rows: RowBatch
@@ -50,9 +52,33 @@ class EditsOfTrees(DraftEdits):
         return full_TV if target_ids is None else full_TV[:, target_ids]
 
 
-class EditsOfChains:
-    """The logits of each draft are edited as the target's will be there: as in DraftChoice, tokens
-    that were drafted above it count."""
+@dataclass(frozen=True)
+class NodeEdits(RootEdits):
+    """The drafts of a tree, each edited as the target's logits will be there. As in DraftChoice,
+    tokens that were drafted above it count, and logits are of the target's vocabulary."""
+
+    levels: list[Tensor] = field(default_factory=list)  # int64 [B, K] each, tokens expanded
+
+    def in_tree(
+        self, logits_TV: Tensor, target_ids: Tensor | None, beams: Beams | None
+    ) -> tuple[Tensor, None]:
+        """In place where there are no target_ids."""
+        full_TV = expanded(logits_TV, target_ids, self.tables.bias.shape[1])
+        return edit_rows_(full_TV, self.tables, self._above(beams)), None
+
+    def _above(self, beams: Beams | None) -> Drafted:
+        rows_B, starts_B = self.rows.rows_B, self.rows.lens_B
+        if beams is None:
+            return Drafted(rows_B, starts_B, self.rows.roots_B[:, None])
+        # A node that does not exist has token -1.
+        self.levels.append(beams.tokens_BK.clamp(min=0))
+        path = torch.cat(self.levels, dim=1), beams.depths_T, beams.mask_BKN
+        return Drafted(rows_B, starts_B + 1, *path, has_root=False)
+
+
+class ChainEdits:
+    """The drafts of a chain, each edited as the target's logits will be there: as in DraftChoice,
+    tokens that were drafted above it count."""
 
     def __init__(self, tables: EditTables, rows: RowBatch) -> None:
         self.tables = tables
@@ -64,14 +90,26 @@ class EditsOfChains:
         above = Drafted(self.rows.rows_B, self.rows.lens_B, self._above_BN)
         edit_rows_(logits_BV, self.tables, above)
 
-    def go_on(self, tokens_B: Tensor) -> None:
-        """By what was drafted there."""
+    def advance(self, tokens_B: Tensor) -> None:
+        """To the level below these tokens."""
         self._above_BN = torch.cat([self._above_BN, tokens_B[:, None]], dim=1)
 
 
-class RowEdits:
-    """Bias, penalties and min_tokens, in tables that are made when a request first asks for any.
-    A request's slot is filled when it comes, and again if tokens came to it that no round on the
+def expanded(
+    logits_BV: Tensor, target_ids: Tensor | None, vocab_size: int, out_BV: Tensor | None = None
+) -> Tensor:
+    """Over the target's vocabulary; tokens that the draft does not have get minus infinity. out_BV:
+    where the result is written, if given."""
+    if target_ids is None:
+        return logits_BV if out_BV is None else out_BV.copy_(logits_BV)
+    if out_BV is None:
+        out_BV = logits_BV.new_empty(len(logits_BV), vocab_size)
+    return out_BV.fill_(float("-inf")).index_copy_(1, target_ids, logits_BV)
+
+
+class LogitEditState:
+    """Bias, penalties and min_tokens, in tables that are made when a request first has any. A
+    request's slot is filled when it comes, and again where it gained tokens that no round on the
     device has counted."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -85,7 +123,7 @@ class RowEdits:
     @property
     def tables(self) -> EditTables:
         if self._tables is None:
-            num_slots = 1 + min(MOST_EDITING, self.num_rows)
+            num_slots = 1 + min(MAX_EDITING, self.num_rows)
             self._tables = EditTables.of(self.num_rows, num_slots, self.vocab_size, self.device)
         return self._tables
 
@@ -105,7 +143,7 @@ class RowEdits:
         self.tables.slots[rows_B] = sent(slots, self.device)
 
     def forget(self) -> None:
-        """What was counted of a round may not stand: all slots are to be filled again."""
+        """A round that was counted may not be committed: fill all slots again."""
         self._counted = dict.fromkeys(self._counted, -1)
 
     def _fill(self, slot: int, req: Req) -> None:
@@ -137,20 +175,12 @@ class RowEdits:
         drafted = Drafted(rows.rows_B, rows.lens_B, tokens_BN, depths, mask)
         return edit_rows_(logits_RV, self.tables, drafted)
 
-    def for_trees(self, rows: RowBatch) -> EditsOfTrees:
-        """What drafts follow of the same."""
-        return EditsOfTrees(self.tables, rows)
-
-    def for_chains(self, rows: RowBatch) -> EditsOfChains:
-        """Likewise, of one round."""
-        return EditsOfChains(self.tables, rows)
-
     def count(self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor) -> None:
         """Of the tokens at each node of the accepted paths."""
         count_tokens_(self.tables, rows.rows_B, tokens_BN, accepted_B)
 
     def note(self, reqs: list[Req], tokens: list[list[int]]) -> None:
-        """What a round that landed has counted."""
+        """Tokens that a collected round has counted."""
         if not self._counted:
             return
         for req, new in zip(reqs, tokens, strict=True):

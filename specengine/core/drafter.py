@@ -1,0 +1,168 @@
+"""The one interface of drafters."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from specengine.core.batch import RowBatch, ScheduleBatch
+    from specengine.core.draft_picks import DraftEdits, DraftPicks, TreeDraws
+    from specengine.core.interfaces import LogitsOutput, RowsOutput
+    from specengine.core.request import Req
+    from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+    from specengine.kernels.tree_build import DraftTree, TreeLimits
+
+Device = Literal["host", "model", "lookup"]
+
+
+class Drafter(ABC):
+    """Proposes tokens. A drafter implements `draft`; everything else has a default.
+
+    The engine calls `begin` after each prefill forward (a chunk at a time), `draft` before and
+    `observe` after each verification, and `release` when a request leaves (finished, aborted or
+    retracted). `begin` and `observe` run before the new tokens are committed to the requests;
+    `output` is that of the target's forward, its hidden states and features a row a token of the
+    batch that ran: of each request num_drafted + 1, for grammars may have cut what was proposed.
+    Where drafters are combined, a round may skip `draft`, or verify what another drafter proposed:
+    `observe` follows all the same.
+
+    Capability fields say what else a drafter can do. The engine reads these fields, never the
+    class. The methods of a capability are called only where its field says so.
+
+    device: where the rounds of this drafter may run.
+        "host": the host drafts between two forwards, and observes every round.
+        "lookup": the host drafts from the text of requests alone, and `observe` may be left out.
+            The rest of the round runs on the device.
+        "model": the whole round runs on the device, drafting included: `draft_rows` or
+            `draft_tree_rows`, and `observe_rows`. These three are captured in a CUDA graph: they
+            may not wait for the device, nor branch on values that lie there. They take over from
+            `draft` and `observe`, on the same state.
+    """
+
+    needs_hidden: bool = False  # reads the target's hidden states
+    writes_kv: bool = False
+    proposes_tree: bool = False  # else chains
+    emits_probs: bool = False  # drafts are sampled, and proposals carry draft_probs
+    max_nodes: int = 1  # the most nodes a proposal can have, root included
+
+    device: Device = "host"
+    can_pause: bool = False  # "model": rounds may go by that it does not observe; see mark_stale
+    begins_async: bool = False  # begin_async may take the place of begin
+    drafts_ahead: bool = False  # "lookup": draft_ahead
+    predicts_shape: bool = False  # predict_shape may give a shape
+    draft_slots: int = 0  # "model": KV slots past those that stand which drafting writes
+    topk: int = 1  # "model": children of a node of its trees
+    may_be_unready: bool = False  # "model": is_ready may be False
+    # A "lookup" drafter whose drafts take the place of `model`'s, where there are two sources.
+    lookup: Drafter | None = None
+
+    @abstractmethod
+    def draft(self, batch: ScheduleBatch) -> DraftProposal: ...
+
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        """Take in a chunk of prompts."""
+
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
+        """Take in what a round decided."""
+
+    def release(self, req: Req) -> None:
+        """Forget a request; it may come back."""
+
+    def begin_async(self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: Tensor) -> None:
+        """In place of `begin`; may not wait for the device. tokens_S: int64 on the device, the
+        first tokens of the requests that sample, in their order."""
+        raise NotImplementedError
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Graphs of the drafter's own that are not captured yet, one a call. They are captured
+        while there is no work; no round may be in flight."""
+        return iter(())
+
+    def predict_shape(self, batch: ScheduleBatch) -> list[int] | None:
+        """The nodes of each request's next draft, root included; None where that depends on what is
+        drafted."""
+        return None
+
+    @property
+    def model(self) -> Drafter:
+        """The drafter beside `lookup`; where there is none, this one."""
+        return self
+
+    # "lookup"
+
+    def index_ahead(self, req: Req, most: int) -> None:
+        """Take in at most so many tokens of what was committed since, which `draft` would take in
+        anyway: it drafts the same, and has less to do. Does nothing for a request that was not
+        begun, or has been released."""
+
+    def draft_ahead(
+        self, reqs: Sequence[Req], emitted: Sequence[list[int]], max_nodes: Sequence[int]
+    ) -> DraftProposal:
+        """The drafts of the round after one whose tokens are not committed yet. emitted: these
+        tokens; a request that gets fewer of them in the end has ended, or is released. max_nodes:
+        of each request, root included; at least 1."""
+        raise NotImplementedError
+
+    def may_match(self, reqs: Sequence[Req], num_new: int) -> bool:
+        """Whether a request might have a draft once it has at most so many tokens more. Of one that
+        stands beside a model."""
+        return True
+
+    # "model"
+
+    @property
+    def max_steps(self) -> int:
+        """How deep it drafts on the device, in levels."""
+        return self.max_nodes - 1
+
+    def num_tree_nodes(self, num_steps: int) -> int:
+        """Nodes of a tree so deep, root included. Of one that proposes trees."""
+        return self.max_nodes
+
+    def is_ready(self, req: Req) -> bool:
+        """Whether it has seen enough of a request for rounds on the device, as the host knows the
+        request. Once true, it stays so."""
+        return True
+
+    def draft_rows(self, rows: RowBatch, num_steps: int, picks: DraftPicks | None = None) -> Tensor:
+        """int64 [B, num_steps], a chain after each root. picks: how tokens are chosen where they
+        are not the best ones. Of one that proposes trees, for rounds of no steps alone."""
+        assert num_steps == 0, "a drafter on the device implements draft_rows"
+        return rows.roots_B.new_empty(len(rows.roots_B), 0)
+
+    def draft_tree_rows(
+        self,
+        rows: RowBatch,
+        num_steps: int,
+        edits: DraftEdits | None = None,
+        num_nodes: int | None = None,
+        limits: TreeLimits | None = None,
+        draws: TreeDraws | None = None,
+    ) -> DraftTree:
+        """A tree a root. num_steps: at least 1, and no node lies deeper. num_nodes: root included,
+        where there are to be fewer than there could be: the first, and best, of those. limits: of
+        each request; nodes that they leave out, or for which no token was left, are their own
+        parents, and the others are those that `draft` would draft. draws: draws the tokens, of one
+        that emits_probs."""
+        raise NotImplementedError
+
+    def observe_rows(
+        self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
+    ) -> None:
+        """`output` has a row a node. tokens_BN: int64 [B, num_steps + 1], the target's token at
+        each node of a chain, or of the accepted path; accepted_B[b] + 1 of them were emitted."""
+
+    def sync_accepted(self, rows: RowBatch, tokens_BN: Tensor) -> None:
+        """Before `observe_rows`, of a round for which others drafted: chains for some requests or
+        for all; trees for all, or beside chains. May be called without draft_rows. Runs the emitted
+        tokens that `observe_rows` will not. tokens_BN: as there."""
+
+    def mark_stale(self, rows: Tensor, lens: Tensor) -> None:
+        """Before a paused drafter resumes: of the requests in these rows of the page table, int64
+        [R], it has not observed all that lies before lens, int64 [R]. Until then it drafts nothing.
+        A request that begins anew is seen whole, whatever its row held before."""
+        raise NotImplementedError

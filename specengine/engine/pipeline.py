@@ -1,0 +1,327 @@
+"""Rounds on the device: launched, and collected one round late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import NamedTuple
+
+from specengine.core.batch import ForwardMode, ScheduleBatch
+from specengine.core.drafter import Drafter
+from specengine.core.request import Req
+from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.choice import Decision, Shape
+from specengine.engine.adaptive.naps import Naps
+from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.draft_depth import depths_within, draft_within_limits
+from specengine.engine.idle_captures import IdleCaptures
+from specengine.engine.lookup_prefetch import IndexAhead, LookupPrefetch
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import InFlightRound, RoundPlan
+from specengine.scheduler.scheduler import Scheduler
+
+_CONTEXT_EVERY = 16  # rounds, before one of which the requests' context lengths are looked at
+_PAUSED_EVERY = 8  # rounds of a paused drafter, one of which is learned from
+
+
+class RoundResult(NamedTuple):
+    """A collected round, to be committed."""
+
+    reqs: list[Req]
+    result: VerifyResult
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A round in flight, and how it came to be launched."""
+
+    round: InFlightRound
+    choice: Decision
+    paused: bool  # the drafter does not observe it
+    followed: bool  # it was launched before the one before it was collected
+    started: float  # when its time began, by perf_counter
+    drafting: float = 0.0  # seconds that the host drafted for it
+
+
+class RoundPipeline:
+    """Launches rounds, lets the next one follow before the last is collected, and collects them.
+
+    At most one round is in flight and not followed: `collect` launches its successor first, then
+    waits. Where drafts come from lookup, they depend on the text that the round in flight emits, so
+    that only rounds without drafts follow at once; a drafter that drafts ahead follows when the
+    round is collected, before it is committed (LookupPrefetch). Where lookup stands beside a model,
+    the model's drafts follow at once while no text can match.
+    """
+
+    def __init__(
+        self,
+        rounds: RoundExecutor,
+        drafter: Drafter,
+        scheduler: Scheduler,
+        depths: AdaptiveSteps | None,
+        overlaps: bool,
+    ) -> None:
+        """drafter: of the whole engine. depths: chooses how deep to draft; None drafts as deep as
+        there are rounds. overlaps: whether rounds follow each other at all."""
+        self.rounds = rounds
+        self.drafter = drafter
+        self.scheduler = scheduler
+        self.depths = depths
+        self.overlaps = overlaps
+        self.launched: Launched | None = None
+        self.idle_captures = IdleCaptures(rounds, drafter)
+        self.naps = Naps() if depths is not None and rounds.may_pause else None
+        self._deepest = Decision(rounds.steps[-1], "as deep as there are graphs", None)
+        self._num_choices = 0
+        self._num_paused = 0
+        self._chosen: Decision | None = None  # for the next round, which could not follow
+        self._collected: float | None = None  # when the last round was, if nothing has run since
+        self._last: tuple[int, Shape] | None = None  # the last collected round's batch size
+        # Two kinds of drafters have lookup: alone, and beside a model.
+        self._lookup = drafter if drafter.device == "lookup" else drafter.lookup
+        self._beside_model = drafter.lookup is not None
+        self._index: IndexAhead | None = None
+        self._prefetch: LookupPrefetch | None = None
+        if self._lookup is not None:
+            self._index = IndexAhead(self._lookup)
+            if overlaps and self._lookup.drafts_ahead:
+                cuts = rounds.sampling.stochastic or self._beside_model
+                self._prefetch = LookupPrefetch(self._lookup, scheduler, cuts)
+
+    @property
+    def has_in_flight(self) -> bool:
+        return self.launched is not None
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        """A batch that rounds.can_run accepts."""
+        started = perf_counter() if self._collected is None else self._collected
+        choice, paused = self._choose(batch.reqs)
+        depth, drafting = choice.num_steps, 0.0
+        plan = RoundPlan(depths_within(batch.reqs, depth), paused, choice.num_nodes)
+        if self._lookup is not None and depth:
+            start = perf_counter()
+            proposal = draft_within_limits(self._lookup, batch, depth)
+            plan = self.rounds.source.send(proposal, plan.num_drafted)
+            drafting = perf_counter() - start
+        captures = self.rounds.counters["captures"]
+        with self._all_or_nothing():
+            in_flight = self.rounds.launch(batch.reqs, plan)
+        if self.rounds.counters["captures"] != captures:
+            # The time of a capture is no round's.
+            started, drafting, self._last = perf_counter(), 0.0, None
+        self.launched = Launched(in_flight, choice, paused, False, started, drafting)
+
+    def prepare(self) -> bool:
+        """While there is no work, and no round in flight: whether it may be called again."""
+        self._collected = None
+        return self.idle_captures.go_on()
+
+    def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
+        """Something else runs: the time until the next launch is no round's. prefill: the drafter
+        reads prompts in it, and observes what runs along; None: a round on the host, which it
+        observes."""
+        self._collected = self._chosen = None  # it was chosen for the requests that ran
+        self.rounds.host_view.forget()
+        if prefill is not None:
+            self.rounds.begin(prefill.prompt_reqs)
+        if prefill is None or prefill.forward_mode is ForwardMode.MIXED:
+            self.rounds.resume()
+
+    def collect(self) -> RoundResult:
+        """Wait for the round in flight, the next already launched where it may be. The result must
+        be committed, and then `send_masks` called, before anything else runs."""
+        done = self.launched
+        assert done is not None
+        depth, learns = done.choice.num_steps, self._learns_from(done)
+        with self._all_or_nothing():
+            self.launched = self._follow(done) if self.overlaps else None
+            if self._index is not None and not depth:
+                self._index.advance(done.round.reqs, lambda: self.rounds.is_done(done.round))
+            useful = self._useful_levels(done.round) if depth else done.round.num_drafted
+            if learns:
+                self._learn_host(done)
+            result = self.rounds.collect(done.round)
+        self._collected = self.rounds.collected_at
+        if self.launched is not None:
+            self.launched = replace(self.launched, started=self._collected)
+        elif self._prefetch is not None:
+            with self._all_or_nothing():
+                self.launched = self._follow_collected(self._prefetch, done.round, result.tokens)
+        self._last = len(done.round.reqs), done.choice.shape
+        if self.depths is not None:
+            result.depth = done.choice
+            if learns:
+                self._learn(self.depths, done, result)
+        if useful != done.round.num_drafted:
+            result = replace(result, num_drafted=self._counted(done.round, useful, result))
+        return RoundResult(done.round.reqs, result)
+
+    def _learns_from(self, done: Launched) -> bool:
+        """Called before the next round is launched."""
+        if self.depths is None:
+            return False
+        if done.paused:
+            # All alike, and so many that learning from each would be most of what they cost.
+            self._num_paused += 1
+            if self._num_paused % _PAUSED_EVERY:
+                return False
+            self.depths.slept(len(done.round.reqs), _PAUSED_EVERY - 1)
+        # Where all requests had ended, it was in flight until the next came, and drafted past ends.
+        return not all(req.is_finished for req in done.round.reqs)
+
+    def _learn(self, depths: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
+        in_flight, choice = done.round, done.choice
+        depth, took = choice.num_steps, self.rounds.collected_at - done.started
+        # Plain rounds overlap: the first of them tells nothing of what they cost.
+        is_usual = done.followed or depth > 0 or self._lookup is None
+        depths.observe(
+            len(in_flight.reqs),
+            depth,
+            result.num_drafted,
+            result.num_accepted,
+            took if is_usual or not self.overlaps else None,
+            choice.num_nodes,
+            result.path_ranks,
+            limits=_limits(in_flight, depth),
+            drafting=done.drafting,
+            of_text=in_flight.from_lookup,
+        )
+
+    def _learn_host(self, done: Launched) -> None:
+        """How long the host was busy with the round collected last, now that it waits for this one.
+        Where a request ended there, it has as much to do whatever was drafted: the last rounds of a
+        batch would tell of their depth that the host cannot keep up with it, for good."""
+        if self.depths is None or self._collected is None or self._last is None:
+            return
+        took, (size, shape) = perf_counter() - self._collected, self._last
+        reqs = done.round.reqs
+        # The next round was launched before the results were known; its requests are unfinished.
+        go_on = self.launched is not None and len(self.launched.round.reqs) == len(reqs)
+        is_late = done.followed and not go_on and any(req.is_finished for req in reqs)
+        if not is_late and (done.followed or len(reqs) >= size):
+            self.depths.host_took(size, shape, took)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """A round that is not read did not happen: its requests run it again."""
+        try:
+            yield
+        except BaseException:
+            self.launched = self._collected = None
+            self.rounds.host_view.forget()
+            self.rounds.sampling.edits.forget()
+            if self._prefetch is not None:
+                self._prefetch.forget()
+            raise
+
+    def send_masks(self) -> None:
+        """To the round in flight, if it waits for them: its grammars go on from what was committed."""
+        if self.launched is not None:
+            self.rounds.send_masks(self.launched.round)
+
+    def _useful_levels(self, in_flight: InFlightRound) -> list[int]:
+        """Of its drafts. Where an output ends, a graph drafts past it. The host would not, so that
+        is not counted. Requests are committed up to this round; called while it is in flight."""
+        if self._lookup is not None and not self._beside_model:
+            return in_flight.num_drafted
+        reqs = in_flight.reqs
+        left_B = self.scheduler.policy.left_after(reqs, [()] * len(reqs))
+        return [
+            count if left > count else max(left - 1, 0)
+            for left, count in zip(left_B, in_flight.num_drafted, strict=True)
+        ]
+
+    def _counted(
+        self, in_flight: InFlightRound, useful: list[int], result: VerifyResult
+    ) -> list[int]:
+        """Drafts of each request; of those that drafted past their end, as many as are useful."""
+        drafts = self.rounds.num_drafts(in_flight, useful)
+        pairs = zip(useful, in_flight.num_drafted, strict=True)
+        are_cut = [least < count for least, count in pairs]
+        triples = zip(are_cut, drafts, result.num_drafted, strict=True)
+        return [cut if is_cut else whole for is_cut, cut, whole in triples]
+
+    def _waits_for_text(self, reqs: list[Req], in_flight: InFlightRound) -> bool:
+        """Whether the drafts of requests that go on depend on what this round emits."""
+        if self._lookup is None or not self._beside_model:
+            return self._lookup is not None
+        return self._lookup.may_match(reqs, in_flight.key.num_steps + 1)
+
+    def _follow(self, before: Launched) -> Launched | None:
+        """The round after one that is in flight."""
+        was_plain = before.choice.num_steps == 0
+        if not was_plain and self._lookup is not None and not self._beside_model:
+            return None
+        reqs = self.scheduler.follow(before.round.reqs, self._slots)
+        if not reqs or (not was_plain and self._waits_for_text(reqs, before.round)):
+            return None
+        choice, paused = self._choose(reqs)
+        if was_plain and choice.num_steps and self._waits_for_text(reqs, before.round):
+            self._chosen = choice
+            return None
+        depth = choice.num_steps
+        if self._beside_model:
+            depth = min(depth, self.rounds.source.model_steps)
+        plan = RoundPlan(depths_within(reqs, depth), paused, choice.num_nodes)
+        following = self.rounds.follow(reqs, plan)
+        if following is None:  # until there is a graph of it, which the next launch makes
+            self._chosen = None if paused else choice
+            return None
+        return Launched(following, choice, paused, True, perf_counter())
+
+    def _follow_collected(
+        self, prefetch: LookupPrefetch, before: InFlightRound, emitted: list[list[int]]
+    ) -> Launched | None:
+        """The round after one that is collected, and could not be followed before."""
+        reqs = prefetch.follow(before.reqs, emitted, self._slots)
+        if not reqs:
+            return None
+        (choice, _), drafting = self._choose(reqs), 0.0
+        plan = RoundPlan(depths_within(reqs, choice.num_steps))
+        if choice.num_steps:
+            start = perf_counter()
+            proposal = prefetch.draft(reqs, choice.num_steps)
+            plan = self.rounds.source.send(proposal, plan.num_drafted)
+            drafting = perf_counter() - start
+        following = self.rounds.follow(reqs, plan)
+        if following is None:  # until there is a graph of it
+            self._chosen = choice
+            return None
+        assert self._collected is not None
+        return Launched(following, choice, False, False, self._collected, drafting)
+
+    @property
+    def _slots(self) -> int:
+        """For the tokens of a round that is not committed, and those of the next."""
+        return self.rounds.num_nodes + self.rounds.num_slots
+
+    def _choose(self, reqs: list[Req]) -> tuple[Decision, bool]:
+        """What to draft, and whether the drafter stays paused."""
+        batch_size = len(reqs)
+        if self.depths is None:
+            return self._deepest, False
+        if self._num_choices % _CONTEXT_EVERY == 0:
+            context = sum(req.kv_len for req in reqs) / batch_size
+            if self.depths.reads(batch_size, context) and self.naps is not None:
+                self.naps.wake()
+        self._num_choices += 1
+        if self.naps is not None:
+            standing = self.depths.standing(batch_size)
+            if self.naps.sleeps(None if standing is None else standing.num_steps):
+                assert standing is not None
+                self._chosen = None
+                return standing, True
+        if self._chosen is not None:
+            choice, self._chosen = self._chosen, None
+            return choice, False
+        return self.depths.choose(batch_size), False
+
+
+def _limits(in_flight: InFlightRound, depth: int) -> list[int]:
+    """The most levels of each request. Nodes do not tell the levels of trees, nor what is counted
+    those of chains, whose padding is a draft where it stood."""
+    if in_flight.drafted_nodes is not None:
+        return depths_within(in_flight.reqs, depth)
+    return in_flight.num_drafted

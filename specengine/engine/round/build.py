@@ -1,0 +1,155 @@
+"""Composes the device rounds of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specengine.core.config import EngineConfig
+from specengine.core.drafter import Drafter
+from specengine.core.spec import Verifier
+from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.round.executor import Captured, Executor, RoundExecutor
+from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
+from specengine.engine.round.round import Round
+from specengine.engine.round.rules import Relaxed, Rule, Stochastic
+from specengine.engine.round.sampling import SamplingState
+from specengine.engine.round.sources import (
+    DeviceDraft,
+    HybridDraft,
+    LookupDraft,
+    Source,
+    make_lookup,
+)
+from specengine.kernels.accept_chain import RoundState, Simulated
+from specengine.runner.graph_counters import PLANS_ON_HOST
+from specengine.runner.model_runner import ModelRunner
+from specengine.target.verify.relaxed import RelaxedVerifier
+from specengine.target.verify.sampled import SampledVerifier
+
+TRACED = "rounds are traced"
+
+_SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
+_BETWEEN = 3  # depth of drafts from lookup, beside the deepest and none
+
+
+@dataclass(frozen=True)
+class DraftedBy:
+    """Where the drafts of device rounds come from, and how deep they may go."""
+
+    source: Source
+    steps: list[int]
+
+
+def make_rounds(
+    config: EngineConfig,
+    runner: ModelRunner,
+    drafter: Drafter,
+    verifier: Verifier,
+    chooses: bool,
+) -> RoundExecutor | str:
+    """Not captured yet; or why there are none. For an engine with graphs. chooses: whether depths
+    are chosen round by round, no drafts among them."""
+    sizes, limits = config.graph.cuda_graph_bs, runner.attn_backend.limits
+    assert sizes is not None
+    if limits.plans_on_host:
+        return PLANS_ON_HOST
+    if config.trace.trace is not None:
+        return TRACED
+    drafted = drafted_by(drafter, max(sizes), runner.device, chooses)
+    if drafted is None:
+        return "the drafter needs the host in the middle of a round"
+    rule = make_rule(verifier, drafter)
+    if isinstance(rule, str):
+        return rule
+    rounds = compose(
+        runner,
+        drafted,
+        rule,
+        list(sizes),
+        Captured(),
+        padding=not config.graph.disable_cuda_graph_padding,
+        forced_length=config.spec.simulate_accept_length,
+        may_pause=chooses and limits.first_keys and drafter.can_pause,
+    )
+    if chooses and drafted.source.model_is_tree and drafter.lookup is None:
+        rounds.tree_sizes = smaller_sizes(drafted.steps, drafted.source.num_nodes)
+    return rounds
+
+
+def compose(
+    runner: ModelRunner,
+    drafted: DraftedBy,
+    rule: Rule | None,
+    batch_sizes: list[int],
+    executor: Executor,
+    padding: bool = True,
+    forced_length: float | None = None,
+    may_pause: bool = False,
+) -> RoundExecutor:
+    """forced_length: accepted length to force on every round, for measuring speed. Others as to
+    RoundExecutor."""
+    table, device = runner.pools.req_to_token_pool.req_to_token, runner.device
+    (num_rows, context), largest = table.shape, max(batch_sizes)
+    source, steps = drafted.source, sorted(set(drafted.steps))
+    state = RoundState.of(num_rows, largest, steps[-1], device)
+    layout: Layout = Chain(steps, largest, device)
+    if source.is_tree:
+        sizes = set[int]().union(*(source.tree_sizes(one) for one in steps if one))
+        layout = Branching(sizes, largest, device)
+    sampling = SamplingState(num_rows, context, runner.model.vocab_size, device)
+    commit = Commit(state, context, Simulated.of(forced_length))
+    round = Round(runner, commit, source, layout, rule, sampling)
+    return RoundExecutor(round, steps, batch_sizes, executor, padding, may_pause)
+
+
+def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | str | None:
+    """None: drafts are matched. A text: why rounds on the device cannot decide as the verifier
+    does."""
+    declared = getattr(verifier, "device_rule", None)
+    if declared == "relaxed":
+        assert isinstance(verifier, RelaxedVerifier)
+        return Relaxed(verifier)
+    if declared == "stochastic":
+        assert isinstance(verifier, SampledVerifier)
+        if not verifier.has_keyed_numbers():
+            return "the verifier has random numbers of its own"
+        # Without probabilities of drafts it has nothing to judge, and matches.
+        if drafter.emits_probs or not verifier.needs_draft_probs:
+            return Stochastic(verifier)
+    elif declared != "match":
+        return "the verifier does more than compare tokens"
+    if drafter.emits_probs:
+        return "drafts are sampled, and the verifier does not weigh them"
+    return None
+
+
+def drafted_by(
+    drafter: Drafter, batch_size: int, device: torch.device, chooses: bool
+) -> DraftedBy | None:
+    """None where the drafter needs the host in the middle of a round. batch_size: of the largest
+    round. chooses: as to make_rounds."""
+    if drafter.device == "host":
+        return None
+    most = drafter.max_nodes - 1
+    if drafter.device == "lookup":
+        given = drafter, drafter.proposes_tree, drafter.max_nodes, batch_size, device
+        return DraftedBy(LookupDraft(make_lookup(*given)), _lookup_steps(drafter, most))
+    model = DeviceDraft(drafter.model)
+    shallower = [n for n in _SHALLOW if chooses]
+    if drafter.lookup is None:
+        own = model.max_steps
+        return DraftedBy(model, [*(n for n in shallower if n < own), own])
+    given = drafter.lookup, drafter.proposes_tree, drafter.max_nodes, batch_size, device
+    hybrid = HybridDraft(model, make_lookup(*given), device)
+    own = hybrid.model_steps
+    return DraftedBy(hybrid, sorted({*(n for n in shallower if n < own), own, most}))
+
+
+def _lookup_steps(drafter: Drafter, most: int) -> list[int]:
+    """No drafts, the deepest, and a depth between where it costs less than the deepest."""
+    between = most > _BETWEEN
+    if drafter.proposes_tree:
+        between = drafter.num_tree_nodes(_BETWEEN) < drafter.max_nodes
+    return [0, *([_BETWEEN] if between else []), most]

@@ -1,0 +1,435 @@
+"""Launches the rounds of an engine, and reads what they decided."""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.request import Req, TokenLogprob
+from specengine.core.spec import VerifyResult
+from specengine.core.transfer import sent
+from specengine.engine.round.key import InFlightRound, RoundEvent, RoundGraph, RoundKey, RoundPlan
+from specengine.engine.round.layouts import Chain
+from specengine.engine.round.round import BoundRound, Round
+from specengine.engine.round.sampling import SamplingFeatures, rows_of
+from specengine.engine.round.shared_ints import SharedInts
+from specengine.engine.round.sources import DeviceDraft, num_slots
+from specengine.engine.round.state import HostView
+from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
+from specengine.runner.graph_guard import GraphGuard
+from specengine.runner.graphs import capture, capture_parts, without_garbage_collection
+
+logger = logging.getLogger(__name__)
+
+_MANY = 128  # tokens of a batch's whole trees, from which on smaller ones are worth a graph
+_NONE: Mapping[int, Sequence[int]] = {}
+
+
+class Executor(Protocol):
+    """How a round runs."""
+
+    def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
+        """parts: functions without arguments, run in order. What one leaves for the next stays
+        where it is."""
+        ...
+
+    def new_event(self) -> RoundEvent: ...
+
+
+class Captured:
+    """In CUDA graphs."""
+
+    def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
+        if len(parts) == 1:
+            return [capture(parts[0], pool)[0]]
+        return list(capture_parts(parts, pool))
+
+    def new_event(self) -> RoundEvent:
+        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+class Eager:
+    """Operator by operator, on any device, and awaited at once."""
+
+    def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
+        return [_Uncaptured(part) for part in parts]
+
+    def new_event(self) -> RoundEvent:
+        return _Done()
+
+
+class _Uncaptured:
+    def __init__(self, run: Any) -> None:
+        self.replay = run
+
+
+class _Done:
+    """An event that has passed."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def query(self) -> bool:
+        return True
+
+
+class GrammarRound:
+    """A round in which grammars constrain some requests: a graph a step, and before the last of
+    them the token masks. What the steps leave for each other lies in the graphs' pool: between
+    `replay` and `finish` no other graph may run."""
+
+    def __init__(self, bound: BoundRound, graphs: list[RoundGraph], event: RoundEvent) -> None:
+        self.bound = bound
+        self._draft, self._verify, self._accept = graphs
+        self._copy = torch.zeros(bound.host_copy().shape, dtype=torch.int64)
+        if bound.key.num_steps and bound.rows_B.is_cuda:
+            self._copy = self._copy.pin_memory()
+        self._copied = event
+
+    def replay(self) -> None:
+        """Launch what needs no masks."""
+        self._draft.replay()
+        if self.bound.key.num_steps:
+            self._copy.copy_(self.bound.host_copy(), non_blocking=True)
+            self._copied.record()
+        self._verify.replay()
+
+    def finish(self, reqs: list[Req]) -> dict[int, list[int]]:
+        """Make the masks while the device verifies, and launch the rest. The requests' grammars
+        stand after the tokens that the round starts from. Returns KeptDepths."""
+        if self.bound.key.num_steps:
+            self._copied.synchronize()
+        depths = self.bound.send_masks(reqs, self._copy)
+        self._accept.replay()
+        return depths
+
+
+class RoundExecutor:
+    """Launches rounds and collects them. Requests keep their state on the device, so that the next
+    round of the same requests may be launched before this one's result is known, as long as each
+    request has KV slots for both.
+
+    There is a graph for each RoundKey: batch size, number of steps, and what its requests ask for;
+    no steps at all is plain decoding. Those of greedy requests are captured at start, others when
+    they are first needed.
+    """
+
+    unguarded = ("captured", "guard")
+
+    def __init__(
+        self,
+        round: Round,
+        steps: list[int],
+        batch_sizes: list[int],
+        executor: Executor,
+        padding: bool = True,
+        may_pause: bool = False,
+    ) -> None:
+        """steps: numbers of steps that rounds may have. padding: let a larger graph serve a batch.
+        may_pause: there are also plain rounds that the drafter does not observe."""
+        self.round, self.runner, self.source = round, round.runner, round.source
+        self.executor = executor
+        self.steps = sorted(set(steps))
+        self.batch_sizes = sorted(set(batch_sizes))
+        self.padding, self.may_pause = padding, may_pause
+        self.tree_sizes: Mapping[int, Sequence[int]] = _NONE  # by num_steps: nodes to cut trees to
+        self.captured: dict[RoundKey, RoundGraph] = {}
+        self.guard: GraphGuard | None = None  # of all of them
+        self.counters: Counter[str] = Counter()
+        self.state = round.commit.state
+        self.sampling = round.sampling
+        self.host_view = HostView(self.state, self.steps[-1])
+        self.ints = SharedInts(self.runner.model.vocab_size)
+        largest, device = self.batch_sizes[-1], self.runner.device
+        self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
+        self.num_slots = num_slots(self.source)
+        self.collected_at = 0.0  # when the host had waited for the last round, before it read it
+        self._rows: list[int] = []  # what `rows` holds
+        self._stale: set[int] = set()  # rows of rounds that a paused drafter has not observed
+        self._turn = 0  # state.turn, as the device will have it after the last launch
+
+    @property
+    def table(self) -> Tensor:
+        return self.runner.pools.req_to_token_pool.req_to_token
+
+    @property
+    def num_nodes(self) -> int:
+        """The most tokens that a request gains in a round."""
+        return self.steps[-1] + 1
+
+    def capture(self) -> None:
+        """Every key of greedy rounds, from large to small; and one of requests that sample."""
+        start, memory = perf_counter(), self.runner.graph_memory
+        used_before = memory.used
+        with without_garbage_collection():
+            for bs in memory.affordable(self.batch_sizes[::-1], "round graphs"):
+                for key in self.keys(bs, self.sampling.greedy):
+                    self._capture(key)
+            self.batch_sizes = sorted({key.batch_size for key in self.captured})
+            if not memory.is_spent:
+                key = RoundKey(self.batch_sizes[0], self.steps[-1], self.sampling.sampled)
+                self.graph(key, logging.DEBUG)
+        took, used = perf_counter() - start, (memory.used - used_before) / (1 << 30)
+        what = f"{len(self.captured)} round graphs of {self.steps} drafts"
+        logger.info("captured %s in %.1f s, %.2f GiB", what, took, used)
+
+    def keys(self, batch_size: int, features: SamplingFeatures) -> list[RoundKey]:
+        """Of all rounds of one batch size."""
+        smaller = self.smaller_trees(batch_size).items()
+        keys = [
+            RoundKey(batch_size, k, features, num_nodes=n) for k, found in smaller for n in found
+        ]
+        keys += [RoundKey(batch_size, steps, features) for steps in self.steps]
+        if self.may_pause:
+            keys.append(RoundKey(batch_size, 0, features, paused=True))
+        variants = self.source.variants(self.steps)
+        return keys + [RoundKey(batch_size, k, features, model_steps=m) for k, m in variants]
+
+    def plain_key(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> RoundKey:
+        """Of greedy requests; where rounds without steps may be paused, of those."""
+        paused = self.may_pause and num_steps == 0
+        return RoundKey(batch_size, num_steps, self.sampling.greedy, paused, num_nodes)
+
+    def smaller_trees(self, batch_size: int) -> dict[int, list[int]]:
+        """Nodes that trees may be cut to, root included, by num_steps. Only where nodes cost: at
+        small batch sizes the weights are all that is read."""
+        return {
+            steps: list(found)
+            for steps, found in self.tree_sizes.items()
+            if batch_size * self.source.num_nodes(steps) >= _MANY
+        }
+
+    def bind(self, key: RoundKey) -> BoundRound:
+        """A round of the rows that are launched."""
+        return BoundRound(self.round, self.rows[: key.batch_size], key)
+
+    def clear_rows(self) -> None:
+        """Rounds are of no request until the next launch."""
+        self.rows.zero_()
+        self._rows = []
+
+    def _capture(self, key: RoundKey) -> None:
+        """Runs rounds of no request: none may be in flight."""
+        self.rows[: key.batch_size].zero_()
+        self._rows = []
+        if key.features.logprobs:
+            self.round.logprobs.prepare()
+        if key.features.masks:
+            self.round.masks.prepare()
+        try:
+            self.captured[key] = self._prepare(self.bind(key))
+        finally:
+            self.state.turn.fill_(self._turn)  # the run before the capture has taken one
+        self.counters["captures"] += 1
+        if self.guard is None:
+            self.guard = self.runner.guard_of(rounds=self)
+
+    def _prepare(self, bound: BoundRound) -> RoundGraph:
+        pool = self.runner.graph_memory.pool
+        if not bound.key.features.masks:
+            return self.executor.prepare([bound.run], pool)[0]
+        graphs = self.executor.prepare([bound.draft, bound.verify, bound.accept], pool)
+        return GrammarRound(bound, graphs, self.executor.new_event())
+
+    def graph(self, key: RoundKey, level: int = logging.INFO) -> RoundGraph:
+        """level: of what the log says of a capture, before which no round may be in flight."""
+        if key not in self.captured:
+            start = perf_counter()
+            with without_garbage_collection(), self.runner.graph_memory.measured():
+                self._capture(key)
+            logger.log(level, "captured a round of %s in %.2f s", key, perf_counter() - start)
+        return self.captured[key]
+
+    def can_run(self, batch: ScheduleBatch) -> bool:
+        """Whether a batch may run on the device. Counts the reason why not."""
+        if (reason := self.fallback_reason(batch)) is not None:
+            count_fallback(self.counters, "round", reason)
+        return reason is None
+
+    def fallback_reason(self, batch: ScheduleBatch) -> str | None:
+        size = batch.batch_size
+        if size > self.batch_sizes[-1]:
+            return "batch larger than any captured"
+        if not self.padding and size not in self.batch_sizes:
+            return "batch size not captured, padding off"
+        if not self.sampling.fits(batch.reqs):
+            return "more requests edit their logits than there are tables for"
+        if self.source.may_be_unready and not all(map(self.source.is_ready, batch.reqs)):
+            return "a request that the drafter has seen too little of"
+        if not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
+            return "memory nearly full"
+        return None if self.has_graphs(batch.reqs) else MEMORY_SPENT
+
+    def has_graphs(self, reqs: list[Req]) -> bool:
+        """Or memory for them."""
+        keys = self.keys(self._size(len(reqs)), self.sampling.features_of(reqs))
+        needed = (one for one in keys if one.num_nodes is None)
+        return not self.runner.graph_memory.is_spent or all(one in self.captured for one in needed)
+
+    def has_slots(self, req: Req, count: int) -> bool:
+        """Whether `count` tokens past those that stand have slots. Of chains they may lie past the
+        context; nodes of trees may not."""
+        wanted = req.kv_len + count
+        return req.reserved_len >= (wanted if self.source.is_tree else self._within(wanted))
+
+    def _within(self, tokens: int) -> int:
+        return min(tokens, self.table.shape[1])
+
+    def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
+        """A round of requests whose state the host knows: all their rounds are collected."""
+        key = self._key(reqs, plan)
+        if not self.host_view.is_known(reqs) or key.features.edits:
+            self.sampling.write(reqs, self.host_view.write(reqs), key.features)
+        in_flight = self._launch(reqs, plan, key)
+        self.send_masks(in_flight)
+        return in_flight
+
+    def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
+        """A round of requests of the round before, whatever that decides. When that one is
+        committed, and before anything else runs, `send_masks` must follow. None where no graph, or
+        too few slots, are there."""
+        count, drafts = self.num_nodes + self.num_slots, self.steps[0] or any(plan.num_drafted)
+        if self.source.is_tree and drafts and not all(self.has_slots(r, count) for r in reqs):
+            return None
+        key = self._key(reqs, plan)
+        fits = self.padding or key.batch_size == len(reqs)
+        return self._launch(reqs, plan, key) if fits and key in self.captured else None
+
+    def begin(self, reqs: list[Req]) -> None:
+        """The drafter reads prompts of these requests anew; what it missed of others still counts."""
+        if rows := self._stale.intersection(rows_of(reqs)):
+            self._stale -= rows
+            self._rows = []  # the same rows may be missed anew
+
+    def resume(self) -> None:
+        """Before the drafter observes again, in a round of any kind."""
+        if self._stale:
+            assert isinstance(self.source, DeviceDraft)
+            rows = sent(torch.tensor([*self._stale]), self.rows.device)
+            self.source.drafter.mark_stale(rows, self.state.lens[rows])
+            self._stale.clear()
+
+    def _size(self, batch_size: int) -> int:
+        return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
+
+    def _key(self, reqs: list[Req], plan: RoundPlan) -> RoundKey:
+        """Of the whole tree where there is no graph of smaller ones, nor memory for it."""
+        key = RoundKey(
+            batch_size=self._size(len(reqs)),
+            num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.num_drafted))],
+            features=self.sampling.features_of(reqs),
+            paused=plan.paused and self.may_pause,
+        )
+        if plan.num_nodes is None:
+            return self.source.key_of(key, plan)
+        if plan.num_nodes not in self.smaller_trees(key.batch_size).get(key.num_steps, ()):
+            return key
+        smaller = key._replace(num_nodes=plan.num_nodes)
+        is_there = smaller in self.captured or not self.runner.graph_memory.is_spent
+        return smaller if is_there else key
+
+    def _launch(self, reqs: list[Req], plan: RoundPlan, key: RoundKey) -> InFlightRound:
+        self._send_counts(plan, key)
+        graph = self.graph(key)
+        rows = rows_of(reqs) + [0] * (key.batch_size - len(reqs))
+        if not key.paused:
+            self.resume()
+        elif rows != self._rows or not self._stale:
+            self._stale.update(rows)
+        if rows != self._rows:
+            self.rows[: key.batch_size] = sent(torch.tensor(rows), self.rows.device)
+            self._rows = rows
+        if self.guard is not None:
+            self.guard.check()
+        graph.replay()
+        self.counters["replays"] += 1
+        self._turn = 1 - self._turn
+        self.host_view.note_launch(reqs)
+        outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
+        given = reqs, plan.num_drafted, outcome, self.executor.new_event(), key, self._turn
+        in_flight = InFlightRound(*given, plan.drafted_nodes, {}, plan.from_lookup)
+        if not key.features.masks:
+            self._end(in_flight)
+        return in_flight
+
+    def _send_counts(self, plan: RoundPlan, key: RoundKey) -> None:
+        """How many drafts the host has made, to a rule that judges them."""
+        layout = self.round.layout
+        if self.round.rule_of(key) is None or not isinstance(layout, Chain):
+            return
+        if self.source.counts_are_sent(key):
+            layout.send_counts(layout.num_drafted, plan.num_drafted)
+
+    def send_masks(self, in_flight: InFlightRound) -> None:
+        """Where grammars constrain a request of a round: token masks, and the rest of the round."""
+        graph = self.captured[in_flight.key]
+        if isinstance(graph, GrammarRound):
+            in_flight.kept_depths.update(graph.finish(in_flight.reqs))
+            self._end(in_flight)
+
+    def _end(self, in_flight: InFlightRound) -> None:
+        """All of a round is launched."""
+        if in_flight.key.features.logprobs:
+            self.round.logprobs.send(in_flight.turn)
+        in_flight.done.record()
+
+    def is_done(self, in_flight: InFlightRound) -> bool:
+        """Of a round whose masks were sent: whether `collect` would not wait."""
+        return in_flight.done.query()
+
+    def collect(self, in_flight: InFlightRound) -> VerifyResult:
+        """Wait for a round, and read what it decided."""
+        in_flight.done.synchronize()
+        self.collected_at = perf_counter()
+        steps = in_flight.key.num_steps
+        rows = self.ints.lists_of(in_flight.outcome[:, : steps + 2])
+        num_accepted = [row[0] for row in rows]
+        tokens = [row[1 : row[0] + 2] for row in rows]
+        self.sampling.edits.note(in_flight.reqs, tokens)
+        # The padding of a short draft is a draft too, where it happens to be right.
+        num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.num_drafted), num_accepted)]
+        logprobs = self._logprobs(in_flight, tokens)
+        result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)
+        if self.tree_sizes and steps:
+            # Nodes stand best first: a node's number is its rank.
+            paths = in_flight.outcome[:, steps + 2 : -1].tolist()
+            result.path_ranks = [row[:n] for row, n in zip(paths, num_accepted, strict=True)]
+        return result
+
+    @property
+    def has_lookup(self) -> bool:
+        """Whether the host drafts for rounds."""
+        return not isinstance(self.source, DeviceDraft)
+
+    @property
+    def is_lossy(self) -> bool:
+        rule = self.round.rule
+        return self.round.commit.simulated is not None or (rule is not None and rule.is_lossy)
+
+    def num_drafts(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
+        """Of a round in which each request drafted so many levels."""
+        if not self.source.is_tree:
+            return in_flight.kept(levels, levels)
+        if self.round.rule_of(in_flight.key) is not None:  # as many as the rule saw
+            counts: list[int] = in_flight.outcome[:, -1].tolist()
+            return counts
+        return in_flight.kept(self.source.num_drafted(in_flight, levels), levels)
+
+    def _logprobs(
+        self, in_flight: InFlightRound, tokens: list[list[int]]
+    ) -> list[list[TokenLogprob]] | None:
+        key = in_flight.key
+        if not key.features.logprobs:
+            return None
+        return self.round.logprobs.read(in_flight.turn, in_flight.reqs, key.num_steps + 1, tokens)

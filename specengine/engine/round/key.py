@@ -1,0 +1,81 @@
+"""What a device round is made for, what it is to do, and the record of one in flight."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from specengine.core.request import Req
+from specengine.engine.round.sampling import PLAIN, SamplingFeatures
+
+
+class RoundKey(NamedTuple):
+    """What a round is captured for. A tuple, because it is looked up several times a round."""
+
+    batch_size: int
+    num_steps: int
+    features: SamplingFeatures = PLAIN
+    paused: bool = False  # the drafter does not observe
+    num_nodes: int | None = None  # of trees that are cut to their best nodes, root included
+    # As in RoundPlan. Deeper than the model drafts, None stands for all that it can.
+    model_steps: int | None = None
+
+
+class RoundPlan(NamedTuple):
+    """What a round is to do for the requests of a batch."""
+
+    num_drafted: list[int]  # levels of each request, at most the deepest round's num_steps
+    paused: bool = False  # the drafter does not observe; then there are no drafts
+    num_nodes: int | None = None  # of trees that are to be cut, root included
+    drafted_nodes: list[int] | None = None  # nodes that lookup drafted, of each, without the root
+    # Where lookup stands beside a model: how deep the model drafts for requests without a match; 0
+    # where each draft came from lookup, None where none did.
+    model_steps: int | None = None
+    from_lookup: list[bool] | None = None  # as in core.spec.DraftProposal
+
+
+class RoundGraph(Protocol):
+    """A CUDA graph, or several that are launched one after the other."""
+
+    def replay(self) -> None: ...
+
+
+class RoundEvent(Protocol):
+    """torch.cuda.Event, as far as rounds use it."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+
+# Of requests with a grammar, by index into the batch: the depths of the drafts that it leaves.
+KeptDepths = dict[int, list[int]]
+
+
+class InFlightRound(NamedTuple):
+    """A round that was launched. What it decided is in `outcome` once `done` has passed."""
+
+    reqs: list[Req]
+    num_drafted: list[int]
+    # int64 [B, 2 * num_steps + 3], pinned: accepted drafts, the target's tokens, and of trees the
+    # nodes that they stand at; under a stochastic rule the number of nodes, without the root
+    outcome: Tensor
+    done: RoundEvent
+    key: RoundKey
+    turn: int  # which half of the buffers the host reads
+    drafted_nodes: list[int] | None  # as in RoundPlan
+    kept_depths: KeptDepths  # filled in when token masks are sent
+    from_lookup: list[bool] | None = None
+
+    def kept(self, counts: list[int], levels: list[int]) -> list[int]:
+        """Of so many drafts of each request, of so many levels, those that grammars leave."""
+        depths = self.kept_depths
+        if not depths:
+            return counts
+        return [
+            min(count, sum(depth <= level for depth in depths[i])) if i in depths else count
+            for i, (count, level) in enumerate(zip(counts, levels, strict=True))
+        ]

@@ -1,0 +1,296 @@
+"""One round of speculation on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.interfaces import RowsOutput
+from specengine.core.request import Req
+from specengine.engine.draft_nodes import HostTree
+from specengine.engine.grammar.drafts import kept_nodes
+from specengine.engine.grammar.masks import Flags
+from specengine.engine.round.draws import (
+    ChainDraws,
+    EditedBest,
+    LookupWeights,
+    SampledTreeDraws,
+    TreeKeys,
+)
+from specengine.engine.round.edits import ChainEdits, NodeEdits, RootEdits
+from specengine.engine.round.key import KeptDepths, RoundKey
+from specengine.engine.round.layouts import Chain, Commit, Layout, Path, Room, kept_depths
+from specengine.engine.round.logprobs import DeviceLogprobs
+from specengine.engine.round.masks import TokenMasks
+from specengine.engine.round.rules import Judged, Rule
+from specengine.engine.round.sampling import PLAIN, SamplingState
+from specengine.engine.round.sources import DraftOptions, Drafts, Source, num_slots
+from specengine.kernels.accept_chain import begin_round
+from specengine.kernels.tree_build import TreeLimits
+from specengine.runner.model_runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """The target's states at every node."""
+
+    batch: ForwardBatch
+    hidden_TH: Tensor
+
+    def features(self) -> Tensor | None:
+        """Of the captured layers, for drafters that read them."""
+        return torch.cat(self.batch.captured, dim=-1) if self.batch.captured else None
+
+
+@dataclass(frozen=True)
+class NodeLogits:
+    """Float32, a row a node."""
+
+    edited_TV: Tensor  # with edits and token masks; may be written over
+    raw_TV: Tensor | None  # where a request asks for logprobs
+
+
+class Round:
+    """Draft, verify, accept and observe, without the host (host.py is the same with it).
+
+    The state of a request (its length, its last token, what the drafter keeps) lies on the device
+    by its row of the page table. A round takes the rows of a batch and moves that state on. What it
+    decided goes to the host in `commit.state.outcomes`.
+
+    A round combines four choices, none of which knows the others: `source` says where drafts come
+    from, `layout` how they are laid out, `rule` which of them stand, and `sampling` what requests
+    ask for. Without a rule, and where no request of a batch needs it, drafts stand that are the
+    target's own tokens: those that plain decoding would choose. Rounds without drafts are chains of
+    the root alone.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        commit: Commit,
+        source: Source,
+        layout: Layout,
+        rule: Rule | None,
+        sampling: SamplingState,
+    ) -> None:
+        """runner: of the target. sampling: of this round alone."""
+        self.runner = runner
+        self.commit = commit
+        self.source = source
+        self.layout = layout
+        self.rule = rule
+        self.sampling = sampling
+        batch_size = commit.state.outcomes.shape[1]
+        num_rows, device = batch_size * num_slots(source), runner.device
+        vocab_size = runner.model.vocab_size
+        self._plain = Chain([0], batch_size, device) if source.is_tree else layout
+        self.logprobs = DeviceLogprobs(num_rows, vocab_size, device)
+        self.masks = TokenMasks(num_rows, vocab_size, device)
+        # Made before any capture: made in one, it would be nodes of the graph.
+        self._tree_keys: TreeKeys | None = None
+        if rule is not None and source.draws and source.model_is_tree:
+            shape = batch_size, source.tree_topk, source.model_steps
+            self._tree_keys = TreeKeys.of(*shape, device)
+        sampling.stochastic = rule is not None
+        sampling.stochastic_greedy = rule is not None and rule.greedy_too
+
+    def draft(self, rows_B: Tensor, key: RoundKey) -> Drafts:
+        """rows_B: int64, of the page table. The requests are as the round before has left them, and
+        from here on it is this round's turn."""
+        rows = RowBatch(rows_B, *begin_round(self.commit.state, rows_B))
+        drafts = self.source.draft(key, rows, self.draft_options(rows, key))
+        if not key.features.masks:
+            return drafts
+        return replace(drafts, host_copy=self.layout_of(key).host_copy(drafts))
+
+    def verify(self, drafts: Drafts, key: RoundKey) -> TargetOutput:
+        """The target's forward over all nodes."""
+        batch = self.layout_of(key).verify_batch(self.runner, drafts)
+        if key.paused:
+            batch.capture_layers = ()
+        return TargetOutput(batch, self.runner.forward_extend(batch))
+
+    def accept(self, drafts: Drafts, output: TargetOutput, key: RoundKey) -> None:
+        """Decide which drafts stand, move the requests on, and let the drafter observe."""
+        layout, rows = self.layout_of(key), drafts.rows
+        path, raw_TV = self.decide(drafts, output, key)
+        hidden_TH, features_TF = output.hidden_TH, output.features()
+        if path.rows_T is not None:
+            hidden_TH = hidden_TH.index_select(0, path.rows_T)
+            features_TF = None if features_TF is None else features_TF.index_select(0, path.rows_T)
+            raw_TV = None if raw_TV is None else raw_TV.index_select(0, path.rows_T)
+        tokens_T = path.tokens_BW.flatten()
+        if raw_TV is not None:
+            self.logprobs.take(raw_TV, tokens_T)
+        self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.features)
+        layout.keep_kv(self.runner, rows, path)
+        if not key.paused:
+            observed = RowsOutput(tokens_T, hidden_TH, features_TF)
+            self.source.observe(key, rows, observed, path.tokens_BW, path.accepted_B)
+
+    def decide(
+        self, drafts: Drafts, output: TargetOutput, key: RoundKey
+    ) -> tuple[Path, Tensor | None]:
+        """The accepted path, and raw logits of all nodes where a request asks for logprobs."""
+        layout, sampling = self.layout_of(key), self.sampling
+        rule = self.rule_of(key)
+        if rule is None and key.features in (PLAIN, sampling.greedy):
+            best_T = self.runner.model.best_tokens(output.hidden_TH)
+            return layout.match(self.commit, drafts, best_T, key.num_steps), None
+        if rule is not None and key.features.masks:
+            drafts = layout.constrained(drafts)
+        logits = self.node_logits(drafts.rows, output, key)
+        if rule is None:
+            chosen_T = sampling.tokens(logits.edited_TV, drafts.rows, output.batch)
+            path = layout.match(self.commit, drafts, chosen_T, key.num_steps)
+        else:
+            found = rule.decide(self._judged(drafts, logits.edited_TV, output, key), sampling)
+            path = layout.commit(self.commit, drafts, found, key.num_steps)
+        return path, logits.raw_TV
+
+    def layout_of(self, key: RoundKey) -> Layout:
+        return self.layout if key.num_steps else self._plain
+
+    def rule_of(self, key: RoundKey) -> Rule | None:
+        """None: matching."""
+        return self.rule if key.features.stochastic and key.num_steps else None
+
+    def node_logits(self, rows: RowBatch, output: TargetOutput, key: RoundKey) -> NodeLogits:
+        logits_TV = self.runner.model.compute_logits(output.hidden_TH)
+        raw_TV = logits_TV.clone() if key.features.logprobs else None
+        if key.features.masks:
+            logits_TV = self.masks.apply(logits_TV)
+        if key.features.edits:
+            self.sampling.edits.apply(logits_TV, rows, output.batch)
+        return NodeLogits(logits_TV, raw_TV)
+
+    def _judged(
+        self, drafts: Drafts, logits_TV: Tensor, output: TargetOutput, key: RoundKey
+    ) -> Judged:
+        counts_are_sent = self.source.counts_are_sent(key)
+        nodes = self.layout.nodes(drafts, self._room(drafts.rows), key, counts_are_sent)
+        given = logits_TV, drafts.rows, output.batch, nodes
+        return Judged(*given, drafts.tree, drafts.weights)
+
+    def _room(self, rows: RowBatch) -> Room:
+        ends_B = self.sampling.ends.index_select(0, rows.rows_B)
+        return Room(ends_B, self.commit.state.limits.index_select(0, rows.rows_B))
+
+    def draft_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
+        """How drafts are chosen, where they are not simply the best tokens."""
+        if not key.num_steps:
+            return DraftOptions()
+        if self.rule_of(key) is None:
+            return self._matched_options(rows, key)
+        if not self.source.is_tree:
+            return self._sampled_chains(rows, key)
+        return self._judged_trees(rows, key)
+
+    def _matched_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
+        if not key.features.edits:
+            return DraftOptions()
+        tables = self.sampling.edits.tables
+        if self.source.is_tree:
+            return DraftOptions(edits=RootEdits(tables, rows))
+        picks = EditedBest(ChainEdits(tables, rows), self.sampling.vocab_size)
+        return DraftOptions(picks=picks)
+
+    def _sampled_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
+        """The chains that a rule judges: those that the host would draft."""
+        if not (self.source.draws and key.features.samples):
+            return self._edited_chains(rows, key)
+        rule, table, vocab_size = self.rule, self.sampling.table, self.sampling.vocab_size
+        assert rule is not None
+        edits = ChainEdits(self.sampling.edits.tables, rows) if key.features.edits else None
+        count, keeps = self.source.drawn_nodes(key), rule.needs_weights
+        draws = ChainDraws(rows, table, count, vocab_size, keeps, edits)
+        return DraftOptions(picks=draws, weights=draws if keeps else None)
+
+    def _edited_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
+        if not key.features.edits:
+            return DraftOptions()
+        edits = ChainEdits(self.sampling.edits.tables, rows)
+        return DraftOptions(picks=EditedBest(edits, self.sampling.vocab_size))
+
+    def _judged_trees(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
+        """The trees that a rule judges: of no more nodes than requests may still emit tokens, and
+        cut to the depth that they allow. Trees are never cut to their best nodes here: a seed's
+        text would follow from the clock."""
+        sampling, rule, table = self.sampling, self.rule, self.sampling.table
+        assert rule is not None
+        keeps, vocab_size = self.source.draws and rule.needs_weights, sampling.vocab_size
+        if not self.source.model_depth(key):
+            return DraftOptions(lookup_weights=LookupWeights(vocab_size) if keeps else None)
+        limits = self._limits(rows)
+        if not self.source.model_is_tree:
+            return replace(self._sampled_chains(rows, key), limits=limits)
+        edits = NodeEdits(sampling.edits.tables, rows) if key.features.edits else None
+        if self._tree_keys is None:
+            return DraftOptions(edits=edits, limits=limits)
+        draws = SampledTreeDraws(rows, table, self._tree_keys, vocab_size, rule.needs_weights)
+        weights = draws if keeps else None
+        return DraftOptions(edits=edits, limits=limits, draws=draws, weights=weights)
+
+    def _limits(self, rows: RowBatch) -> TreeLimits:
+        """As DraftWorker.nodes has them on the host, and SpecControl, which cuts what was drafted.
+        A request that has ended may still be in a round, and drafts nothing."""
+        room = self._room(rows)
+        left_B = (room.ends_B - rows.lens_B - 1).clamp(min=1)
+        return TreeLimits(self.source.tree_topk, left_B, room.limits_B)
+
+    def send_masks(self, reqs: list[Req], trees: list[HostTree], key: RoundKey) -> KeptDepths:
+        """Token masks to the device, and which drafts a rule may see. trees: what was drafted."""
+        legal_BN = self.masks.send(reqs, trees)
+        if self.rule_of(key) is None:
+            return kept_depths(reqs, trees, legal_BN)
+        return self.layout.send_kept(reqs, trees, self._kept(legal_BN, reqs, trees))
+
+    def _kept(self, legal_BN: Flags, reqs: list[Req], trees: list[HostTree]) -> Flags:
+        """Of sampled drafts a rule must see the first that a grammar forbids as well."""
+        were_drawn = [self.source.draws and not req.sampling.is_greedy for req in reqs]
+        return kept_nodes(legal_BN, trees, were_drawn)
+
+
+class BoundRound:
+    """A round of certain rows: its steps without arguments, as captures and replays want them. Each
+    step leaves behind what the next one reads."""
+
+    def __init__(self, round: Round, rows_B: Tensor, key: RoundKey) -> None:
+        """rows_B: int64, of the page table."""
+        self.round = round
+        self.rows_B = rows_B
+        self.key = key
+        self.drafts: Drafts
+        self.output: TargetOutput
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        self.draft()
+        self.verify()
+        self.accept()
+
+    @torch.inference_mode()
+    def draft(self) -> None:
+        self.drafts = self.round.draft(self.rows_B, self.key)
+
+    @torch.inference_mode()
+    def verify(self) -> None:
+        self.output = self.round.verify(self.drafts, self.key)
+
+    @torch.inference_mode()
+    def accept(self) -> None:
+        self.round.accept(self.drafts, self.output, self.key)
+
+    def host_copy(self) -> Tensor:
+        """int64, what the host must know of the drafts to make token masks."""
+        assert self.drafts.host_copy is not None
+        return self.drafts.host_copy
+
+    def send_masks(self, reqs: list[Req], host_copy: Tensor) -> KeptDepths:
+        """host_copy: on the host."""
+        layout = self.round.layout_of(self.key)
+        trees = layout.host_trees(host_copy, reqs, self.key.num_steps)
+        return self.round.send_masks(reqs, trees, self.key)

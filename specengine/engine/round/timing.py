@@ -1,0 +1,91 @@
+"""How long captured rounds take when nothing else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import RoundGraph
+from specengine.kernels.accept_chain import RoundState
+
+_REPLAYS = 4  # of a graph that is timed; even, since rounds take turns
+_ALIGNED = 256  # slots: contexts begin where pages do
+_BESIDE = 64  # slots behind a context, where rounds write
+
+
+def seconds_of(
+    rounds: RoundExecutor,
+    batch_size: int,
+    num_steps: int,
+    num_nodes: int | None = None,
+    context: int = 0,
+) -> float:
+    """The best of a few replays, on requests of so many tokens, at most `max_context`."""
+    key = rounds.plain_key(batch_size, num_steps, num_nodes)
+    graph = rounds.graph(key)
+    rounds.clear_rows()
+    given = rounds.rows[:batch_size], rounds.table, rounds.state, num_slots(rounds), context
+    with pretend_context(*given):
+        return least_seconds(graph, _REPLAYS)
+
+
+def max_context(rounds: RoundExecutor) -> int:
+    """Tokens of a request that can be pretended; 0 where there are too few slots."""
+    most = num_slots(rounds) // _ALIGNED * _ALIGNED - _ALIGNED
+    return max(min(rounds.table.shape[1], most) - _BESIDE, 0)
+
+
+def num_slots(rounds: RoundExecutor) -> int:
+    """Of the KV pool, the reserved page included."""
+    runner = rounds.runner
+    if not runner.attn_layers:
+        return 0
+    k_cache, _ = runner.pools.token_to_kv_pool.get_kv_buffer(runner.attn_layers[0].layer_id)
+    return len(k_cache)
+
+
+@contextmanager
+def pretend_context(
+    rows_B: Tensor, table: Tensor, state: RoundState, slots: int, context: int
+) -> Iterator[None]:
+    """Rounds inside see requests of so many tokens each, in slots of their own as far as there are
+    as many. They read whatever lies there, and what they write means nothing. No request may have a
+    row, or KV. Afterwards all rows are as empty as before.
+
+    rows_B: of the page table, that rounds take; zeros. table: int32 [rows, context length].
+    """
+    if not context:
+        yield
+        return
+    size, width = len(rows_B), min(context + _BESIDE, table.shape[1])
+    each = -(-width // _ALIGNED) * _ALIGNED
+    places = max((slots - _ALIGNED) // each, 1)
+    rows, device = slice(1, size + 1), table.device
+    firsts_B = _ALIGNED + torch.arange(size, device=device) % places * each
+    slots_BW = firsts_B[:, None] + torch.arange(width, device=device)
+    try:
+        table[rows, :width] = slots_BW.clamp(max=slots - 1).int()
+        state.lens[rows] = context
+        rows_B.copy_(torch.arange(1, size + 1, device=device))
+        yield
+    finally:
+        for one in (rows_B, table[rows], state.lens[rows]):
+            one.zero_()
+
+
+def least_seconds(graph: RoundGraph, replays: int) -> float:
+    """Of a replay."""
+    times = []
+    for _ in range(replays):
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return float(min(times))
