@@ -109,11 +109,9 @@ class DraftLoops:
             count_fallback(self.counters, "draft loop", form)
             return None
         loop = self.captured.get(form) or self._capture(form)
-        most = (
-            [self.drafter.nodes(req) for req in batch.reqs]
-            if self.drafter.proposes_tree
-            else levels
-        )
+        most = levels
+        if self.drafter.proposes_tree:
+            most = [self.drafter.nodes(req) for req in batch.reqs]
         inputs_4B = self._inputs(batch.reqs, levels, most, form.batch_size)
         loop.inputs_4B.copy_(inputs_4B, non_blocking=True)
         if loop.edits is not None:

@@ -67,8 +67,8 @@ class State:
     def provoke(self, engine: Engine, step: int) -> None:
         """Before each step. The engine learns from retractions how long requests go on, and would
         soon let in no more than can stay. It retracts the newest request, which may not have begun:
-        here others leave as well, in the middle of what histograms look at. Where rounds run on the device there
-        are few moments for it, and a request that has left once may stay."""
+        here others leave as well, in the middle of what histograms look at. Where rounds run on
+        the device there are few moments for it, and a request that has left once may stay."""
         pipeline = engine.pipeline
         # Requests of a round in flight must not leave.
         if not self.retracts or (pipeline and pipeline.has_in_flight):

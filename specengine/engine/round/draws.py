@@ -156,8 +156,8 @@ class TreeKeys:
 
 
 class SampledTreeDraws:
-    """The sampled drafts of one round of trees: what DraftChoice draws, by the same uniforms. Greedy
-    requests get the best tokens.
+    """The sampled drafts of one round of trees: what DraftChoice draws, by the same uniforms.
+    Greedy requests get the best tokens.
 
     What was drawn from is kept on demand, a row for each node that was expanded. Memory: in a
     capture it lies in the graphs' pool, and is valid until the graph has run.

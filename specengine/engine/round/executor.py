@@ -307,7 +307,7 @@ class RoundExecutor:
         return self._launch(reqs, plan, key) if fits and key in self.captured else None
 
     def begin(self, reqs: list[Req]) -> None:
-        """The drafter reads prompts of these requests anew; what it missed of others still counts."""
+        """The drafter reads prompts of these requests anew; others it has still missed."""
         if rows := self._stale.intersection(rows_of(reqs)):
             self._stale -= rows
             self._rows = []  # the same rows may be missed anew

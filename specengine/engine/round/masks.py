@@ -32,8 +32,8 @@ class TokenMasks:
             self._slots = torch.full(shape[:1], -1, dtype=torch.int32, device=self.device)
 
     def send(self, reqs: list[Req], trees: list[HostTree]) -> Flags:
-        """Before the tokens of a round are chosen. trees: its drafts, all of N nodes. Returns [B, N],
-        the nodes that grammars allow; all nodes of a request without one."""
+        """Before the tokens of a round are chosen. trees: its drafts, all of N nodes. Returns
+        [B, N], the nodes that grammars allow; all nodes of a request without one."""
         assert self._words is not None
         assert self._slots is not None
         nodes = len(trees[0].tokens)

@@ -122,7 +122,7 @@ class Source(Protocol):
 
 
 class DeviceDraft:
-    """A drafter whose rounds run on the device as a whole. A drafter of no steps is plain decoding."""
+    """A drafter whose rounds run on the device as a whole. Of no steps, it is plain decoding."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter

@@ -24,7 +24,7 @@ class HostView:
         self._launched: list[Req] = []
 
     def is_known(self, reqs: list[Req]) -> bool:
-        """Whether the device has what the host would write. All rounds of the requests are collected."""
+        """Whether the device has what the host would write. All rounds of theirs are collected."""
         return set(self._launched).issuperset(reqs)
 
     def write(self, reqs: list[Req]) -> Tensor:
