@@ -217,7 +217,7 @@ class RoundPipeline:
             raise
 
     def send_masks(self) -> None:
-        """To the round in flight, if it waits for them. Its grammars stand after what was committed."""
+        """To the round in flight, if it waits for them: its grammars follow what was committed."""
         if self.launched is not None:
             self.rounds.send_masks(self.launched.round)
 

@@ -26,7 +26,7 @@ from specengine.engine.row_choices import Choosing
 from specengine.kernels.keep_rows import keep_rows
 from specengine.kernels.paged_attention import PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from tests.engine.padded_attention import attention
+from tests.support.padded_attention import attention
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 NEW_TOKENS = 24

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-from unittest.mock import patch
-
-import torch
-from torch import Tensor
 
 from specengine import LLM
-from specengine.engine import graph_build, graph_round, graph_ruled
-from tests.engine.flying_world import Passed, capture, capture_parts
-from tests.engine.test_graph_round import DeviceLengths
+from specengine.engine.round.build import make_rounds
+from tests.support.device_rounds import prepare_drafter, run_on_device
 
 SIZES = (1, 2, 4)  # requests of a round
 
@@ -27,31 +21,15 @@ class RefusedError(Exception):
 def on_the_device(llm: LLM) -> Iterator[None]:
     """Rounds of an engine that has had no request yet run whole on the device, as they do in CUDA
     graphs, each step of them called instead of replayed. Raises RefusedError."""
-    engine, parts = llm.engine, llm.engine.parts
-    inner = getattr(parts.drafter, "inner", parts.drafter)
-    if hasattr(inner, "flies"):
-        inner.flies = True
-    for runner in (parts.worker.runner, *getattr(inner, "runners", ())):
-        runner.attn_backend = DeviceLengths(torch.device("cpu"))
+    parts = llm.engine.parts
+    prepare_drafter(llm)
     graph = replace(parts.config.graph, cuda_graph_bs=SIZES)
     config = replace(parts.config, graph=graph)
-    found = graph_build.make_graph_round(config, parts)
+    found = make_rounds(config, parts.worker.runner, parts.drafter, parts.verifier, False)
     if isinstance(found, str):
         raise RefusedError(found)
-    with ExitStack() as stack:
-        for owner, name, value in _replaced():
-            stack.enter_context(patch.object(owner, name, value))
-        engine.flights = graph_build.Flights(found, parts.drafter, parts.scheduler, None, True)
-        yield
-
-
-def _replaced() -> Sequence[tuple[Any, str, Callable[..., object]]]:
-    return [
-        (graph_round, "capture", capture),
-        (graph_ruled, "capture_parts", capture_parts),
-        (torch.cuda, "Event", Passed),
-        (Tensor, "pin_memory", lambda self: self),
-    ]
+    run_on_device(llm, sizes=SIZES)
+    yield
 
 
 def counters(llm: LLM) -> tuple[int, dict[str, int]]:

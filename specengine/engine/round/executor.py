@@ -60,6 +60,8 @@ class Eager:
     """Operator by operator, on any device, and awaited at once."""
 
     def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
+        for part in parts:  # once, as before a capture
+            part()
         return [_Uncaptured(part) for part in parts]
 
     def new_event(self) -> RoundEvent:

@@ -1,0 +1,106 @@
+"""Whole engines whose rounds run on the device's path on a CPU: nothing is captured, and nothing is
+late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import cycle
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import ForwardBatch
+from specengine.core.interfaces import AttentionLayer
+from specengine.draft.worker import DraftWorker
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.build import compose, drafted_by, make_rule
+from specengine.engine.round.executor import Eager, RoundExecutor
+from specengine.kernels.paged_attention import PagedBatch
+from specengine.runner.attention.triton_backend import TritonAttentionBackend
+from tests.support.padded_attention import attention
+
+
+class DeviceLengths(TritonAttentionBackend):
+    """Like the Triton backend it believes the batch's tensors alone, never the host's lengths."""
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        return None
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        assert batch.attn_plan is not None
+        paged: PagedBatch = batch.attn_plan.metadata
+        caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        return attention(q, *caches, paged, layer.scale, layer.sliding_window)
+
+
+def chain_of(name: str, drafters: dict[str, str]) -> SpecConfig | None:
+    """Three steps, always; None is plain decoding."""
+    if name == "plain":
+        return None
+    path = drafters[name]
+    return SpecConfig(algorithm=name, adaptive=False, draft_model_path=path, num_steps=3)
+
+
+def prepare_drafter(llm: LLM) -> None:
+    """Attention and drafters as rounds on the device need them. Before any request."""
+    parts = llm.engine.parts
+    inner = getattr(parts.drafter, "inner", parts.drafter)
+    if isinstance(inner, DraftWorker):
+        inner.device_rounds = True
+    for runner in (parts.worker.runner, *getattr(inner, "runners", ())):
+        runner.attn_backend = DeviceLengths(torch.device("cpu"))
+
+
+def make_eager_rounds(llm: LLM, sizes: Sequence[int] = (1, 2, 4)) -> RoundExecutor:
+    """sizes: requests of a round. Raises AssertionError where the drafter needs the host."""
+    parts = llm.engine.parts
+    runner = parts.worker.runner
+    drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses=False)
+    assert drafted is not None
+    rule = make_rule(parts.verifier, parts.drafter)
+    assert not isinstance(rule, str), rule
+    return compose(runner, drafted, rule, list(sizes), Eager())
+
+
+def run_on_device(
+    llm: LLM, overlaps: bool = True, sizes: Sequence[int] = (1, 2, 4)
+) -> RoundExecutor:
+    """From now on. Before any request."""
+    prepare_drafter(llm)
+    parts, rounds = llm.engine.parts, make_eager_rounds(llm, sizes)
+    llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps)
+    return rounds
+
+
+def come_and_go(
+    host: LLM,
+    llm: LLM,
+    prompts: Sequence[str | list[int]],
+    params: Sequence[SamplingParams],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever runs around it, on the device or not, a seed's text is what it is alone. prompts: of
+    the params in turn."""
+    runs_on_device, draw = llm.engine._runs_on_device, random.Random(2)
+    monkeypatch.setattr(
+        llm.engine,
+        "_runs_on_device",
+        lambda *given: draw.random() < 0.8 and runs_on_device(*given),
+    )
+    found, waiting = dict[str, list[int]](), draw.sample(range(len(params)), len(params))
+    while waiting or llm.engine.has_work:
+        if waiting and draw.random() < 0.4:
+            number = waiting.pop()
+            given = prompts[number % len(prompts)]
+            ids = llm.tokenizer.encode(given) if isinstance(given, str) else given
+            llm.engine.add_request(str(number), ids, params[number])
+        found |= {one.rid: one.token_ids for one in llm.engine.step()}
+        llm.engine.scheduler.check_invariant()
+    pairs = zip(cycle(prompts), params, strict=False)
+    alone = [host.generate([one], [wanted])[0] for one, wanted in pairs]
+    assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
