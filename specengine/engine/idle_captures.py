@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 
 from specengine.core.spec import Drafter, PreparingDrafter
 from specengine.engine.graph_round import GraphRound
@@ -13,6 +13,27 @@ from specengine.engine.graph_round import GraphRound
 logger = logging.getLogger(__name__)
 
 Capture = Callable[[], object]
+
+QUIET = 1.0  # seconds without a request before graphs are captured
+
+
+class QuietTime:
+    """How long there has been no request. A capture takes 10 to 45 ms and cannot be interrupted:
+    captures begin after a pause, at the start too, so that no request that follows another, or the
+    start, within that time waits for one. A longer pause ends in one capture at most, for between
+    two of them the queue is looked at."""
+
+    def __init__(self, seconds: float = QUIET, clock: Callable[[], float] = monotonic) -> None:
+        self._seconds, self._clock = seconds, clock
+        self.restart()
+
+    def restart(self) -> None:
+        self._end = self._clock() + self._seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until captures may begin; 0 from then on."""
+        return max(self._end - self._clock(), 0.0)
 
 
 class IdleCaptures:

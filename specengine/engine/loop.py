@@ -165,14 +165,15 @@ class Engine:
             self._release_drafts()
         return self._collect()
 
-    def use_idle_moment(self) -> bool:
-        """Where there is no work: whether there may be more to do than to wait for some."""
+    def use_idle_moment(self, may_capture: bool = True) -> bool:
+        """Where there is no work: whether there may be more to do than to wait for some.
+        may_capture: graphs; a request that comes meanwhile waits for one, tens of ms."""
         if self.flights is None:
             return False
         if self.flights.in_the_air:  # of requests that have ended
             self.step()
             return True
-        return self.flights.prepare()
+        return may_capture and self.flights.prepare()
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
         """Rounds that somebody looks at keep their depth."""
