@@ -1,46 +1,149 @@
-"""What every benchmark writes: a dated JSON and Markdown file with hardware, versions, commit."""
+"""The pages of benchmarks/results. TOPIC.json holds the tables of a topic; its Markdown page and
+the index (README.md) are drawn from these files and never edited.
+
+    python benchmarks/report.py                    # draw every page and the index again
+    python benchmarks/report.py TOPIC TABLE LABEL=FILE.json ... [--kind startup]
+
+The second form replaces a table by reports that `specengine bench accept|step|throughput --json`
+wrote. A script of this folder replaces its own table. Title, sentence and plot of a topic, and what
+a reader should know of a table ("notes", a list of paragraphs), are edited in the JSON file.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 from pathlib import Path
 from typing import Any
 
-from specengine.lab.environment import environment, environment_line
+import bench_tables
+
+from specengine.lab.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
+INDEX = """# Results
+
+A page a topic, newest figures only; older ones and explorations are in git's history. Each table
+names its date, commit, hardware, versions and command. Pages and this index are drawn from the JSON
+files by `python benchmarks/report.py` and are not edited.
+
+To replace a table, run its command. A script of `benchmarks/` writes the table itself; a report
+that `specengine bench` wrote with `--json` becomes one by
+`python benchmarks/report.py TOPIC TABLE LABEL=FILE.json ...`. Code refers to a table by its name.
+"""
 
 
 def write(
+    topic: str,
     name: str,
     title: str,
     rows: list[dict[str, Any]],
     notes: str = "",
     facts: dict[str, Any] | None = None,
 ) -> Path:
-    """Write benchmarks/results/DATE-name.{json,md}; returns the Markdown file's path. facts: the
-    environment of a measurement that was made elsewhere; None: it was made here and now."""
-    date = datetime.date.today().isoformat()
-    facts = environment() if facts is None else facts
-    RESULTS.mkdir(exist_ok=True)
-    stem = f"{date}-{name}"
-    record = {"title": title, "date": date, "environment": facts, "rows": rows, "notes": notes}
-    (RESULTS / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-    lines = [
-        f"# {title}",
-        "",
-        f"{date}, {environment_line(facts)}.",
-        "",
-        f"    {facts['command']}",
-        "",
-        *table(rows),
+    """Replace a table of results/TOPIC.json by rows of equal keys, and draw its page and the index;
+    returns the page's path. notes: paragraphs, an empty line between two. facts: the environment of
+    a measurement that was made elsewhere; None: it was made here and now."""
+    path = RESULTS / f"{topic}.json"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: write its title and summary first, with no tables")
+    record = json.loads(path.read_text())
+    columns = list(rows[0]) if rows else []
+    record["tables"][name] = {
+        "title": title,
+        "date": datetime.date.today().isoformat(),
+        "environment": environment() if facts is None else facts,
+        "columns": columns,
+        "rows": [[rounded(row.get(column)) for column in columns] for row in rows],
+        "notes": [" ".join(one.split()) for one in notes.split("\n\n") if one.strip()],
+    }
+    path.write_text(compact(record))
+    draw()
+    return path.with_suffix(".md")
+
+
+def rounded(value: Any) -> Any:
+    """A float as it is filed: four significant digits, and no decimals from 1,000 on."""
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    return round(value) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+
+def compact(record: dict[str, Any]) -> str:
+    """JSON with a line a row of a table."""
+    tables = record["tables"].items()
+    lines = [f" {json.dumps(key)}: {_json(record[key])}," for key in record if key != "tables"]
+    drawn = [
+        f"  {json.dumps(name)}: {{\n"
+        + "".join(f"   {json.dumps(key)}: {_json(table[key])},\n" for key in table if key != "rows")
+        + '   "rows": [\n'
+        + ",\n".join(f"    {_json(row)}" for row in table["rows"])
+        + "\n   ]}"
+        for name, table in tables
     ]
-    if notes:
-        lines += ["", notes.strip()]
-    path = RESULTS / f"{stem}.md"
-    path.write_text("\n".join(lines) + "\n")
-    return path
+    return "{\n" + "\n".join([*lines, ' "tables": {']) + "\n" + ",\n".join(drawn) + "\n }\n}\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def topics() -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+
+
+def draw() -> None:
+    """Every page and the index, from the JSON files."""
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+def pages() -> dict[Path, str]:
+    drawn = {RESULTS / f"{name}.md": page(record) for name, record in topics().items()}
+    return {**drawn, RESULTS / "README.md": index()}
+
+
+def page(record: dict[str, Any]) -> str:
+    parts = [f"# {record['title']}", record["summary"]]
+    if "plot" in record:
+        parts.append(f"![{record['title']}]({record['plot']})")
+    for name, one in record["tables"].items():
+        parts += [f"## {one['title']}", f"`{name}`, {one['date']}, {machine(one['environment'])}."]
+        if "command" in one["environment"]:
+            parts.append("    " + one["environment"]["command"].replace("\n", "\n    "))
+        rows = [dict(zip(one["columns"], row, strict=True)) for row in one["rows"]]
+        parts += ["\n".join(table(rows)), *one["notes"]]
+    return "\n\n".join(parts) + "\n"
+
+
+def index() -> str:
+    rows = []
+    for name, record in topics().items():
+        tables = record["tables"]
+        newest = max(tables.values(), key=lambda one: one["date"])
+        rows.append(
+            {
+                "topic": f"[{name}]({name}.md)",
+                "what it says": record["summary"],
+                "newest": newest["date"],
+                "commit": newest["environment"]["commit"],
+                "tables": ", ".join(f"`{table}`" for table in tables),
+            }
+        )
+    return "\n".join([INDEX, *table(rows)]) + "\n"
+
+
+def machine(facts: dict[str, Any]) -> str:
+    """Commit, hardware and versions, in one sentence."""
+    hardware = facts.get("gpu") or facts["cpu"]
+    parts = [f"{facts[part]} {part}" for part in ("cores", "threads") if part in facts]
+    hardware += f" ({', '.join(parts)})" if parts else ""
+    python = [f"Python {facts['python']}"] if "python" in facts else []
+    versions = [f"{name} {number}" for name, number in facts["versions"].items() if number]
+    return ", ".join([f"commit {facts['commit']}", hardware, *python, *versions])
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -53,8 +156,42 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    return (
-        f"{value:.3g}"
-        if isinstance(value, float) and abs(value) < 100
-        else (f"{value:.0f}" if isinstance(value, float) else str(value))
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, int) or (isinstance(value, float) and abs(value) >= 1000):
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("topic", nargs="?")
+    parser.add_argument("table", nargs="?")
+    parser.add_argument("reports", nargs="*", metavar="LABEL=FILE.json")
+    parser.add_argument("--kind", choices=sorted(bench_tables.KINDS), help="default: by the report")
+    parser.add_argument("--title", help="default: the title that the table has")
+    parser.add_argument("--notes", default="", help="what a reader should know of it")
+    args = parser.parse_args()
+    if args.topic is None:
+        draw()
+        return
+    if not args.reports:
+        parser.error("name a table and at least one report: LABEL=FILE.json")
+    reports = {}
+    for one in args.reports:
+        label, _, file = one.rpartition("=")
+        reports[label or Path(file).stem] = json.loads(Path(file).read_text())
+    old = topics()[args.topic]["tables"].get(args.table, {})
+    title = args.title or old.get("title", args.table)
+    rows, facts = bench_tables.read(reports, args.kind), bench_tables.facts(reports)
+    print(write(args.topic, args.table, title, rows, args.notes, facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,16 @@
 """Rules of CONTRIBUTING.md that can be read off the files: a round reads as the algorithm, nobody
-asks for an algorithm by name, functions and files stay short, and filed figures can be read."""
+asks for an algorithm by name, functions and files stay short, filed figures are what pages show."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
-import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from specengine.draft.names import ALIASES
 from specengine.engine.registry import DRAFTERS
@@ -18,6 +21,7 @@ NAMES = {*DRAFTERS, *ALIASES}
 # The registry, what each family is loaded by, and what tells the owner of a draft about it.
 MAY_ASK = ("specengine/engine/registry.py", "specengine/lab/")
 MOST_FUNCTION_LINES, MOST_FILE_LINES, MOST_ROUND_LINES = 50, 320, 40
+RESULT = r"benchmarks/results/([\w-]+\.\w+)"
 
 
 def short(path: Path) -> str:
@@ -76,11 +80,22 @@ def test_files_and_functions_are_short() -> None:
     assert {path: names for path, names in functions.items() if names} == {}
 
 
-def test_filed_figures_can_be_read() -> None:
-    files = sorted((ROOT / "benchmarks/results").glob("*.json"))
-    assert files
-    for path in files:
-        assert json.loads(path.read_text()), short(path)
+def test_pages_of_results_say_what_their_figures_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    report = importlib.import_module("report")
+    drawn = report.pages()
+    assert len(drawn) > 10
+    for path, text in drawn.items():
+        assert path.read_text() == text, f"{short(path)}: run `python benchmarks/report.py`"
+    assert set((ROOT / "benchmarks/results").glob("*.md")) == set(drawn)
+
+
+def test_linked_results_are_there() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    pages += [path for room in ("docs", "draft", "target") for path in ROOT.glob(f"{room}/**/*.md")]
+    named = {name for page in pages for name in re.findall(RESULT, page.read_text())}
+    assert len(named) > 3
+    assert {name for name in named if not (ROOT / "benchmarks/results" / name).exists()} == set()
 
 
 def test_the_rules_see_breaches() -> None:

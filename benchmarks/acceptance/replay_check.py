@@ -1,4 +1,4 @@
-"""Replays held against runs: accepted length of other settings, told from one trace and measured.
+"""Replays beside runs: accepted length of other settings, from one trace and measured.
 
     python benchmarks/acceptance/replay_check.py --prompts mt_bench --data-dir DIR
     python benchmarks/acceptance/replay_check.py --prompts mt_bench --data-dir DIR --draft DIR
@@ -33,8 +33,8 @@ from specengine.lab.replay.estimate import Row, replay
 
 NOTES = """
 tau is the accepted length: tokens emitted a round, the bonus token included = 1 + accepted /
-rounds, over all prompts. `told` and its 95% interval (bootstrap over prompts) come from one trace a
-contender, recorded at every position; `run` was measured. Speed was not measured.
+rounds, over all prompts. `replayed` and its 95% interval (bootstrap over prompts) come from one
+trace a contender, recorded at every position; `run` was measured. Speed was not measured.
 """
 _TOLERANCE = 0.03
 
@@ -107,7 +107,7 @@ def row(contender: Contender, changes: dict[str, Any], told: Row, run: float) ->
     return {
         "drafter": contender.name,
         "setting": ", ".join(f"{key} {value}" for key, value in changes.items()),
-        "told": told.tau.value,
+        "replayed": told.tau.value,
         "low": told.tau.low,
         "high": told.tau.high,
         "run": run,
@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32", help="in bfloat16 batches round differently")
-    parser.add_argument("--name", help="write DATE-NAME to benchmarks/results")
+    parser.add_argument("--name", help="name of the table in benchmarks/results")
     args = parser.parse_args()
     tokenizer = LLM(args.model, device=args.device, max_total_tokens=1024).tokenizer
     prompts = [
@@ -147,7 +147,7 @@ def main() -> int:
             rows.append(one)
     print(NOTES)
     if args.name is not None:
-        report.write(args.name, "Replays held against runs", rows, NOTES)
+        report.write("proof", args.name, "Replays beside runs", rows, NOTES)
     return 0 if all(one["holds"] for one in rows) else 1
 
 

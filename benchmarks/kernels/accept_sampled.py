@@ -118,7 +118,7 @@ def main() -> None:
                     row[f"{backend} us"] = us(partial(case.rule, drafts, draws, backend=backend))
                 found.append(row)
                 print(row, flush=True)
-    print(report.write("accept-sampled", "Rules for sampled drafts", found))
+    print(report.write("kernels", "accept-sampled", "Rules for sampled drafts", found))
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def main() -> None:
             row |= best_blocks(case, HEADS[model])
         rows.append(row)
         print(row, flush=True)
-    print(report.write("paged-attention", "Paged attention", rows))
+    print(report.write("attention", "paged-attention", "Paged attention", rows))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def main() -> None:
             for work in WORK:
                 rows.append({"model": model, **measure(stack, work, backends)})
                 print(rows[-1], flush=True)
-    print(report.write("attention-backends", "Attention by backend", rows))
+    print(report.write("attention", "attention-backends", "Attention by backend", rows))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def main() -> None:
         for path in paths
     ]
     title = f"Matrix products of SmolLM2 on a CPU: {args.layers} layers and the head, ms"
-    print(report.write("cpu-linear", title, results, NOTES))
+    print(report.write("cpu", "cpu-linear", title, results, NOTES))
 
 
 if __name__ == "__main__":

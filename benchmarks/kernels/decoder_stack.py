@@ -100,7 +100,7 @@ def main() -> None:
             }
         )
         print(found[-1], flush=True)
-    print(report.write("decoder-stack", "A small model's layers in one kernel", found))
+    print(report.write("kernels", "decoder-stack", "A small model's layers in one kernel", found))
 
 
 if __name__ == "__main__":

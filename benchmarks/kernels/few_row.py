@@ -146,7 +146,7 @@ def main() -> None:
             }
             rows.append(row)
             print(row, flush=True)
-    print(report.write("few-row-linear", "Few-row linear kernels", rows))
+    print(report.write("kernels", "few-row-linear", "Few-row linear kernels", rows))
 
 
 if __name__ == "__main__":

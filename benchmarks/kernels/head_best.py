@@ -112,7 +112,7 @@ def main() -> None:
             continue
         rows.append(measure(head, count))
         print(rows[-1], flush=True)
-    print(report.write("head-best", "The head with the choice of the best token", rows))
+    print(report.write("kernels", "head-best", "The head with the choice of the best token", rows))
 
 
 if __name__ == "__main__":

@@ -120,7 +120,9 @@ def main() -> None:
         for size in sizes:
             rows.append(measure(heads[name], size))
             print(rows[-1], flush=True)
-    print(report.write("head-topk", "A level of a tree from the head's own shares", rows))
+    print(
+        report.write("kernels", "head-topk", "A level of a tree from the head's own shares", rows)
+    )
 
 
 if __name__ == "__main__":

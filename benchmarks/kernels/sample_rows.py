@@ -2,15 +2,21 @@
 
     python benchmarks/kernels/sample_rows.py --rows 1 4 32 256 --vocab 49152
 
-Prints microseconds a call, in a graph, on logits that are nearly flat and on peaked ones.
+Microseconds a call, in a graph, on logits that are nearly flat and on peaked ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 import triton
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
 
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.sample_rows import (
@@ -23,7 +29,7 @@ from specengine.kernels.sample_rows import (
     sample_rows,
 )
 
-WISHES = {  # temperature, top_k, top_p
+SAMPLING = {  # temperature, top_k, top_p
     "greedy": (0.0, 0, 1.0),
     "temperature": (0.8, 0, 1.0),
     "top-p 0.95": (0.8, 0, 0.95),
@@ -34,17 +40,19 @@ SCALES = {"flat": 1.0, "peaked": 5.0}
 CALLS = 4  # in one graph
 
 
-def table_of(wish: tuple[float, int, float], rows: int, vocab: int) -> ChoiceTable:
+def table_of(options: tuple[float, int, float], rows: int, vocab: int) -> ChoiceTable:
     table = ChoiceTable.of(rows, torch.device("cpu"))
-    table.column(TEMPERATURE)[:], table.column(TOP_P)[:] = wish[0], wish[2]
-    table.words[:, TOP_K] = wish[1] or vocab
+    table.column(TEMPERATURE)[:], table.column(TOP_P)[:] = options[0], options[2]
+    table.words[:, TOP_K] = options[1] or vocab
     table.words[:, SEED] = torch.arange(rows)
     return ChoiceTable(table.words.cuda())
 
 
-def microseconds(logits: torch.Tensor, wish: tuple[float, int, float], backend: Backend) -> float:
+def microseconds(
+    logits: torch.Tensor, options: tuple[float, int, float], backend: Backend
+) -> float:
     rows, vocab = logits.shape
-    table, slots = table_of(wish, rows, vocab), torch.arange(rows, device="cuda")
+    table, slots = table_of(options, rows, vocab), torch.arange(rows, device="cuda")
     places = Places(slots, torch.zeros_like(slots))
     sample_rows(logits, table, places, 0, backend=backend)
     torch.cuda.synchronize()
@@ -62,15 +70,18 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, nargs="+", default=[49_152, 128_256])
     parser.add_argument("--backends", nargs="+", default=["triton", "cuda"])
     args = parser.parse_args()
-    print("vocab | rows | logits | backend", *WISHES, sep=" | ")
+    found: list[dict[str, Any]] = []
     for vocab in args.vocab:
         for rows in args.rows:
             for name, scale in SCALES.items():
                 logits = scale * torch.randn(rows, vocab, device="cuda")
                 for backend in args.backends:
-                    times = [microseconds(logits, wish, backend) for wish in WISHES.values()]
-                    found = [f"{one:.1f}" for one in times]
-                    print(vocab, rows, name, backend, *found, sep=" | ", flush=True)
+                    row = {"vocabulary": vocab, "rows": rows, "logits": name, "kernel": backend}
+                    for column, options in SAMPLING.items():
+                        row[column] = microseconds(logits, options, backend)
+                    found.append(row)
+                    print(row, flush=True)
+    print(report.write("kernels", "sample-rows", "Choosing tokens from logits", found))
 
 
 if __name__ == "__main__":

@@ -83,10 +83,12 @@ def main() -> None:
             row["all rows us"] = attention.us()
         with patch.object(kernel, "rows_for", lambda *_: 16):
             row["tiles us"] = attention.us()
-        row["auto us"] = attention.us()
+        row["taken us"] = attention.us()
         found.append(row)
         print(row, flush=True)
-    print(report.write("tree-rows", "Attention of many rows a request, in tiles", found))
+    print(
+        report.write("attention", "tree-rows", "Attention of many rows a request, in tiles", found)
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""KV memory on a GPU: bytes a token as they are taken and as the formula promises, of target and
-drafter, and what thousands of rounds leave behind.
+"""KV memory on a GPU: bytes a token of target and drafter as planned and as allocated, and what
+thousands of rounds leave allocated.
 
     python benchmarks/memory/kv_memory.py --rounds 5000
 """
@@ -46,13 +46,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5000)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("needs a CUDA device: on a CPU nothing tells what memory was taken")
+        parser.error("needs a CUDA device: a CPU does not count what memory was allocated")
     promises = Promises()
     rows = []
     for setting in settings():
         rows.append(row(setting, args.rounds, promises))
         print(rows[-1], flush=True)
-    print(report.write("kv-memory", "KV memory: taken and promised", rows, NOTES))
+    print(report.write("kv-memory", "kv-memory", "Planned and allocated", rows, NOTES))
     return 0 if all(one["holds"] == "yes" for one in rows) else 1
 
 
@@ -93,9 +93,9 @@ def row(setting: Setting, rounds: int, promises: Promises) -> dict[str, Any]:
     held = abs(share - 1) <= 0.03 and grown["allocated"] <= 1 << 20 and grown["reserved"] <= 0
     return {
         "engine": setting.name,
-        "promised, B a token": promised,
-        "taken, B a token": round(taken, 1),
-        "of promised": round(share, 4),
+        "planned, B a token": promised,
+        "allocated, B a token": round(taken, 1),
+        "of planned": round(share, 4),
         "rounds": grown["rounds"],
         "allocated by them, B": grown["allocated"],
         "reserved by them, B": grown["reserved"],
@@ -155,10 +155,10 @@ def clear() -> None:
 
 
 NOTES = f"""\
-Promised: what the plan of memory reckons a slot, target and drafter together. Taken: by how much
-more an engine holds whose pool has {MORE:,} more slots, over these; tables of pages and graphs are
-in it where they grow. Rounds: those of one request, {REQUESTS} at a time, behind a first answer
-of {NEW_TOKENS} tokens each. It holds within 3%, 1 MiB allocated, nothing reserved, no slot lost.
+Planned: what the memory plan reckons a slot of target and drafter together. Allocated: how much
+more an engine holds whose pool has {MORE:,} more slots, page tables and graphs included where they
+grow. Rounds: of one request, {REQUESTS} at a time, after a first answer of {NEW_TOKENS} tokens
+each. Holds: within 3%, at most 1 MiB allocated by rounds, nothing reserved, no slot lost.
 """
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def main() -> None:
                     )
                     print(rows[-1], flush=True)
     title = "An EAGLE-3 drafter in the model code of SGLang and vLLM"
-    print(report.write(args.name, title, rows, args.notes))
+    print(report.write("peers", args.name, title, rows, args.notes))
 
 
 def parsed() -> argparse.Namespace:

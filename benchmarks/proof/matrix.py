@@ -58,35 +58,25 @@ class Proof:
         machines = sorted({environment_line(begin["environment"]) for begin in self.begins})
         about = f"The {' and '.join(self.plans)} plan of `specengine verify`, "
         about += f"{len(self.commits)} sections: {by_commit}. Filed by `benchmarks/proof/matrix.py`"
-        about += f" from {len(self.begins)} records made here:\n\n"
-        return about + "\n".join(f"- {machine}" for machine in machines)
+        about += f" from {len(self.begins)} records made on: "
+        return about + "; ".join(machines) + "."
 
 
-def grid(matrix: Matrix, columns: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"drafts, verifier": row} | {column: matrix.cell(row, column) for column in columns}
-        for row in matrix.cells
-    ]
+CELLS = "cells: drafter, rule, engine state and sampling parameters"
 
 
-def listed(checks: list[Check]) -> list[dict[str, Any]]:
-    return [
-        {
-            "check": check.check,
-            "subject": check.subject,
-            "measured": f"{check.statistic:.3g}",
-            "wanted": f"{check.sense} {check.threshold:g}",
-            "holds": "yes" if check.passed else "NO",
-            "note": check.note,
-        }
-        for check in checks
-    ]
+def counted(checks: list[Check]) -> list[dict[str, Any]]:
+    """How many checks of each kind there are, and how many hold."""
+    names = [CELLS if is_of_matrix(check) else check.check for check in checks]
+    held = Counter(name for name, check in zip(names, checks, strict=True) if check.passed)
+    of_each = Counter(names).items()
+    return [{"check": name, "checks": count, "hold": held[name]} for name, count in of_each]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--name", default="proof-matrix", help="of the files, behind the date")
+    parser.add_argument("--name", default="proof-matrix", help="of the table")
     args = parser.parse_args()
     proof = Proof()
     for path in args.records:
@@ -95,28 +85,19 @@ def main() -> int:
     checks += together(checks)
     matrix = Matrix.of([check for check in checks if is_of_matrix(check)])
     states = [str(state) for state in (FULL if proof.plans == {FULL.name} else QUICK).states]
-    settings = [column for column in matrix.columns if column not in states]
-    others = [check for check in checks if not is_of_matrix(check) or not check.passed]
-    failed = sum(not check.passed for check in checks)
+    failed = [f"{check.check}, {check.subject}" for check in checks if not check.passed]
     missing = sum(not matrix.cell(row, one) for row in matrix.cells for one in states)
     notes = [
-        f"{len(checks) - failed} of {len(checks)} checks hold; {missing} of "
+        f"{len(checks) - len(failed)} of {len(checks)} checks hold; {missing} of "
         f"{len(matrix.cells) * len(states)} cells were not run. {proof.origin()}",
-        "",
-        "Cells: p-value of the joint histograms. Each has also seen greedy text unchanged, drafts "
-        "accepted, and enough requests in the state that it names, or it says FAILS.",
-        "",
-        "Sampling parameters, one by one, of fresh requests:",
-        "",
-        *report.table(grid(matrix, settings)),
-        "",
-        "Rules, mutants, and all histograms of a verifier taken together:",
-        "",
-        *report.table(listed(others)),
+        *(f"Fails: {one}." for one in failed),
     ]
-    rows = grid(matrix, states)
     facts = proof.begins[0]["environment"]
-    print(report.write(args.name, "specengine verify", rows, "\n".join(notes), facts))
+    print(
+        report.write(
+            "proof", args.name, "What was proved", counted(checks), "\n\n".join(notes), facts
+        )
+    )
     return 1 if failed or missing else 0
 
 

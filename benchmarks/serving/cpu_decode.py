@@ -148,7 +148,7 @@ def main() -> None:
         "accepted length: tokens emitted a round, the bonus token included. NGRAM verifies "
         f"{args.draft_tokens} nodes a round, the root included."
     )
-    print(report.write("cpu-decode", "Decoding SmolLM2-135M on CPU", rows, notes))
+    print(report.write("cpu", "cpu-decode", "Decoding SmolLM2-135M on CPU", rows, notes))
 
 
 if __name__ == "__main__":

@@ -106,14 +106,14 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
-    parser.add_argument("--name", help="write DATE-NAME to benchmarks/results")
+    parser.add_argument("--name", help="name of the table in benchmarks/results")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for weights in args.weights:
         rows += measure(weights, args.max_tokens, args.repeats)
     if args.name is not None:
-        report.write(args.name, "SmolLM2 on a CPU with each drafter", rows, NOTES)
+        report.write("cpu", args.name, "SmolLM2 on a CPU with each drafter", rows, NOTES)
 
 
 if __name__ == "__main__":

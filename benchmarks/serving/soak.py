@@ -57,7 +57,7 @@ def main() -> int:
                 done, seconds = run(named[name], State(CROWDED, page_size))
                 rows.append(row(name, page_size, done, plain, seconds))
                 print(rows[-1], flush=True)
-    print(report.write("soak", "Soak: mixed requests, a fifth aborted", rows, NOTES))
+    print(report.write("proof", "soak", "Mixed requests, a fifth aborted", rows, NOTES))
     return 0 if all(one["holds"] == "yes" for one in rows) else 1
 
 
@@ -78,7 +78,7 @@ def row(name: str, page_size: int, done: Soak, plain: Soak, seconds: float) -> d
         "accepted": done.num_accepted,
         "lost slots": done.lost_slots,
         "lost rows": done.lost_rows,
-        "remembered": done.remembered,
+        "kept by the drafter": done.remembered,
         "miscounted": len(done.miscounted),
         "changed": sum(done.outputs[one] != plain.outputs[one] for one in same),
         "s": seconds,
@@ -91,7 +91,7 @@ Greedy and sampled requests, penalties, stop strings, n > 1, logprobs, grammars,
 short and long prompts, half with a shared prefix; 24 requests at a time in 400 KV slots (those of
 target and draft are the same), prompts in chunks of 64; {ABORTED:.0%} of the requests are aborted
 within their first 12 steps. lost: slots and rows of the page table that are not free in the end,
-once the prefix cache is emptied. remembered: requests that the drafter still keeps something of.
+once the prefix cache is emptied. kept by the drafter: requests of which it still has state.
 miscounted: outputs whose length is not 1 + rounds + accepted, or whose histogram does not add up to
 accepted. changed: outputs that are not, token by token, those of the same requests without
 speculation in ample memory; of drafts that are not sampled every token must be the same.

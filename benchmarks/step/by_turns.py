@@ -89,7 +89,7 @@ def main() -> None:
     plan = throughput.plan_of(parser.parse_args())
     notes = "Milliseconds; medians, and the best of all."
     title = "Steps of a batch with a drafter and without, by turns"
-    print(report.write("by-turns", title, measure(plan), notes))
+    print(report.write("host-time", "by-turns", title, measure(plan), notes))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What it takes the host to choose how deep to draft, and to learn of what came of it, a round.
+"""Microseconds a round that the CPU takes to choose how deep to draft, and to learn from it.
 
     OMP_NUM_THREADS=1 python benchmarks/step/choosing.py
 
-Costs are a table, as measured where rounds fly; drafts stand with a chance of 0.95 at each place.
-Every 90th round a request is at its end, and has no draft. No GPU.
+Costs are a table, as measured for captured rounds; drafts are accepted with a chance of 0.95 at
+each position. Every 90th round a request is at its end, and has no draft. No GPU.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def microseconds(is_tree: bool, requests: int, rounds: int) -> float:
 
 
 def _run(draw: random.Random, depth: int) -> int:
-    """How many in a row stand."""
+    """How many in a row are accepted."""
     return next((place for place in range(depth) if draw.random() > STANDS), depth)
 
 
@@ -94,7 +94,7 @@ def main() -> None:
             rows.append({"drafts": drafts, "requests": requests, "us a round": min(runs)})
             print(rows[-1], flush=True)
     notes = f"The best of {args.repeats} runs, of each the mean round with drafts."
-    print(report.write("choosing", "The choice of depths, on the host", rows, notes))
+    print(report.write("host-time", "choosing", "Choosing how deep to draft", rows, notes))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What the host does in rounds whose drafts the device makes: none of them, always three, and as
-many as are chosen by what comes of them.
+"""The CPU's part of rounds whose drafts the device makes: none, always three, and as many as the
+adaptive choice takes.
 
     OMP_NUM_THREADS=1 python benchmarks/step/drafting_rounds.py
 
 The engine as it runs such rounds on a GPU, with a device that has decided already: no model is run,
-tokens are drawn, and drafts stand with a chance of 0.9 at each place. Each request has a prompt of
-30 tokens and 256 new ones. No GPU.
+tokens are drawn, and drafts are accepted with a chance of 0.9 at each position. Each request has a
+prompt of 30 tokens and 256 new ones. No GPU.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
                 rows.append({"requests": requests, "drafts": kind, **found})
                 print(rows[-1], flush=True)
     notes = f"The best of {args.repeats} answers. Steps: rounds, and the one that reads prompts."
-    print(report.write("drafting-rounds", "The host's part of rounds with drafts", rows, notes))
+    print(report.write("host-time", "drafting-rounds", "Rounds with drafts", rows, notes))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main() -> None:
     plan = throughput.plan_of(parser.parse_args())
     notes = "Milliseconds of whole answers; later ones are the best of the others."
     title = "First answers at each batch size"
-    print(report.write("first-answers", title, measure(plan), notes))
+    print(report.write("start-up", "first-answers", title, measure(plan), notes))
 
 
 if __name__ == "__main__":

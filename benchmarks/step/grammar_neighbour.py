@@ -1,9 +1,9 @@
-"""What a request with a grammar costs its neighbours: a batch without one, one that flies with
-them, and one for which the whole batch takes the host's round.
+"""What a request with a grammar costs its neighbours: a batch without one, one whose rounds stay
+in graphs, and one whose rounds run eagerly.
 
     python benchmarks/step/grammar_neighbour.py
 
-Weights are random, so that next to nothing of a random draft stands: look at the time of a round.
+Weights are random, so that next to nothing of a draft is accepted: look at the time of a round.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def main() -> None:
         f"{args.model}, random weights, {NEW_TOKENS} new tokens, greedy, prefill included, best "
         "of 3. The grammar: a JSON list of strings."
     )
-    print(report.write("grammar-neighbour", "The neighbours of a grammar", rows, notes))
+    print(
+        report.write(
+            "rounds", "grammar-neighbour", "Requests beside one with a grammar", rows, notes
+        )
+    )
 
 
 def measure(args: argparse.Namespace, spec: SpecConfig | None) -> Iterator[dict[str, Any]]:
@@ -77,8 +81,8 @@ def measure(args: argparse.Namespace, spec: SpecConfig | None) -> Iterator[dict[
         free = [FREE] * (size - 1)
         for batch, last, masks_fly in (
             ("none", FREE, True),
-            ("one, in flight", RULED, True),
-            ("one, the host's rounds", RULED, False),
+            ("one, in a captured round", RULED, True),
+            ("one, in eager rounds", RULED, False),
         ):
             flying.masks_fly = masks_fly
             once(llm, [*free, last])
@@ -108,7 +112,7 @@ def once(llm: LLM, params: list[SamplingParams]) -> dict[str, Any]:
         assert len(one.token_ids) == NEW_TOKENS, "the grammar came to its end"
     free = outputs[:-1]
     return {
-        "tok/s of the free": sum(len(one.token_ids) for one in free) / seconds,
+        "tok/s of those without": sum(len(one.token_ids) for one in free) / seconds,
         "ms": 1000 * seconds / max(sum(one.spec.histogram) for one in outputs),
     }
 

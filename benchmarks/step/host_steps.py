@@ -1,4 +1,4 @@
-"""What the host does for many requests that start and end together, step by step.
+"""The CPU's part of many requests that begin and end together, step by step.
 
     OMP_NUM_THREADS=1 python benchmarks/step/host_steps.py
 
@@ -54,7 +54,7 @@ class Decided:
         self.state = flying.state
         shape, vocab = (64, *flying.state.outcomes.shape[1:]), flying.runner.model.vocab_size
         self.outcomes = torch.randint(0, vocab, shape)
-        self.outcomes[:, :, 0] = 0  # drafts that stand
+        self.outcomes[:, :, 0] = 0  # accepted drafts
 
     def replay(self) -> None:
         self.state.turn.fill_(1 - int(self.state.turn))
@@ -135,7 +135,11 @@ def main() -> None:
             rows.append(row)
             print(row, flush=True)
     notes = f"The best of {args.repeats} runs, each figure by itself."
-    print(report.write("host-steps", "The host's part of many requests", rows, notes))
+    print(
+        report.write(
+            "host-time", "host-steps", "Many requests that begin and end together", rows, notes
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/step/long_texts.py
 
 Weights are random, the accepted length is forced, and prompts are in the prefix cache: answers take
-what their rounds take. "thought": seconds of a round by the table of costs, at the length that
+what their rounds take. "cost table": seconds of a round by the table of costs, at the length that
 requests had last.
 """
 
@@ -82,8 +82,8 @@ def case_rows(model: str, folder: str, case: str, repeats: int) -> Iterator[dict
             "depth": "chosen" if depth is None else depth,
             "answers ms": 1e3 * min(times),
             "round us": 1e6 * median(took) if took else None,
-            "thought us": None if depth is None or thought is None else 1e6 * thought,
-            "why": depths.current.reason if depth is None and depths.current else "",
+            "cost table us": None if depth is None or thought is None else 1e6 * thought,
+            "choice": depths.current.reason if depth is None and depths.current else None,
         }
 
 
@@ -102,7 +102,7 @@ def main() -> None:
             for row in case_rows(args.model, folder, case, args.repeats):
                 rows.append({"model": args.model, **row})
                 print(rows[-1], flush=True)
-    print(report.write("long-texts", "Rounds of requests with long texts", rows))
+    print(report.write("long-contexts", "long-texts", "By depth", rows))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What it costs that requests sample: tokens a second of rounds in one graph, and of plain
-decoding, with tokens chosen by clusters of blocks (cuda/sample_rows.cu) and by Triton's kernel.
+"""Tokens a second of sampled requests, with rounds in one graph and in plain decoding.
 
     python benchmarks/step/sampled_rounds.py
 
@@ -22,12 +21,11 @@ import report
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
-from specengine.kernels import row_cluster
 from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.runner.loader.source import resolve_model
 
 NEW_TOKENS = 256
-WISHES: dict[str, dict[str, Any]] = {
+SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 0.8": {"temperature": 0.8},
     "top-p 0.95": {"temperature": 0.8, "top_p": 0.95},
@@ -49,15 +47,13 @@ def main() -> None:
             "none": SpecConfig(),
             "EAGLE3": SpecConfig(algorithm="EAGLE3", draft_model_path=folder, **forced),
         }
-        for kernel in ("triton", "cuda"):
-            row_cluster.by_itself = kernel == "cuda"
-            for name, spec in specs.items():
-                for row in measure(args, spec):
-                    rows.append({"drafts": name, "kernel": kernel, **row})
-                    print(rows[-1], flush=True)
+        for name, spec in specs.items():
+            for row in measure(args, spec):
+                rows.append({"drafts": name, **row})
+                print(rows[-1], flush=True)
     notes = f"""{args.model}, random weights, prompts of 30 tokens, {NEW_TOKENS} new ones, chains of
 3 with 2.5 tokens a round forced, tokens a second, best of 3 runs."""
-    print(report.write("sampled-rounds", "Rounds of requests that sample", rows, notes))
+    print(report.write("rounds", "sampled-rounds", "Sampled requests", rows, notes))
 
 
 def measure(args: argparse.Namespace, spec: SpecConfig) -> list[dict[str, Any]]:
@@ -69,9 +65,9 @@ def measure(args: argparse.Namespace, spec: SpecConfig) -> list[dict[str, Any]]:
         cuda_graph_bs=tuple(args.batch_sizes),
     )
     rows = []
-    for wish, given in WISHES.items():
+    for name, given in SAMPLING.items():
         sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, seed=1, **given)
-        row: dict[str, Any] = {"requests": wish}
+        row: dict[str, Any] = {"requests": name}
         for size in args.batch_sizes:
             tokens_a_second(llm, size, sampling)
             row[f"batch {size}"] = max(tokens_a_second(llm, size, sampling) for _ in range(3))

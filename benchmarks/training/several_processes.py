@@ -133,7 +133,9 @@ def main() -> None:
         f"and {seconds['several']:.0f} s."
     )
     title = "EAGLE-3 training in several processes"
-    print(json.dumps(rows, indent=1), notes, report.write(args.name, title, rows, notes))
+    print(
+        json.dumps(rows, indent=1), notes, report.write("training", args.name, title, rows, notes)
+    )
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def main() -> None:
         "Served: the rounds that drafted, the last ones of answers cut short. Training: a chain "
         "of full depth from every round's start."
     )
-    print(report.write(args.name, "Acceptance in training and in serving", rows, notes))
+    print(report.write("training", args.name, "Acceptance in training and in serving", rows, notes))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ SERVER_ONLY = ("served_model_name", "max_queued_requests", "host", "port", "api_
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
+    parser.add_argument("text", nargs="?", metavar="PROMPT", help="the prompt, as --prompt")
     group = parser.add_argument_group("prompt")
     source = group.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT", help="the prompt")
@@ -79,15 +80,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    if args.prompt is not None:
-        return str(args.prompt)
+    if args.text is not None and (args.prompt, args.prompt_file) != (None, None):
+        other = "--prompt" if args.prompt is not None else "--prompt-file"
+        raise ConfigError(f"the prompt is given twice, behind MODEL and as {other}: give one")
+    given = args.text if args.prompt is None else args.prompt
+    if given is not None:
+        return str(given)
     if args.prompt_file is not None:
         try:
             return str(args.prompt_file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read --prompt-file {args.prompt_file}: {error}") from error
     if sys.stdin.isatty():
-        raise ConfigError("no prompt: give --prompt, --prompt-file, or text on stdin")
+        raise ConfigError(
+            "no prompt: give it behind MODEL, by --prompt or --prompt-file, or on stdin"
+        )
     return sys.stdin.read()
 
 

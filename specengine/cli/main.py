@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0, 1 for a failure, 2 for bad usage, 130 for Ctrl-C."""
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args = _parse(parser, argv)
     if not hasattr(args, "run"):
         parser.print_help()
         return 2
@@ -73,6 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """argparse fills optional positional arguments all at once: with flags between MODEL and
+    PROMPT the latter is left over."""
+    args, rest = parser.parse_known_args(argv)
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(args, "text", "") is None:
+        args.text = rest[0]
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return args
 
 
 def _red(text: str) -> str:

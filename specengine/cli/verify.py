@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specengine.cli.args import add_config_arguments, config_of
 from specengine.cli.logs import set_up_logging
 from specengine.core.config import EngineConfig, ModelConfig
+from specengine.core.config_sources import shown
 from specengine.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def open_record(
     from specengine.engine.proof.record import ProofRecord
     from specengine.lab.environment import environment
 
-    about: dict[str, Any] = {"model": model, "plan": plan, "part": part, "config": asdict(config)}
+    about: dict[str, Any] = {"model": model, "plan": plan, "part": part, "config": shown(config)}
     return ProofRecord(Path(path), about, environment("specengine"))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from specengine.core.errors import ConfigError
-from specengine.core.options import Option, option, options_of
+from specengine.core.options import HIDDEN, Option, option, options_of
 
 
 class Section:
@@ -270,7 +270,7 @@ class TraceConfig(Section):
 class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes any free one")
-    api_key: str | None = option(None, "bearer token that requests must carry")
+    api_key: str | None = option(None, "bearer token that requests must carry", is_secret=True)
     log_level: str = option("info", "how much is logged", ("debug", "info", "warning", "error"))
 
     def _check_ranges(self) -> None:
@@ -278,6 +278,10 @@ class ServerConfig(Section):
         self._require(0 <= self.port <= 65535, "port", "must be between 0 and 65535")
         self._require(
             self.api_key != "", "api_key", "must not be empty; leave it out to ask for none"
+        )
+        # A printed configuration must not start a server whose key anyone knows.
+        self._require(
+            self.api_key != HIDDEN, "api_key", "stands for a key that was not printed; give the key"
         )
 
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import difflib
 import json
-import logging
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from specengine.core.config import EngineConfig, Section, SpecConfig
 from specengine.core.errors import ConfigError
-from specengine.core.options import Option
-
-logger = logging.getLogger(__name__)
+from specengine.core.options import HIDDEN, Option
 
 PREFIX = "SPECENGINE_"
+# Read elsewhere, and no options: the commit that results name, the folder of prompts and data, 0 to
+# do without compiled operations on CPU, and the wheel that holds the built-in model.
+OTHER_VARIABLES = (
+    "SPECENGINE_COMMIT",
+    "SPECENGINE_DATA_DIR",
+    "SPECENGINE_NATIVE",
+    "SPECENGINE_SMOLLM2_WHEEL",
+)
 
 
 @cache
@@ -62,23 +67,35 @@ def resolve_sources(
     return config_from_flags(values)
 
 
+def shown(config: EngineConfig) -> dict[str, dict[str, Any]]:
+    """Values by section and field, secrets hidden."""
+    values = asdict(config)
+    for name, section in sections().items():
+        for one in section.options().values():
+            if one.is_secret and values[name][one.name] is not None:
+                values[name][one.name] = HIDDEN
+    return values
+
+
 def to_yaml(config: EngineConfig) -> str:
-    """The configuration as a YAML file that gives it back."""
+    """The configuration as a YAML file that gives it back, but for secrets: these are hidden, and
+    the file is refused until they are filled in."""
     lines = []
+    values = shown(config)
     for name, section in sections().items():
         lines.append(f"# {name}")
-        for one in section.options().values():
-            value = getattr(getattr(config, name), one.name)
-            lines.append(f"{one.key}: {json.dumps(value)}")  # JSON is YAML
+        options = section.options().values()
+        lines += (f"{one.key}: {json.dumps(values[name][one.name])}" for one in options)  # YAML too
     return "\n".join(lines) + "\n"
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     known = {one.variable: one for one in config_options().values()}
+    allowed = [*known, *OTHER_VARIABLES]
     for name in environment:
-        near = _close(name.removeprefix(PREFIX).lower())
-        if name.startswith(PREFIX) and name not in known and near:
-            logger.warning("the variable %s is no option%s", name, near)
+        if name.startswith(PREFIX) and name not in allowed:
+            near = _close(name, allowed) or "; unset it"
+            raise ConfigError(f"the environment variable {name} is not known{near}")
     return {
         one.key: one.parse(environment[variable], variable)
         for variable, one in known.items()
@@ -104,9 +121,9 @@ def _from_file(path: Path) -> dict[str, Any]:
 def _check_known(values: Mapping[Any, Any], what: str) -> None:
     for key in values:
         if key not in config_options():
-            raise ConfigError(f"{what} {key!r} is not known{_close(str(key))}")
+            raise ConfigError(f"{what} {key!r} is not known{_close(str(key), config_options())}")
 
 
-def _close(key: str) -> str:
-    near = difflib.get_close_matches(key, list(config_options()), n=3, cutoff=0.6)
+def _close(key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -19,9 +19,16 @@ _NONE = frozenset({"none", "null"})
 NO_OPTION = {"option": False}  # metadata of a field that is no option
 
 
-def option(default: Any, help: str, choices: tuple[Any, ...] | None = None) -> Any:
-    """A configuration field with its help text, and the values it may take."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+HIDDEN = "(hidden)"  # stands for a secret where a configuration is shown
+
+
+def option(
+    default: Any, help: str, choices: tuple[Any, ...] | None = None, is_secret: bool = False
+) -> Any:
+    """A configuration field with its help text, and the values it may take. is_secret: its value
+    is not shown, neither in repr nor where a configuration is printed."""
+    metadata = {"help": help, "choices": choices, "is_secret": is_secret}
+    return field(default=default, repr=not is_secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Option:
     default: Any
     help: str
     choices: tuple[Any, ...] | None
+    is_secret: bool = False
 
     @property
     def key(self) -> str:
@@ -158,4 +166,5 @@ def _option(f: Any, hint: Any, prefix: str) -> Option:
         default=default,
         help=f.metadata.get("help", ""),
         choices=f.metadata.get("choices"),
+        is_secret=f.metadata.get("is_secret", False),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from specengine.core.config import EngineConfig
 from specengine.core.errors import SpecEngineError
 from specengine.core.sampling import SamplingParams
+from specengine.engine.background_capture import QuietTime
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
 
@@ -31,11 +32,15 @@ class Caller:
 class AsyncEngine:
     """Every call into the Engine is made by the engine thread; other threads post commands."""
 
-    def __init__(self, engine: Engine, prepares: bool = False) -> None:
+    def __init__(
+        self, engine: Engine, prepares: bool = False, quiet: QuietTime | None = None
+    ) -> None:
         """prepares: capture graphs while there is no work. Only where nothing else in the process
-        uses the device: beside a capture nobody may wait for it or give memory back to it."""
+        uses the device: beside a capture nobody may wait for it or give memory back to it.
+        quiet: how long there must have been no request before."""
         self._engine = engine
         self._prepares = prepares
+        self._quiet = quiet or QuietTime()
         self._callers: dict[str, Caller] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -132,15 +137,23 @@ class AsyncEngine:
                     break
                 while self._commands:
                     self._commands.popleft()()
+                    self._quiet.restart()
                 if self._engine.has_work:
                     self._deliver(self._engine.step())
-                elif not (self._prepares and self._engine.use_idle_moment()):
-                    self._wake.wait()
+                    self._quiet.restart()
+                else:
+                    self._pause()
         except Exception as error:
             logger.exception("the engine thread failed")
             self._failure = error
         for caller in self._callers.values():
             self._send(caller, SpecEngineError(f"the engine stopped: {self._failure or 'abort'}"))
+
+    def _pause(self) -> None:
+        """There is no work: prepare some, or wait."""
+        left = self._quiet.left if self._prepares else 0.0
+        if not (self._prepares and self._engine.use_idle_moment(may_capture=not left)):
+            self._wake.wait(left or None)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

@@ -45,7 +45,7 @@ from specengine.runner.attention.limits import check_trees
 from specengine.runner.device_memory import DeviceMemory
 from specengine.runner.graph_counters import NoGraphs
 from specengine.runner.graph_memory import GraphMemory
-from specengine.runner.loader.load import load_model
+from specengine.runner.loader.load import load_model, model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
@@ -70,6 +70,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
     """Find, read and pack the model. Raises ConfigError or ModelLoadError."""
     with phases.phase("find model"):
         source = resolve_model(config.model)
+        model_class_of(source, find_model_class)
         config = resolve(config, source.context_length, _checkpoint_dtype(source))
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)

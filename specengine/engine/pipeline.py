@@ -16,7 +16,7 @@ from specengine.engine.adaptive.choice import Decision, Shape
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
-from specengine.engine.idle_captures import IdleCaptures
+from specengine.engine.background_capture import BackgroundCapture
 from specengine.engine.lookup_prefetch import IndexAhead, LookupPrefetch
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound, RoundPlan
@@ -71,7 +71,7 @@ class RoundPipeline:
         self.depths = depths
         self.overlaps = overlaps
         self.launched: Launched | None = None
-        self.idle_captures = IdleCaptures(rounds, drafter)
+        self.background_capture = BackgroundCapture(rounds, drafter)
         self.naps = Naps() if depths is not None and rounds.may_pause else None
         self._deepest = Decision(rounds.steps[-1], "as deep as there are graphs", None)
         self._num_choices = 0
@@ -116,7 +116,7 @@ class RoundPipeline:
     def prepare(self) -> bool:
         """While there is no work, and no round in flight: whether it may be called again."""
         self._collected = None
-        return self.idle_captures.go_on()
+        return self.background_capture.advance()
 
     def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
         """Something else runs: the time until the next launch is no round's. prefill: the drafter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
@@ -13,6 +14,10 @@ PackedModules = Mapping[str, Sequence[str]]
 
 # Tables that old checkpoints carry and every model computes for itself.
 _COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
+
+# What a tensor holds is its weights. Others are of quantised checkpoints, FP8 among them: floating
+# point, and wrong by their scales.
+_WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def load_weights(
@@ -25,7 +30,7 @@ def load_weights(
 
     packed_modules_mapping: merged module -> names of its parts in checkpoints, in their order.
     ignored: how names begin that may appear and are not read (the head of a tied model). Raises
-    ModelLoadError naming a tensor that is missing, unexpected or of the wrong shape.
+    ModelLoadError naming a tensor that is missing, unexpected, quantised or of the wrong shape.
     """
     places = weight_places(model, packed_modules_mapping)
     fill_places(places, weights, type(model).__name__, ignored)
@@ -73,13 +78,13 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Tensor]:
 
 
 def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
+    if tensor.dtype not in _WEIGHTS:
+        raise ModelLoadError(
+            f"tensor {name} has type {tensor.dtype}; quantised checkpoints are not supported"
+        )
     if tensor.shape != place.shape:
         raise ModelLoadError(
             f"tensor {name} has shape {list(tensor.shape)}, the model needs {list(place.shape)}"
-        )
-    if not tensor.is_floating_point():
-        raise ModelLoadError(
-            f"tensor {name} has type {tensor.dtype}; quantised checkpoints are not supported"
         )
     place.copy_(tensor)
 

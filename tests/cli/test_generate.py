@@ -62,6 +62,15 @@ def test_sources_and_forms_of_a_prompt(
     chat = generate(capsys, model, "--prompt-file", str(file), "--chat")
     assert chat["prompt_tokens"] == len("[user] abcabc\n[assistant] ")
     assert generate(capsys, model)["choices"] == chat["choices"]  # stdin, and chat by default
+    assert generate(capsys, model, "abcabc", "--raw")["choices"] == raw["choices"]
+    assert generate(capsys, model, "--raw", "abcabc")["choices"] == raw["choices"]
+
+
+def test_a_prompt_behind_the_flags_is_the_prompt(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", model, *GREEDY, "--json", "--raw", "abcabc"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] == 6
 
 
 def test_choices_logprobs_and_speculation(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,8 @@ def test_print_config(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--config", "absent.yaml"], "error: cannot read --config absent.yaml"),
         (["generate", "--prompt-file", "absent.txt"], "error: cannot read --prompt-file"),
         (["generate", "--prompt", "x", "--n", "0"], "error: n must be a whole number"),
+        (["generate", "m", "x", "--prompt", "y"], "error: the prompt is given twice, behind MODEL"),
+        (["generate", "m", "--prompt-file", "y", "x"], "error: the prompt is given twice"),
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(

@@ -296,8 +296,8 @@ def test_rounds_teach_the_cost_of_each_size() -> None:
     costs.record(8, 0, 0, 1.0)
     assert (costs.of(8, 4), costs.of(8, 4, 5), costs.of(8, 4, 8)) == (6.0, 3.0, None)
     assert costs.of(8, 2, 5) == pytest.approx(2.0)
-    costs.record(8, 4, 0, 1.5, 5)  # nobody had a draft
-    assert costs.of(8, 0) == pytest.approx(1.25)
+    costs.record(8, 4, 0, 0.5, 5)  # no request had a draft
+    assert costs.of(8, 0) == 0.5
     for _ in range(8):
         costs.record(8, 4, 32, 3.0, 5)
     assert costs.is_settled(8, 4, 5)

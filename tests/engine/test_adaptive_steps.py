@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby, pairwise
 
 import pytest
@@ -293,6 +294,30 @@ def test_drafts_that_lose_end_whatever_others_have_cost(better: int) -> None:
     chosen = run_by_hand(steps, 4, 80, lambda place, depth: paid[depth], kept.__getitem__)
     assert chosen[0] == 8
     assert set(chosen[-20:]) == {better}
+
+
+@pytest.mark.parametrize("slow", range(6))
+def test_one_slow_round_among_the_first_does_not_decide(slow: int) -> None:
+    """A garbage collection takes as long as fifty rounds of a small model, and comes early."""
+
+    def cost(place: int, depth: int) -> float:
+        return 50.0 if place == slow else 1.0 + 0.4 * depth
+
+    chosen = run_by_hand(AdaptiveSteps([0, 1, 2, 3]), 1, 80, cost, lambda depth: depth)
+    assert mostly(chosen[40:]) == 3
+
+
+def test_drafts_that_seem_better_are_tried_whatever_others_have_cost() -> None:
+    """Plain decoding stands, probes have left a debt, and plain rounds become slower."""
+    paid = {0: 1.0, 3: 4.5}
+    steps = AdaptiveSteps([0, 3])
+    by_hand = partial(run_by_hand, steps, 1, kept=lambda depth: depth)
+    assert set(by_hand(40, cost=lambda place, depth: paid[depth])[6:]) == {0}
+    in_debt(steps, 1)
+    paid[0] = 2.0
+    chosen = by_hand(80, cost=lambda place, depth: paid[depth])
+    assert chosen[0] == 0
+    assert set(chosen[-20:]) == {3}
 
 
 def test_deeper_drafts_are_tried_beside_plain_rounds_that_tell_nothing() -> None:

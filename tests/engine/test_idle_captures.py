@@ -18,6 +18,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.engine import graph_round
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.graph_round import GraphRound
+from specengine.engine.background_capture import QuietTime
 from tests.engine import flying_world
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
@@ -144,7 +145,7 @@ def test_a_server_does_it_between_requests(
     """Not where others may use the device."""
     flying = let_fly(llm, monkeypatch)
     flying.capture()
-    served = AsyncEngine(llm.engine, prepares)
+    served = AsyncEngine(llm.engine, prepares, QuietTime(0.0))
 
     async def ask(rid: str) -> list[int]:
         ids = llm.engine.parts.tokenizer.encode(PROMPTS[0])

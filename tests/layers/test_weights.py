@@ -99,7 +99,12 @@ def test_a_wrong_shape_is_named() -> None:
         load_weights(_Model(), weights.items(), PACKED)
 
 
-def test_integer_weights_are_refused() -> None:
-    weights = _checkpoint() | {"attn.k_proj.weight": torch.zeros(2, 4, dtype=torch.int8)}
-    with pytest.raises(ModelLoadError, match="quantised checkpoints are not supported"):
+@pytest.mark.parametrize(
+    "dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2]
+)
+@pytest.mark.parametrize("width", [4, 2], ids=["whole", "packed"])
+def test_quantised_weights_are_refused_by_name(dtype: torch.dtype, width: int) -> None:
+    weights = _checkpoint() | {"attn.k_proj.weight": torch.zeros(2, width).to(dtype)}
+    message = rf"attn\.k_proj\.weight has type {dtype}; quantised checkpoints are not supported"
+    with pytest.raises(ModelLoadError, match=message):
         load_weights(_Model(), weights.items(), PACKED)

@@ -121,6 +121,10 @@ def test_weights_of_another_shape_are_named(directory: Path) -> None:
         ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM is not supported"),
         ({"model_type": "no-such-model"}, "cannot be used"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq"),
+        ({"quantization_config": {"bits": 4}}, "quantised by a method unnamed"),
+        ({"compression_config": {"quant_method": "sparseml"}}, "quantised by sparseml"),
+        ({"model_type": "no-such-model"}, "known: llama, mistral, qwen2"),
+        ({"architectures": None}, "architecture of model_type 'llama' is not supported; known: Ll"),
     ],
 )
 def test_configurations_that_cannot_be_served(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 from specengine.engine.adaptive.cost_table import Curve, StepCosts, along
 
@@ -33,7 +33,7 @@ class _Curve:
         cell.window.append(seconds)
         cell.last = now
         is_new = place not in self.seconds
-        self.seconds[place] = median(cell.window)
+        self.seconds[place] = median_low(cell.window)
         if is_new:
             self.seconds = dict(sorted(self.seconds.items()))
 
@@ -50,10 +50,11 @@ class _Row:
 
 
 class RunningCosts:
-    """Medians over the last rounds, by the drafts that were verified in them, by batch sizes up to
-    the next power of two, and by the nodes that trees were cut to. What was measured long ago, on
-    shorter texts or a busier machine, is forgotten as soon as it is measured again, and is not
-    settled until then."""
+    """Medians over the last rounds (the lower one of an even number, so that of two rounds a slow
+    one does not count), by the drafts that were verified in them, by batch sizes up to the next
+    power of two, and by the nodes that trees were cut to. What was measured long ago, on shorter
+    texts or a busier machine, is forgotten as soon as it is measured again, and is not settled
+    until then."""
 
     is_fixed = False
 

@@ -35,8 +35,9 @@ class AdaptiveSteps:
     A shape stands until another is better by a margin, or plain decoding is better at all. In
     between, neighbouring shapes are tried for a round, so that acceptance which came back and costs
     which changed are noticed; ProbeBudget bounds what that may cost, for each bucket of batch sizes
-    by itself: what was lost at one does not keep another from its best choice. Where drafts seem to
-    lose, or plain decoding to gain, what seems better is tried whatever the budget says.
+    by itself: what was lost at one does not keep another from its best choice. A shape that seems
+    better by the margin, and plain decoding that seems better at all, is tried whatever the budget
+    says: each try that disappoints lowers the estimate.
 
     The choice depends on the outcomes and times of past rounds alone: it biases no sampled draft.
     """
@@ -200,9 +201,9 @@ class AdaptiveSteps:
             target = PLAIN
         seconds = view.seconds[kept]
         loss = view.seconds[target] - view.tokens[target] * seconds / view.tokens[kept]
-        # What drafts that lose, or plain decoding itself, are owed whatever other probes have cost.
         self._earn(place, seconds)
-        is_owed = loss < 0 and (target == PLAIN or view.gain(kept) < 1)
+        # What seems better, and plain decoding, are tried whatever earlier probes have cost.
+        is_owed = loss < 0 and (wants or target == PLAIN)
         if not (is_owed or place.budget.allows(loss, seconds)):
             return standing
         if target == PLAIN and not self.costs.is_fixed:

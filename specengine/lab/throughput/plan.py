@@ -16,8 +16,10 @@ from specengine.engine.spec_options import draft_slots, resolve_spec
 from specengine.lab.accept.settings import Setting as SpecSetting
 from specengine.lab.throughput.random_draft import random_eagle3
 from specengine.lab.throughput.workload import Workload
+from specengine.runner.loader.load import model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import find_model_class
 
 _BATCHES_KEPT = 4  # of the largest size: KV memory of two engines that share a card
 
@@ -70,8 +72,9 @@ def _random_spec(config: EngineConfig, vocab: int, stack: ExitStack, phases: Pha
     if spec.draft_model_path is not None:
         raise ConfigError("--random-draft or --speculative-draft-model-path: give one of them")
     with phases.phase("find model"):
-        target = resolve_model(config.model).hf_config
-    folder = stack.enter_context(random_eagle3(target, vocab))
+        source = resolve_model(config.model)
+        model_class_of(source, find_model_class)
+    folder = stack.enter_context(random_eagle3(source.hf_config, vocab))
     return replace(spec, algorithm="EAGLE3", draft_model_path=str(folder))
 
 

@@ -20,5 +20,8 @@ def make_config(fields: dict[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        raise ValueError(f"model_type {model_type!r} is not known, nor to transformers")
+        known = ", ".join(FAMILIES)
+        raise ValueError(
+            f"model_type {model_type!r} is not known, nor to transformers; known: {known}"
+        )
     return CONFIG_MAPPING[model_type].from_dict(fields)

@@ -25,8 +25,10 @@ def read_config(directory: Path) -> Any:
         config = make_config(fields)
     except Exception as error:
         raise ModelLoadError(f"{directory / 'config.json'} cannot be used: {error}") from error
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
-    if method is not None:
+    quantised = fields.get("quantization_config") or fields.get("compression_config")
+    if quantised:
+        named = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        method = named or "a method unnamed"
         raise ModelLoadError(
             f"{directory} holds weights quantised by {method}, which is not supported; use the "
             "unquantised model, with --quantization int8 or int4 on CPU"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import OutOfMemoryError
+from specengine.core.errors import ModelLoadError, OutOfMemoryError
 from specengine.layers.linear_cpu import pack_linears
 from specengine.runner.loader.dummy import fill_with_random
 from specengine.runner.loader.gguf_file import GgufFile
@@ -33,16 +33,34 @@ def load_model(
     find_model_class: architecture names -> model class (target.registry, handed in by the engine).
     seed: of dummy weights. Raises ModelLoadError, ConfigError or OutOfMemoryError.
     """
-    model_class = find_model_class(source.architectures)
+    model_class = model_class_of(source, find_model_class)
     with _out_of_memory_named(source, device), torch.no_grad():
         with _tensors_are(dtype, device):
-            model: nn.Module = model_class(source.hf_config)
+            model = _build(model_class, source)
         if source.is_dummy:
             fill_with_random(model, seed)
         else:
             model.load_weights(iterate_weights(source))  # type: ignore[operator]
         pack_linears(model, quantization)
     return model.eval()
+
+
+def model_class_of(source: ModelSource, find_model_class: FindModelClass) -> Any:
+    """Raises ModelLoadError for an architecture that is not supported, naming those that are. Asked
+    before anything else is read: other architectures lack other fields."""
+    model_type = getattr(source.hf_config, "model_type", None)
+    return find_model_class(source.architectures or [f"of model_type {model_type!r}"])
+
+
+def _build(model_class: Any, source: ModelSource) -> nn.Module:
+    try:
+        model: nn.Module = model_class(source.hf_config)
+    except AttributeError as error:
+        raise ModelLoadError(
+            f"config.json of {source.name} does not fit {model_class.__name__}, which it names as "
+            f"its architecture: {error}"
+        ) from error
+    return model
 
 
 def iterate_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:

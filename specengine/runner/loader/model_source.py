@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specengine.core.errors import ModelLoadError
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -32,4 +34,8 @@ class ModelSource:
 
     @property
     def context_length(self) -> int:
-        return int(self.hf_config.max_position_embeddings)
+        """Raises ModelLoadError where the configuration does not say."""
+        found = getattr(self.hf_config, "max_position_embeddings", None)
+        if not isinstance(found, int):
+            raise ModelLoadError(f"config.json of {self.name} lacks max_position_embeddings")
+        return found
