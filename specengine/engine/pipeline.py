@@ -15,8 +15,8 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.choice import Decision, Shape
 from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.background_capture import BackgroundCapture
+from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.lookup_prefetch import IndexAhead, LookupPrefetch
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound, RoundPlan

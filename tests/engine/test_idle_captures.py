@@ -17,8 +17,8 @@ from specengine import LLM, SpecConfig
 from specengine.core.sampling import SamplingParams
 from specengine.engine import graph_round
 from specengine.engine.async_engine import AsyncEngine
-from specengine.engine.graph_round import GraphRound
 from specengine.engine.background_capture import QuietTime
+from specengine.engine.graph_round import GraphRound
 from tests.engine import flying_world
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
