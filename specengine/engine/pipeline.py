@@ -33,7 +33,7 @@ class RoundResult(NamedTuple):
     result: VerifyResult
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Launched:
     """A round in flight, and how it came to be launched."""
 
@@ -145,7 +145,7 @@ class RoundPipeline:
             result = self.rounds.collect(done.round)
         self._collected = self.rounds.collected_at
         if self.launched is not None:
-            self.launched = replace(self.launched, started=self._collected)
+            self.launched.started = self._collected
         elif self._prefetch is not None:
             with self._all_or_nothing():
                 self.launched = self._follow_collected(self._prefetch, done.round, result.tokens)

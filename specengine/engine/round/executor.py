@@ -156,6 +156,8 @@ class RoundExecutor:
         largest, device = self.batch_sizes[-1], self.runner.device
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self.num_slots = num_slots(self.source)
+        rule, simulated = round.rule, round.commit.simulated
+        self.is_lossy = simulated is not None or (rule is not None and rule.is_lossy)
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
         self._stale: set[int] = set()  # rows of rounds that a paused drafter has not observed
@@ -413,11 +415,6 @@ class RoundExecutor:
     def has_lookup(self) -> bool:
         """Whether the host drafts for rounds."""
         return not isinstance(self.source, DeviceDraft)
-
-    @property
-    def is_lossy(self) -> bool:
-        rule = self.round.rule
-        return self.round.commit.simulated is not None or (rule is not None and rule.is_lossy)
 
     def num_drafts(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         """Of a round in which each request drafted so many levels."""
