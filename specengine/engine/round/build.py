@@ -9,7 +9,7 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.spec import Verifier
-from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.round.executor import Captured, Executor, RoundExecutor
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.round import Round
