@@ -22,7 +22,8 @@ from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.grammar.compiler import GrammarCompiler
-from specengine.engine.loop import Engine, EngineParts
+from specengine.engine.loop import Engine
+from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
@@ -115,7 +116,7 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, follows_drafts)
     _capture(config, engine, runner, phases, costs)
     keep_at_the_end(costs, engine)
-    engine.round.plan_ahead = make_plan_ahead(config, engine.parts)
+    engine.round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()
     logger.info("ready after %.1f s", phases.total)

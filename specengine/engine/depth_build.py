@@ -81,4 +81,3 @@ def _model_steps(spec: SpecConfig, drafter: Drafter, most: int) -> int | None:
     if drafter.lookup is None:
         return None
     return most if spec.num_steps is None else min(spec.num_steps, most)
-

@@ -12,7 +12,7 @@ from specengine.engine.adaptive.costs import (
     StepCosts,
 )
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.loop import EngineParts
+from specengine.engine.parts import EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.timing import max_context, seconds_of
