@@ -25,9 +25,9 @@ from specengine.core.transfer import pinned
 from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.row_edits import RowEdits, is_exact
 from specengine.kernels.tree_build import TreeLimits
-from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback
+from specengine.runner.capture import capture, without_garbage_collection
+from specengine.runner.fallbacks import MEMORY_SPENT, NoGraphs, count_fallback
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.device_memory import DeviceMemory
-from specengine.runner.graph_counters import NoGraphs
+from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.loaded_model import LoadedModel

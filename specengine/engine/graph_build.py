@@ -43,7 +43,7 @@ from specengine.engine.hybrid_drafts import HybridDrafts, MixedDrafts
 from specengine.engine.hybrid_trees import HybridTrees
 from specengine.engine.loop import EngineParts
 from specengine.engine.round_seconds import most_text
-from specengine.runner.graph_counters import PLANS_ON_HOST
+from specengine.runner.fallbacks import PLANS_ON_HOST
 from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
 

@@ -27,9 +27,9 @@ from specengine.engine.row_masks import RowMasks
 from specengine.engine.row_state import RowState
 from specengine.engine.shared_ints import SharedInts
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
-from specengine.runner.graph_counters import count_fallback
+from specengine.runner.capture import capture, without_garbage_collection
+from specengine.runner.fallbacks import count_fallback
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.worker import TpModelWorker
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.masks import Flags
 from specengine.engine.round_form import Form, LeftDepths
 from specengine.engine.row_masks import is_ruled
-from specengine.runner.graphs import capture_parts
+from specengine.runner.capture import capture_parts
 
 if TYPE_CHECKING:
     from specengine.engine.graph_round import GraphRound

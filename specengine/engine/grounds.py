@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import HesitantRowDrafter, RowDrafter
-from specengine.runner.graph_counters import MEMORY_SPENT
+from specengine.runner.fallbacks import MEMORY_SPENT
 
 if TYPE_CHECKING:
     from specengine.engine.graph_round import GraphRound

@@ -39,7 +39,7 @@ from specengine.engine.graph_round import GraphRound
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.round import SpeculativeRound
-from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
+from specengine.runner.fallbacks import GraphStats, NoGraphs, count_fallback
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler
 

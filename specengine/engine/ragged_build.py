@@ -22,7 +22,7 @@ from specengine.draft.worker import DraftWorker
 from specengine.engine.grounds import TRACED
 from specengine.engine.registry import max_nodes
 from specengine.runner.extend_graphs import SHAPES
-from specengine.runner.graph_counters import PLANS_ON_HOST
+from specengine.runner.fallbacks import PLANS_ON_HOST
 from specengine.runner.graph_memory import GraphDemand
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.ragged_forms import CROWD_WIDTH, MAX_TOKENS, Sizes

@@ -17,9 +17,9 @@ from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned
-from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
+from specengine.runner.capture import capture, without_garbage_collection
+from specengine.runner.fallbacks import MEMORY_SPENT, count_fallback
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.prefill_parts import is_launch_bound, joined, kept, parts_of
 from specengine.runner.ragged_forms import CROWD, CROWD_WIDTH, MOST_PROMPTS
 

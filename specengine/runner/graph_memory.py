@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from specengine.runner.graph_counters import MEMORY_SPENT
+from specengine.runner.fallbacks import MEMORY_SPENT
 from specengine.runner.ragged_forms import MAX_TOKENS
 
 logger = logging.getLogger(__name__)

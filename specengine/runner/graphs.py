@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import bisect
-import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
-from specengine.runner.graph_counters import count_fallback
+from specengine.runner.capture import capture, without_garbage_collection
+from specengine.runner.fallbacks import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 
 if TYPE_CHECKING:
     from specengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-_one_at_a_time = Lock()  # engines in threads of one process share the stream
 
 
 @dataclass(frozen=True)
@@ -39,89 +32,6 @@ class CapturedDecode:
     batch: ForwardBatch
     output: LogitsOutput  # rows of padding included
     guard: GraphGuard | None
-
-
-class _Collection:
-    """Python's garbage collector, which stands still as long as anybody says so."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._stopped = 0  # how often
-        self._was_enabled = False
-
-    def stop(self) -> None:
-        with self._lock:
-            if not self._stopped:
-                self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._stopped += 1
-
-    def go_on(self) -> None:
-        with self._lock:
-            self._stopped -= 1
-            if not self._stopped and self._was_enabled:
-                gc.enable()
-
-
-_collection = _Collection()
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """A collection in the middle of a capture may free another engine's graphs or memory, which
-    invalidates the capture. None comes before it either: that takes as long as several captures,
-    and rounds wait for those that come late."""
-    _collection.stop()
-    try:
-        yield
-    finally:
-        _collection.go_on()
-
-
-def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A graph of what `run` launches, and what it returned: tensors that every replay writes. It
-    runs once before, which compiles kernels and creates library handles outside the capture."""
-    with _one_at_a_time:
-        _warm_up([run])
-        return _record(run, pool)
-
-
-def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torch.cuda.CUDAGraph]:
-    """Likewise of each part. What one leaves for the next stays where it is: hold on to it."""
-    with _one_at_a_time:
-        _warm_up(parts)
-        return [_record(part, pool)[0] for part in parts]
-
-
-def _warm_up(parts: Sequence[Callable[[], object]]) -> None:
-    stream = _side_stream(torch.cuda.current_device())
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        for part in parts:
-            part()
-    torch.cuda.current_stream().wait_stream(stream)
-
-
-def _record(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-    graph = torch.cuda.CUDAGraph()
-    with (
-        torch.inference_mode(),
-        torch.cuda.graph(
-            graph,
-            pool=pool,
-            stream=_side_stream(torch.cuda.current_device()),
-            capture_error_mode="thread_local",
-        ),
-    ):
-        output = run()
-    return graph, output
-
-
-@cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """What graphs are captured on. cuBLAS keeps a workspace of 32 MiB for each stream that it has
-    ever run on: with a stream a capture that was a GiB."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class DecodeGraphRunner:

@@ -22,7 +22,7 @@ from specengine.kernels.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.extend_graphs import ExtendGraphRunner
-from specengine.runner.graph_counters import PLANS_ON_HOST, NoGraphs
+from specengine.runner.fallbacks import PLANS_ON_HOST, NoGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.graph_memory import GraphMemory
 from specengine.runner.graphs import DecodeGraphRunner

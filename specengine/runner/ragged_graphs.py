@@ -16,9 +16,9 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned, sent
-from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
+from specengine.runner.capture import capture, without_garbage_collection
+from specengine.runner.fallbacks import MEMORY_SPENT, count_fallback
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.prefill_parts import is_launch_bound, parts_of
 from specengine.runner.ragged_forms import Form, Inputs, Sizes, num_inputs, pack
 

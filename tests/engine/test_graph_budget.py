@@ -15,7 +15,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.draft import loop_graphs
 from specengine.engine import graph_round
 from specengine.runner import graph_memory, ragged_graphs
-from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
+from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from tests.engine import flying_world
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make

@@ -23,7 +23,7 @@ from specengine.runner.extend_graphs import (
     Inputs,
     Shape,
 )
-from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
+from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.prefill_parts import weights_a_layer
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specengine.runner.graphs import without_garbage_collection
+from specengine.runner.capture import without_garbage_collection
 
 
 @pytest.fixture

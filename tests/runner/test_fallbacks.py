@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
+from specengine.runner.fallbacks import GraphStats, NoGraphs, count_fallback
 
 
 def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -15,8 +15,8 @@ def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         for reason in ("grammar", "grammar", "memory nearly full", "grammar"):
             count_fallback(counters, "round", reason)
-    told = [record.getMessage() for record in caplog.records]
-    assert [line.split(" (")[0] for line in told] == [
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line.split(" (")[0] for line in logged] == [
         "a batch without a round graph: grammar",
         "a batch without a round graph: memory nearly full",
     ]
