@@ -249,8 +249,7 @@ class Engine:
 
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner, rounds = self.parts.worker.runner, self.graph_round or self.no_rounds
-        prefills = runner.extend_graph or runner.no_extend_graphs
-        kinds = {"decode": runner.graph, "prefill": prefills, "round": rounds}
+        kinds = {"decode": runner.decode_graphs, "prefill": runner.prefill_graphs, "round": rounds}
         counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
         counters |= self.ragged_counters
         return {kind: GraphStats.of(one) for kind, one in counters.items()}

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from specengine.runner.capture import capture, without_garbage_collection
+from specengine.runner.capture import capture, capture_parts, without_garbage_collection
 from specengine.runner.fallbacks import count_fallback
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.graph_memory import GraphMemory
@@ -101,7 +101,7 @@ class GraphCache(Generic[Key, Buffers]):
         found = self.captured.get(key)
         if found is None:
             start = perf_counter()
-            with without_garbage_collection(), self.memory.measured():
+            with without_garbage_collection():
                 found = self._capture(key, make)
             seconds = perf_counter() - start
             logger.log(level, "captured a %s graph in %.2f s: %s", self.kind, seconds, key)
@@ -133,10 +133,17 @@ class GraphCache(Generic[Key, Buffers]):
         )
         return done
 
-    def record(self, run: Callable[[], T]) -> tuple[Any, T]:
+    def record(self, run: Callable[[], T]) -> tuple[Graph, T]:
         """Capture `run` into the shared memory pool; for `make`. Gives the graph and what `run`
-        returned, which every replay writes."""
-        return capture(run, self.memory.pool)
+        returned, which every replay writes. What the capture takes counts as used; buffers that
+        `make` allocates count only where the caller measures (GraphMemory.measured)."""
+        with self.memory.measured():
+            return capture(run, self.memory.pool)
+
+    def record_parts(self, parts: Sequence[Callable[[], object]]) -> Sequence[Graph]:
+        """The same for several functions that are replayed one by one: a graph a part."""
+        with self.memory.measured():
+            return capture_parts(parts, self.memory.pool)
 
     def replay(self, captured: Captured[Buffers]) -> None:
         """Launch a graph whose buffers are filled. Raises GraphInputError where the guard finds an

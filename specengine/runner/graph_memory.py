@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from specengine.runner.fallbacks import MEMORY_SPENT
-from specengine.runner.ragged_forms import MAX_TOKENS
+from specengine.runner.forward_graphs.keys import MAX_TOKENS
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -60,6 +60,7 @@ class GraphMemory:
     def __init__(self, budget: int | None = None) -> None:
         self.budget = budget
         self.used = 0  # bytes, measured
+        self._is_measuring = False
         self._pool: Any = None
 
     @property
@@ -79,15 +80,18 @@ class GraphMemory:
 
     @contextmanager
     def measured(self) -> Iterator[Callable[[], int]]:
-        """What is captured inside counts as used. Gives a function that tells the bytes so far."""
-        if not torch.cuda.is_available():
+        """Count what is captured inside as used. Gives a function that tells the bytes so far.
+        Inside another `measured` it counts nothing: the outer one does."""
+        if self._is_measuring or not torch.cuda.is_available():
             yield lambda: 0
             return
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
+        self._is_measuring = True
         try:
             yield lambda: free - torch.cuda.mem_get_info()[0]
-        finally:  # what a capture that failed has left is used, too
+        finally:  # what a failed capture has left is used, too
+            self._is_measuring = False
             torch.cuda.empty_cache()
             self.used += free - torch.cuda.mem_get_info()[0]
 

@@ -11,8 +11,9 @@ import torch
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import sent
+from specengine.runner.forward_graphs.ragged import ForwardBuffers, RaggedGraphs
+from specengine.runner.graph_cache import Captured
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.ragged_graphs import CapturedForward, RaggedGraphRunner
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class EagerAhead:
 class GraphAhead:
     """The same in the buffers of a graph, which no other forward may use in between."""
 
-    graphs: RaggedGraphRunner
-    captured: CapturedForward
+    graphs: RaggedGraphs
+    captured: Captured[ForwardBuffers]
     ready: torch.cuda.Event | None
 
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput:
         self.drop()
-        tokens = sent(batch.input_ids, self.captured.buffer.device)
+        tokens = sent(batch.input_ids, self.captured.buffers.buffer.device)
         return self.graphs.launch(self.captured, batch, tokens)
 
     def drop(self) -> None:
@@ -81,15 +82,15 @@ class PlanStream:
     def begin(self, batch: ModelWorkerBatch) -> EagerAhead | GraphAhead | None:
         """batch: tokens and tree are placeholders of the right size; depths are 0. None where a
         graph that serves it is still to be captured."""
-        graphs = self.runner.ragged_graph
-        form = None if graphs is None else graphs.form_of(batch)
-        if graphs is None or form is None:
+        graphs = self.runner.ragged_graphs
+        key = None if graphs is None else graphs.key_of(batch)
+        if graphs is None or key is None:
             return self._eager(batch)
-        captured = graphs.captured.get(form)
+        captured = graphs.cache.captured.get(key)
         if captured is None:
             return None
         with self._beside() as ready:
-            graphs.load(captured, form, batch, batch.input_ids)
+            graphs.load(captured, key, batch, batch.input_ids)
         return GraphAhead(graphs, captured, ready)
 
     def _eager(self, batch: ModelWorkerBatch) -> EagerAhead:

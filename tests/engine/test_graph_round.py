@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
-from specengine.core.batch import ForwardBatch
 from specengine.core.errors import GraphInputError
-from specengine.core.interfaces import AttentionLayer
 from specengine.core.request import TokenLogprob
 from specengine.core.spec import RowDrafter
 from specengine.draft.eagle import worker as eagle
@@ -24,28 +22,11 @@ from specengine.engine import row_choices
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.row_choices import Choosing
 from specengine.kernels.keep_rows import keep_rows
-from specengine.kernels.paged_attention import PagedBatch
-from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from tests.engine.padded_attention import attention
+from tests.support.device_lengths import DeviceLengths
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 NEW_TOKENS = 24
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0)
-
-
-class DeviceLengths(TritonAttentionBackend):
-    """Like the Triton backend it believes the batch's tensors alone, never the host's lengths."""
-
-    def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
-    ) -> Tensor | None:
-        return None
-
-    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        assert batch.attn_plan is not None
-        paged: PagedBatch = batch.attn_plan.metadata
-        caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        return attention(q, *caches, paged, layer.scale, layer.sliding_window)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 from specengine.kernels import paged_attention_ref
 from specengine.kernels.paged_attention import PagedBatch
-from tests.engine.padded_attention import padded_attention
+from tests.support.padded_attention import padded_attention
 
 
 @pytest.mark.parametrize("window", [None, 3, 9])

@@ -48,9 +48,9 @@ def test_the_gpu_says_what_the_cpu_says(small_models: dict[str, Path]) -> None:
 def test_fallbacks_are_counted_with_their_reason(small_models: dict[str, Path]) -> None:
     llm = make(small_models["llama"], cuda_graph_bs=(2,), disable_cuda_graph_padding=True)
     llm.generate(PROMPTS[:1], SAMPLED)
-    graph = llm.engine.parts.worker.runner.graph
-    assert graph is not None
-    assert graph.counters["fallback: batch size not captured, padding off"] >= 23
+    graphs = llm.engine.parts.worker.runner.decode_graphs
+    assert graphs is not None
+    assert graphs.counters["fallback: batch size not captured, padding off"] >= 23
 
 
 @pytest.mark.parametrize("algorithm", [None, "EAGLE3"])
