@@ -28,7 +28,7 @@ from specengine.runner.forward_graphs.keys import (
     GraphSizes,
 )
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
-from specengine.runner.graph_memory import GraphDemand
+from specengine.runner.memory.plan import GraphDemand
 from specengine.runner.model_runner import ModelRunner
 
 _PREFILLS = (64, 128, 256, 512, MAX_TOKENS)  # tokens

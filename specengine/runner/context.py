@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 class ForwardContext(Protocol):

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from specengine.runner.capture import capture, capture_parts, without_garbage_collection
 from specengine.runner.fallbacks import count_fallback
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from specengine.runner.forward_graphs.prepared import (
 )
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine import graph_round
-from specengine.runner import graph_cache, graph_memory
+from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.memory import graph_memory
 from tests.engine import flying_world
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make

@@ -13,7 +13,7 @@ from specengine.core.errors import GraphInputError
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.graph_cache import Graph, GraphCache
 from specengine.runner.graph_guard import GraphGuard, inputs_of
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 from tests.support.cpu_graphs import use_functions
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from specengine.core.errors import GraphInputError
 from specengine.kernels.sample_rows import ChoiceTable
 from specengine.runner.graph_guard import GraphGuard, inputs_of
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 class Buffers(GraphMemory):

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from specengine.core.errors import OutOfMemoryError
-from specengine.runner.device_memory import DeviceMemory
-from specengine.runner.graph_memory import GraphDemand
-from specengine.runner.memory_plan import GIB, MemoryPlan
+from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.plan import GIB, GraphDemand, MemoryPlan
 
 PLAN = MemoryPlan(
     total=16 * GIB,

@@ -29,7 +29,7 @@ from specengine.runner.forward_graphs.keys import (
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.forward_graphs.splits import weights_per_layer
 from specengine.runner.graph_cache import GraphCache
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
