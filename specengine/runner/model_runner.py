@@ -47,7 +47,7 @@ class MemoryPools:
 class ModelRunner:
     """Owns a model, its attention backend and its graphs.
 
-    `forward` is the one door: a captured graph where one fits, otherwise
+    `forward` runs a captured graph where one serves the batch, otherwise
     forward_decode / forward_extend / forward_split_prefill / forward_idle by the batch's mode.
     """
 
@@ -60,8 +60,8 @@ class ModelRunner:
         capture_layers: tuple[int, ...] = (),
         graph_memory: GraphMemory | None = None,
     ) -> None:
-        """capture_layers: ascending; what a drafter takes its features from. graph_memory: of
-        another runner of the engine, to share it."""
+        """capture_layers: ascending; the layers whose outputs a drafter reads. graph_memory: of the
+        engine, whose runners share it."""
         self.model = model
         self.device = device
         self.pools = pools
@@ -126,7 +126,7 @@ class ModelRunner:
         return GraphGuard(partial(inputs_of, owners)) if self.guards_graphs else None
 
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
-        """A forward whose tokens and tree may still be filled in when it runs."""
+        """A planned forward whose tokens and tree may be given when it runs."""
         graphs = self.ragged_graphs
         if graphs is not None:
             parts = [GraphForward(graphs, key, part) for key, part in graphs.parts_of(batch)]
@@ -139,11 +139,12 @@ class ModelRunner:
     def new_row_batch(
         self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
     ) -> ForwardBatch:
-        """A forward over W new tokens of each request, `offset` places after those that stand:
-        planned, and made on the device alone. A tree's past nodes are all that lies between."""
+        """A planned forward over tokens_BW, int64 [B, W], made on the device alone: W new tokens of
+        each request, `offset` positions after its committed ones. For a tree, the nodes in between
+        are its past nodes: offset must equal tree.num_past."""
         B, W = tokens_BW.shape
         table = self.page_table
-        assert tree is None or tree.num_past == offset, "depths count from what stands"
+        assert tree is None or tree.num_past == offset, "tree.num_past is the offset"
         depths_T = None if tree is None else tree.depths_T
         places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
         is_decode = W == 1 and tree is None
@@ -159,7 +160,7 @@ class ModelRunner:
             extend_lens=self._even_lens(B, W)[0],
             seq_lens=places.seq_lens_B,
             qo_indptr=self._even_lens(B, W)[1],
-            prefix_lens_cpu=[table.shape[1] - W] * B,  # as long as they may get
+            prefix_lens_cpu=[table.shape[1] - W] * B,  # upper bounds
             extend_lens_cpu=[W] * B,
             logits_rows=None,
             tree=tree,
@@ -171,8 +172,8 @@ class ModelRunner:
         return batch
 
     def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
-        """extend_lens and qo_indptr of requests of one width. Made once, so that a graph, which
-        runs before it is captured, holds no node for them."""
+        """extend_lens and qo_indptr of requests of one width. Cached: a function runs once before
+        its capture, so the graph has no node for them."""
         key = (requests, width)
         if key not in self._even:
             lens = torch.full((requests,), width, dtype=torch.int64, device=self.device)
@@ -260,7 +261,7 @@ class ModelRunner:
     def split_prefill(
         self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
     ) -> LogitsOutput | None:
-        """One call of a split prefill: plans on the first, gives logits on the last."""
+        """One call of a split prefill: the first plans, the last gives logits, others None."""
         if batch.forward_mode is not ForwardMode.SPLIT_PREFILL:
             raise ValueError(f"split_prefill needs a SPLIT_PREFILL batch, not {batch.forward_mode}")
         if batch.split_index == 0 and not skip_attn_backend_init:

@@ -79,7 +79,9 @@ def test_one_that_moved_is_named() -> None:
     guard.check()
     before = buffers.layers[1]
     buffers.layers[1] = before.clone()
-    with pytest.raises(GraphInputError, match=r"captured with graphs\.layers\[1\] at Place\(addr"):
+    with pytest.raises(
+        GraphInputError, match=r"captured with graphs\.layers\[1\] at Location\(addr"
+    ):
         guard.check()
     buffers.layers[1] = before.view(1, 2)
     with pytest.raises(GraphInputError, match=r"graphs\.layers\[1\] at .*shape=\(1, 2\)"):
