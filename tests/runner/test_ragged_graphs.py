@@ -106,7 +106,7 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
         pytest.param("EAGLE3 tree", False, marks=pytest.mark.slow),
     ],
 )
-def test_rounds_of_functions(
+def test_replayed_rounds_give_the_tokens_of_eager_rounds(
     name: str,
     in_one: bool,
     target: Path,
@@ -136,10 +136,10 @@ LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 @pytest.mark.parametrize("name", ["EAGLE3 tree", "STANDALONE tree"])
-def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
+def test_stochastic_tree_is_the_same_whatever_other_requests_draft(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Near the end of a request its trees are smaller in a loop, too."""
+    """Near the end of a request its trees are smaller, in a draft loop too."""
     use_functions(monkeypatch)
     spec = replace(specs[name], verify="target_only")
     eager, replayed = make(target, spec), make(target, spec)
@@ -157,7 +157,7 @@ def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
 
 
 @pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE", "MTP"])
-def test_prompts_find_graphs_that_were_captured_before(
+def test_prompts_replay_graphs_that_were_captured_ahead(
     name: str,
     target: Path,
     with_mtp: Path,
@@ -187,14 +187,14 @@ def test_prompts_find_graphs_that_were_captured_before(
 
 
 @pytest.mark.parametrize(("name", "context"), [("EAGLE3", 60), ("EAGLE3", 140), ("STANDALONE", 64)])
-def test_prompts_where_the_context_is_short(
+def test_short_context_limits_the_width_of_prefill_graphs(
     name: str,
     context: int,
     target: Path,
     specs: dict[str, SpecConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What fills graphs has no place past the page table's end."""
+    """Padding tokens need positions within the page table."""
     use_functions(monkeypatch)
     given = {"device": "cpu", "context_length": context}
     eager, replayed = (make(target, specs[name], **given) for _ in range(2))
@@ -209,7 +209,7 @@ def test_prompts_where_the_context_is_short(
     assert max(widths, default=0) <= context
 
 
-def test_a_buffer_that_moved_is_noticed(
+def test_moved_page_table_is_refused_by_the_guard(
     target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_functions(monkeypatch)
@@ -226,7 +226,7 @@ def test_a_buffer_that_moved_is_noticed(
 
 
 @pytest.mark.parametrize("name", ["EAGLE3", "EAGLE3 tree", "STANDALONE", "STANDALONE tree"])
-def test_a_buffer_of_a_draft_loop_that_moved_is_noticed(
+def test_moved_buffer_of_a_draft_loop_is_refused_by_the_guard(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_functions(monkeypatch)
@@ -248,7 +248,7 @@ def test_a_buffer_of_a_draft_loop_that_moved_is_noticed(
 class TestOnTheGpu:
     @pytest.mark.parametrize("in_one", [False, True], ids=["level by level", "in one"])
     @pytest.mark.parametrize("name", SHAPES)
-    def test_graphs_change_nothing(
+    def test_graphs_give_the_tokens_of_eager_rounds(
         self, name: str, in_one: bool, target: Path, with_mtp: Path, specs: dict[str, SpecConfig]
     ) -> None:
         folder = with_mtp if name == "MTP" else target
@@ -267,7 +267,7 @@ class TestOnTheGpu:
         assert not stats.graphs["verify"].fallbacks
         assert replayed.engine.scheduler.spec_totals.num_accepted_tokens > 0
 
-    def test_padding_off(self, target: Path, specs: dict[str, SpecConfig]) -> None:
+    def test_padding_off_is_counted(self, target: Path, specs: dict[str, SpecConfig]) -> None:
         flags = {"cuda_graph_bs": (2,), "disable_cuda_graph_padding": True}
         eager = make(target, specs["EAGLE3"], disable_cuda_graph=True)
         replayed = make(target, specs["EAGLE3"], **flags)
@@ -278,7 +278,7 @@ class TestOnTheGpu:
         assert stats.graphs["verify"].fallbacks["batch size not captured, padding off"] > 0
         assert stats.graphs["verify"].replays > 0
 
-    def test_a_buffer_that_moved_is_noticed(
+    def test_moved_buffer_is_refused_by_the_guard(
         self, target: Path, specs: dict[str, SpecConfig]
     ) -> None:
         llm = make(target, specs["EAGLE3"], cuda_graph_bs=(2,), debug_cuda_graph=True)

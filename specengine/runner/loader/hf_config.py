@@ -9,9 +9,7 @@ from typing import Any
 def make_config(fields: dict[str, Any]) -> Any:
     """A transformers PreTrainedConfig with the defaults of its family. Raises ValueError for an
     unknown family, and transformers' own errors for invalid fields."""
-    from specengine.runner.loader.families import (
-        FAMILIES,
-    )  # imports transformers, which takes seconds
+    from specengine.runner.loader.families import FAMILIES  # slow: imports transformers
 
     fields = deepcopy(fields)  # transformers updates old fields in place
     model_type = fields.get("model_type")
