@@ -19,8 +19,8 @@ from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.draft.worker import row_of
 from specengine.kernels.keep_rows import keep_rows
+from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.prepared import PreparedForward
 
 _MANY_ROWS = 64  # beyond them, products take longer for each row
 

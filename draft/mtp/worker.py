@@ -24,8 +24,8 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
 from specengine.draft.worker import row_of
 from specengine.kernels.keep_rows import keep_rows
+from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.prepared import PreparedForward
 
 
 class MtpWorker(EagleWorker):

@@ -42,17 +42,17 @@ from specengine.memory.radix_cache import RadixCache
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
-from specengine.runner.device_memory import DeviceMemory
-from specengine.runner.graph_counters import NoGraphs
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.loader.load import load_model, model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
-from specengine.runner.memory_plan import MemoryPlan
+from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.graph_memory import GraphMemory
+from specengine.runner.memory.plan import MemoryPlan
+from specengine.runner.memory.profile import peak_of_forward
 from specengine.runner.model_runner import MemoryPools, ModelRunner
-from specengine.runner.profile import peak_of_forward
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy

@@ -27,7 +27,7 @@ from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
-from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
+from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
 
 
 class Engine:
@@ -149,7 +149,7 @@ class Engine:
 
     def _runs_on_device(self, pipeline: RoundPipeline, batch: ScheduleBatch) -> bool:
         if self.round.recorders:
-            count_fallback(pipeline.rounds.counters, "round", "somebody looks at rounds")
+            count_fallback(pipeline.rounds.counters, "round", OBSERVED)
             return False
         return pipeline.rounds.can_run(batch)
 
@@ -211,8 +211,7 @@ class Engine:
 
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner, rounds = self.parts.worker.runner, self.device_rounds or self.no_rounds
-        prefills = runner.extend_graph or runner.no_extend_graphs
-        kinds = {"decode": runner.graph, "prefill": prefills, "round": rounds}
+        kinds = {"decode": runner.decode_graphs, "prefill": runner.prefill_graphs, "round": rounds}
         counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
         counters |= self.ragged_counters
         return {kind: GraphStats.of(one) for kind, one in counters.items()}

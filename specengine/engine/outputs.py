@@ -9,7 +9,7 @@ from specengine.core.request import FinishReason, SpecStats, TokenLogprob, count
 from specengine.core.spec import DepthChoice
 from specengine.core.spec_totals import SpecTotals
 from specengine.engine.adaptive.choose import Decision
-from specengine.runner.graph_counters import GraphStats
+from specengine.runner.fallbacks import GraphStats
 
 
 @dataclass(frozen=True, slots=True)

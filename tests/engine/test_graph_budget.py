@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.draft import loop_graphs
 from specengine.engine import graph_round
-from specengine.runner import graph_memory, ragged_graphs
-from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
+from specengine.runner import graph_cache
+from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.memory import graph_memory
 from tests.engine import flying_world
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
-from tests.runner.test_ragged_graphs import capture as capture_function
-from tests.runner.test_ragged_graphs import graphs_on_the_cpu
+from tests.support.cpu_graphs import capture as capture_function
+from tests.support.cpu_graphs import graphs_on_the_cpu
 
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="functions that stand for graphs take no memory of a GPU"
@@ -170,8 +170,7 @@ def test_so_do_other_forwards_and_drafts(
 ) -> None:
     """There are three, of whatever is needed first."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", card.taken_by(capture_function))
+    monkeypatch.setattr(graph_cache, "capture", card.taken_by(capture_function))
     counters = graphs_on_the_cpu(llm)
     memory = llm.engine.parts.worker.runner.graph_memory
     memory.budget = 3 * GRAPH

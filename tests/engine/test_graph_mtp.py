@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopForm
+from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopKey
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts
@@ -95,10 +95,10 @@ def test_a_request_of_which_little_is_seen_waits(
     assert flying.counters[f"fallback: {SEEN_TOO_LITTLE}"] == 1
     assert isinstance(worker, LoopDrafter)
     loops = DraftLoops(worker, (1,), True, flying.counters)
-    assert loops._form(batch, 3) == SEEN_TOO_LITTLE
+    assert loops._key_of(batch, 3) == SEEN_TOO_LITTLE
     worker._first[req] -= 2
     assert flying.can_run(batch)
-    assert loops._form(batch, 3) == LoopForm(1, 3, edited=False)
+    assert loops._key_of(batch, 3) == LoopKey(1, 3, edited=False)
 
 
 @ON_CPU

@@ -38,8 +38,8 @@ from specengine.engine.row_choices import BEST
 from tests.engine.hybrid_world import LONG, fly, hybrid, make
 from tests.engine.test_depth_in_results import ON_CPU
 from tests.engine.test_flights import ScriptedRound, request
-from tests.engine.test_graph_round import DeviceLengths
 from tests.engine.test_no_graphs import with_graphs
+from tests.support.device_lengths import DeviceLengths
 
 CPU = torch.device("cpu")
 DEEP, NONE = Draft([9, 1, 2, 3, 4, 5]), Draft([9])

@@ -27,7 +27,7 @@ def make(folder: Path, **flags: Any) -> LLM:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_graphs_change_nothing(
+def test_decode_graphs_give_the_tokens_of_eager_steps(
     family: str, params: SamplingParams, small_models: dict[str, Path]
 ) -> None:
     eager = make(small_models[family], disable_cuda_graph=True)
@@ -39,24 +39,24 @@ def test_graphs_change_nothing(
     assert eager.engine.stats().num_graph_forwards == 0
 
 
-def test_the_gpu_says_what_the_cpu_says(small_models: dict[str, Path]) -> None:
+def test_gpu_gives_the_tokens_of_the_cpu(small_models: dict[str, Path]) -> None:
     expected = make(small_models["qwen3"], device="cpu").generate(PROMPTS, GREEDY)
     found = make(small_models["qwen3"]).generate(PROMPTS, GREEDY)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
 
 
-def test_fallbacks_are_counted_with_their_reason(small_models: dict[str, Path]) -> None:
+def test_padding_off_counts_the_missing_size(small_models: dict[str, Path]) -> None:
     llm = make(small_models["llama"], cuda_graph_bs=(2,), disable_cuda_graph_padding=True)
     llm.generate(PROMPTS[:1], SAMPLED)
-    graph = llm.engine.parts.worker.runner.graph
-    assert graph is not None
-    assert graph.counters["fallback: batch size not captured, padding off"] >= 23
+    graphs = llm.engine.parts.worker.runner.decode_graphs
+    assert graphs is not None
+    assert graphs.counters["fallback: batch size not captured, padding off"] >= 23
 
 
 @pytest.mark.parametrize("algorithm", [None, "EAGLE3"])
-def test_many_prompts_at_once_change_nothing(algorithm: str | None) -> None:
-    """More than a graph of prefills holds: they run in parts, some of them in the same graph. What
-    drafters read of a prompt comes from them, too."""
+def test_large_prefill_in_parts_gives_the_tokens_of_an_eager_one(algorithm: str | None) -> None:
+    """More prompts than a prefill graph holds run in parts, some of them in the same graph, whose
+    outputs drafters read too."""
     flags: dict[str, Any] = {"max_running_requests": 160, "max_total_tokens": 1 << 15}
     flags |= {"model": "tiny", "dtype": "float32"}
     asked = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch, Tree
 from specengine.core.interfaces import LogitsOutput
-from specengine.runner.prefill_parts import joined, kept
-from specengine.runner.ragged_forms import Form
-from specengine.runner.ragged_graphs import CapturedForward, RaggedGraphRunner
-
-if TYPE_CHECKING:
-    from specengine.runner.model_runner import ModelRunner
+from specengine.runner.forward_graphs.keys import ForwardKey
+from specengine.runner.forward_graphs.outputs import copy_of, joined
+from specengine.runner.forward_graphs.ragged import ForwardBuffers, RaggedGraphs
 
 
 class PreparedForward(Protocol):
-    """A forward that lacks its tokens, and perhaps what its tree looks like. Once it has run, its
-    requests' rows of the page table, and where their tokens end, lie on the device."""
+    """A forward without its tokens, and perhaps without its tree. After it has run, its requests'
+    rows of the page table, and the rows of their last tokens, lie on the device."""
 
     @property
     def input_ids(self) -> Tensor:
-        """int64 [T], as they were given, on the host or the device."""
+        """int64 [T] as given, on the host or the device."""
         ...
 
     @property
@@ -34,7 +32,7 @@ class PreparedForward(Protocol):
 
     @property
     def last_rows(self) -> Tensor:
-        """int64 [B], of each request's last token."""
+        """int64 [B], the row of each request's last token."""
         ...
 
     def run(
@@ -43,20 +41,21 @@ class PreparedForward(Protocol):
         features_TF: Tensor | None = None,
         last_B: Tensor | None = None,
     ) -> LogitsOutput:
-        """tokens_T: None takes those of the batch; features_TF: what a drafter's model takes in
-        beside them; last_B: on the device, in place of each request's last token. Where a graph
-        serves it, the output and what is told of it view the graph's buffers: read them before the
-        next forward of this model."""
+        """tokens_T: None takes those of the batch. features_TF: what a drafter's model takes in
+        beside them. last_B: on the device, in place of each request's last token. The output and
+        the properties may view a graph's buffers: read them before the model's next forward."""
         ...
 
 
 class EagerForward:
-    """Planned on the device's own batch."""
+    """Runs on the device's own batch, which was planned before."""
 
-    def __init__(self, runner: ModelRunner, batch: ForwardBatch) -> None:
-        self.runner = runner
+    def __init__(
+        self, batch: ForwardBatch, forward: Callable[[ForwardBatch, bool], LogitsOutput]
+    ) -> None:
+        """forward: ModelRunner.forward."""
         self.batch = batch
-        runner.attn_backend.init_forward_metadata(batch)
+        self.forward = forward
 
     @property
     def input_ids(self) -> Tensor:
@@ -85,17 +84,17 @@ class EagerForward:
         if last_B is not None:
             self.batch.input_ids = self.batch.input_ids.index_copy(0, self.last_rows, last_B)
         self.batch.features = features_TF
-        return self.runner.forward(self.batch, skip_attn_backend_init=True)
+        return self.forward(self.batch, True)
 
 
 class GraphForward:
-    """Kept on the host until it runs: forwards that share a graph take turns with its buffers."""
+    """Keeps its batch on the host until it runs: forwards that share a graph share its buffers."""
 
-    def __init__(self, graphs: RaggedGraphRunner, form: Form, batch: ModelWorkerBatch) -> None:
+    def __init__(self, graphs: RaggedGraphs, key: ForwardKey, batch: ModelWorkerBatch) -> None:
         self.graphs = graphs
-        self.form = form
+        self.key = key
         self.batch = batch
-        self._captured: CapturedForward | None = None
+        self._buffers: ForwardBuffers | None = None  # set by run
 
     @property
     def input_ids(self) -> Tensor:
@@ -107,13 +106,13 @@ class GraphForward:
 
     @property
     def req_pool_indices(self) -> Tensor:
-        assert self._captured is not None, "run comes first"
-        return self._captured.inputs.rows_N[: self.batch.batch_size]
+        assert self._buffers is not None, "run comes first"
+        return self._buffers.inputs.rows_N[: self.batch.batch_size]
 
     @property
     def last_rows(self) -> Tensor:
-        assert self._captured is not None, "run comes first"
-        return self._captured.last_rows(self.batch.batch_size)
+        assert self._buffers is not None, "run comes first"
+        return self._buffers.last_rows(self.batch.batch_size)
 
     def run(
         self,
@@ -122,15 +121,16 @@ class GraphForward:
         last_B: Tensor | None = None,
     ) -> LogitsOutput:
         tokens = self.batch.input_ids if tokens_T is None else tokens_T
-        given = self.form, self.batch, tokens, features_TF, last_B
-        output, self._captured = self.graphs.replay(*given)
+        output, self._buffers = self.graphs.replay(
+            self.key, self.batch, tokens, features_TF, last_B
+        )
         return output
 
 
 class PartsForward:
-    """Prompts that are more than a graph holds, as several replays. Nothing of it views the graphs'
-    buffers, nor may features: they are read when other graphs of the pool have run. So no graph of
-    the target's prefills holds more than one of a drafter's does."""
+    """Prompts that no graph holds at once, as several replays. Its outputs are copies. features_TF
+    must not view a graph's buffers, since they are read after other graphs of the pool have run: so
+    no graph of the target's prefills holds more than one of a drafter's does."""
 
     tree = None
 
@@ -166,7 +166,7 @@ class PartsForward:
             tokens = slice(token, token + part.batch.num_tokens)
             reqs = slice(req, req + part.batch.batch_size)
             given = _cut(tokens_T, tokens), _cut(features_TF, tokens), _cut(last_B, reqs)
-            outputs.append(kept(part.run(*given)))
+            outputs.append(copy_of(part.run(*given)))
             self._rows.append(part.req_pool_indices.clone())
             self._last_rows.append(part.last_rows + token)
             token, req = tokens.stop, reqs.stop

@@ -1,4 +1,4 @@
-"""What a forward at full size needs for a moment, found by running one."""
+"""Measures the temporary memory of a forward at full size by running one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
-from specengine.runner.device_memory import DeviceMemory
+from specengine.runner.memory.device import DeviceMemory
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 
 
@@ -22,8 +22,8 @@ def peak_of_forward(
     capture_layers: tuple[int, ...] = (),
     feature_size: int | None = None,
 ) -> int:
-    """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits needs on top
-    of weights and KV. Runs the model on a small KV pool of its own. feature_size: width of the
+    """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits allocates
+    beyond weights and KV. Runs the model on a small KV pool of its own. feature_size: width of the
     features that a drafter's model takes in."""
     memory = DeviceMemory(device)
     lens = [num_tokens // num_requests] * num_requests

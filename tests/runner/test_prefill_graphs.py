@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,16 +14,22 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
 from specengine.layers.rotary import RotaryEmbedding
-from specengine.runner.extend_graphs import (
-    FEW,
-    MANY,
-    SHAPES,
-    ExtendGraphRunner,
-    Inputs,
-    Shape,
+from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.forward_graphs.inputs import (
+    PrefillInputs,
+    num_prefill_inputs,
+    pack_prefill,
 )
-from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
-from specengine.runner.prefill_parts import weights_a_layer
+from specengine.runner.forward_graphs.keys import (
+    LARGE_PREFILLS,
+    PREFILL_KEYS,
+    SMALL_PREFILLS,
+    PrefillKey,
+)
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
+from specengine.runner.forward_graphs.splits import weights_per_layer
+from specengine.runner.graph_cache import GraphCache
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
@@ -40,46 +45,48 @@ def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
     )
 
 
-def without_a_gpu(takes_parts: bool) -> ExtendGraphRunner:
-    """To capture on."""
-    graphs = ExtendGraphRunner.__new__(ExtendGraphRunner)
-    graphs.shapes, graphs.counters = list(SHAPES), Counter()
-    graphs.takes_parts, graphs.is_cut = takes_parts, False
+def without_a_gpu(splits: bool) -> PrefillGraphs:
+    graphs = PrefillGraphs.__new__(PrefillGraphs)
+    graphs.keys, graphs.cache = list(PREFILL_KEYS), GraphCache("prefill", GraphMemory())
+    graphs.counters = graphs.cache.counters
+    graphs.splits, graphs.lacks_memory = splits, False
     return graphs
 
 
-def test_inputs_are_padded_with_nobodys_tokens() -> None:
-    shape = Shape(8, 5, 8)
-    values = torch.from_numpy(Inputs.values(prefill([2, 3]), shape))
-    inputs = Inputs.of(values, shape)
+def test_padding_tokens_belong_to_one_more_request() -> None:
+    key = PrefillKey(8, 5, 8)
+    values = torch.from_numpy(pack_prefill(prefill([2, 3]), key))
+    inputs = PrefillInputs.of(values, key)
     assert inputs.tokens_T.tolist() == [5, 6, 7, 8, 9, 0, 0, 0]
     assert inputs.requests_T.tolist() == [0, 0, 1, 1, 1, 5, 5, 5]
-    assert inputs.places_T.tolist() == [10, 11, 0, 1, 2, 0, 1, 2]
+    assert inputs.positions_T.tolist() == [10, 11, 0, 1, 2, 0, 1, 2]
     assert inputs.rows.tolist() == [2, 1, 0, 0, 0, 0]
     assert inputs.seq_lens.tolist() == [12, 3, 0, 0, 0, 3]
     assert inputs.qo_indptr.tolist() == [0, 2, 5, 5, 5, 5, 8]
     assert inputs.logits_rows.tolist() == [1, 4, 0, 0, 0]
-    assert len(values) == shape.num_inputs
+    assert len(values) == num_prefill_inputs(key)
     assert not any(one.storage_offset() % 2 for one in vars(inputs).values())
 
 
 @pytest.mark.parametrize(
     ("extend_lens", "expected"),
     [
-        ([300], Shape(512, 8, 512)),
-        ([30] * 8, Shape(256, 8, 256)),
-        ([30] * 9, Shape(512, 64, 256)),
-        ([30] * 64, Shape(2048, 64, 256)),
-        ([200] * 4, Shape(1024, 64, 256)),
+        ([300], PrefillKey(512, 8, 512)),
+        ([30] * 8, PrefillKey(256, 8, 256)),
+        ([30] * 9, PrefillKey(512, 64, 256)),
+        ([30] * 64, PrefillKey(2048, 64, 256)),
+        ([200] * 4, PrefillKey(1024, 64, 256)),
         ([513], None),
         ([30] * 65, None),
         ([257] * 3, None),
-        ([1] * 64, Shape(256, 64, 256)),
+        ([1] * 64, PrefillKey(256, 64, 256)),
     ],
 )
-def test_the_first_shape_that_holds_a_batch(extend_lens: list[int], expected: Shape | None) -> None:
+def test_first_key_that_fits_a_batch_is_chosen(
+    extend_lens: list[int], expected: PrefillKey | None
+) -> None:
     batch = prefill(extend_lens)
-    found = next((shape for shape in SHAPES if shape.holds(batch)), None)
+    found = next((key for key in PREFILL_KEYS if key.fits(batch)), None)
     assert found == expected
 
 
@@ -92,8 +99,8 @@ def test_the_first_shape_that_holds_a_batch(extend_lens: list[int], expected: Sh
         ([600], "a longer prompt than any captured"),
     ],
 )
-def test_why_a_prefill_runs_eagerly(extend_lens: list[int], reason: str | None) -> None:
-    graphs = without_a_gpu(takes_parts=False)
+def test_eager_prefill_counts_its_reason(extend_lens: list[int], reason: str | None) -> None:
+    graphs = without_a_gpu(splits=False)
     batch = prefill(extend_lens)
     assert bool(graphs.parts_of(batch)) == (reason is None)
     every_row = replace(batch, logits_rows=None)
@@ -103,9 +110,9 @@ def test_why_a_prefill_runs_eagerly(extend_lens: list[int], reason: str | None) 
     assert set(counted) == {one for one in (reason, "logits of every token") if one is not None}
 
 
-def test_what_there_was_no_memory_for_is_said() -> None:
-    graphs = without_a_gpu(takes_parts=False)
-    graphs.shapes, graphs.is_cut = [MANY[-1]], True
+def test_prefill_whose_key_lacked_memory_counts_that() -> None:
+    graphs = without_a_gpu(splits=False)
+    graphs.keys, graphs.lacks_memory = [LARGE_PREFILLS[-1]], True
     assert not graphs.parts_of(prefill([10]))
     assert GraphStats.of(graphs.counters).fallbacks == {MEMORY_SPENT: 1}
 
@@ -120,11 +127,13 @@ def test_what_there_was_no_memory_for_is_said() -> None:
         ([30] * 64 + [257], []),
     ],
 )
-def test_more_prompts_run_in_parts(extend_lens: list[int], sizes: list[tuple[int, int]]) -> None:
-    graphs = without_a_gpu(takes_parts=True)
+def test_large_prefill_is_split_by_tokens_and_requests(
+    extend_lens: list[int], sizes: list[tuple[int, int]]
+) -> None:
+    graphs = without_a_gpu(splits=True)
     batch = prefill(extend_lens)
     found = graphs.parts_of(batch)
-    assert [(shape.tokens, part.batch_size) for shape, part in found] == sizes
+    assert [(key.tokens, part.batch_size) for key, part in found] == sizes
     assert bool(GraphStats.of(graphs.counters).fallbacks) == (not sizes)
     if found:
         parts = [part for _, part in found]
@@ -135,17 +144,17 @@ def test_more_prompts_run_in_parts(extend_lens: list[int], sizes: list[tuple[int
             assert part.logits_rows == (torch.tensor(part.extend_lens).cumsum(0) - 1).tolist()
 
 
-def test_logits_that_one_part_has_no_room_for() -> None:
+def test_split_prefill_with_more_logits_than_requests_runs_eagerly() -> None:
     """The prompt's own, of a single request, and none of the rest."""
-    graphs = without_a_gpu(takes_parts=True)
+    graphs = without_a_gpu(splits=True)
     batch = prefill([1] * 100 + [100])
     assert len(graphs.parts_of(batch)) == 2
     assert graphs.parts_of(replace(batch, logits_rows=[*range(100, 200)])) == []
 
 
-def test_large_layers_take_no_parts() -> None:
-    """They would be read once for each."""
-    graphs = without_a_gpu(takes_parts=False)
+def test_prefill_of_large_layers_is_not_split() -> None:
+    """Their weights would be read once for each part."""
+    graphs = without_a_gpu(splits=False)
     assert graphs.parts_of(prefill([30] * 65)) == []
 
 
@@ -159,18 +168,18 @@ class Layered(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
 
 
-def test_the_weights_of_a_layer() -> None:
-    assert weights_a_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
+def test_weights_per_layer_leave_out_the_vocabulary() -> None:
+    assert weights_per_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("with_features", [False, True])
-def test_what_parts_leave_in_the_same_buffers_is_joined(
+def test_outputs_of_parts_in_the_same_buffers_are_joined(
     with_features: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graphs, batch = without_a_gpu(takes_parts=True), prefill([30] * 190)
+    graphs, batch = without_a_gpu(splits=True), prefill([30] * 190)
     logits, hidden, features = (torch.zeros(size, 1) for size in (64, 2048, 2048))
 
-    def replay(shape: Shape, part: ModelWorkerBatch) -> LogitsOutput:
+    def replay(key: PrefillKey, part: ModelWorkerBatch) -> LogitsOutput:
         assert part.logits_rows is not None
         assert part.sampling is None
         count, rows = part.num_tokens, len(part.logits_rows)
@@ -192,12 +201,12 @@ def test_what_parts_leave_in_the_same_buffers_is_joined(
     assert graphs.run(prefill([600])) is None
 
 
-def test_nobodys_tokens_are_no_longer_than_a_request_may_be() -> None:
+def test_padding_request_is_no_longer_than_the_width() -> None:
     for many in (False, True):
-        for tokens in range(1, (MANY if many else FEW)[-1].tokens + 1):
+        for tokens in range(1, (LARGE_PREFILLS if many else SMALL_PREFILLS)[-1].tokens + 1):
             lens = [tokens // 64] * 64
             lens[0] += tokens - sum(lens)
             batch = prefill([one for one in lens if one] if many else [tokens])
-            found = next((shape for shape in SHAPES if shape.holds(batch)), None)
+            found = next((key for key in PREFILL_KEYS if key.fits(batch)), None)
             if found is not None:
                 assert found.tokens - tokens <= found.width

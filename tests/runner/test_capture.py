@@ -1,4 +1,4 @@
-"""While a graph is captured nothing is collected, and no collection comes first."""
+"""No garbage collection runs during a capture, nor before it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from specengine.runner.graphs import without_garbage_collection
+from specengine.runner.capture import without_garbage_collection
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def collections() -> Iterator[list[str]]:
     gc.callbacks.remove(note)
 
 
-def test_none_comes(collections: list[str]) -> None:
+def test_no_collection_runs_before_the_end(collections: list[str]) -> None:
     with without_garbage_collection():
         kept = [[number] for number in range(20_000)]
         assert not collections
@@ -31,7 +31,7 @@ def test_none_comes(collections: list[str]) -> None:
     assert collections
 
 
-def test_one_inside_another(collections: list[str]) -> None:
+def test_nested_use_that_fails_keeps_collection_off(collections: list[str]) -> None:
     with without_garbage_collection():
         with pytest.raises(ValueError, match="captured in vain"), without_garbage_collection():
             raise ValueError("captured in vain")
@@ -40,8 +40,8 @@ def test_one_inside_another(collections: list[str]) -> None:
     assert gc.isenabled()
 
 
-def test_two_threads_that_overlap() -> None:
-    """The one that ends first collects nothing for the other."""
+def test_overlapping_uses_collect_after_the_last() -> None:
+    """Captures of two threads."""
     first, second = without_garbage_collection(), without_garbage_collection()
     first.__enter__()
     second.__enter__()
@@ -51,7 +51,7 @@ def test_two_threads_that_overlap() -> None:
     assert gc.isenabled()
 
 
-def test_who_collects_by_hand_goes_on_so() -> None:
+def test_disabled_collection_stays_disabled() -> None:
     gc.disable()
     try:
         with without_garbage_collection():

@@ -1,4 +1,4 @@
-"""How much memory there is, is used, and was used at most, on a GPU or a CPU. All in bytes."""
+"""Total, used and peak memory of a GPU or a CPU, in bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DeviceMemory:
         return min([physical, *_cgroup_limits()])
 
     def used(self) -> int:
-        """In use now, with memory that the allocator holds but no tensor needs given back first."""
+        """In use now, after the allocator has freed its cached blocks."""
         if self.is_cuda:
             torch.cuda.empty_cache()
             free, total = torch.cuda.mem_get_info(self.device)
@@ -37,7 +37,7 @@ class DeviceMemory:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def current(self) -> int:
-        """Held by tensors."""
+        """Held by tensors; on a CPU the same as `used`."""
         return torch.cuda.memory_allocated(self.device) if self.is_cuda else self.used()
 
     def peak(self) -> int:
