@@ -19,10 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine.engine.adaptive.choice import smaller_sizes
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import HostSeconds, StepCosts
+from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.garbage import settled
 
 STEPS = (0, 1, 2, 3)

@@ -26,8 +26,8 @@ import report
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.runner.loader.source import resolve_model
 

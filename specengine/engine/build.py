@@ -15,13 +15,12 @@ from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
-from specengine.engine.adaptive.build import make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import engine_facts, keep_at_the_end, settle_costs
+from specengine.engine.depth_build import fixed_depth, make_adaptive
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
-from specengine.engine.fixed_depth import fixed_depth
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.graph_build import make_flights, make_graph_round
 from specengine.engine.loop import Engine, EngineParts

@@ -18,7 +18,7 @@ from specengine.core.machine import cpu_name
 from specengine.draft.loaded import LoadedDraft
 from specengine.draft.zoo.shipped import draft_path_of
 from specengine.engine.adaptive.cost_file import CostFile, Facts
-from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.loop import Engine

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import AheadDrafter, Drafter, TextDrafter, VerifyResult
-from specengine.engine.adaptive.choice import Decision, Shape
-from specengine.engine.adaptive.naps import Naps
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.choose import Decision, DrafterPause
+from specengine.engine.adaptive.costs import DraftShape
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.host_drafts import HostDrafter
@@ -58,7 +59,7 @@ class Flights:
         self.overlaps = overlaps
         self.flight: Flight | None = None
         self.idle_captures = IdleCaptures(graph_round, drafter)
-        self.naps = Naps() if depths is not None and graph_round.may_sleep else None
+        self.pause = DrafterPause() if depths is not None and graph_round.may_sleep else None
         self._deepest = Decision(graph_round.steps[-1], "as deep as there are graphs", None)
         self._choice = self._deepest  # of the flight
         self._asleep = False  # nor does its drafter look at it
@@ -68,7 +69,7 @@ class Flights:
         self._chosen: Decision | None = None  # for the next one, where it could not follow
         self._landed: float | None = None  # when the last one did, if nothing else has run since
         self._since = 0.0  # when the time of the flight began
-        self._before: tuple[int, Shape] | None = None  # what landed last, by batch size
+        self._before: tuple[int, DraftShape] | None = None  # what landed last, by batch size
         self._drafting = 0.0  # seconds of it, on the host
         self._study: TextStudy | None = None
         self._ahead: TextAhead | None = None
@@ -150,18 +151,19 @@ class Flights:
         if self.depths is not None and tells:
             # Plain rounds overlap: the first of them tells nothing of what they cost.
             took = landed - since if is_usual or not self.overlaps else None
-            self.depths.observe(
+            observation = RoundObservation(
                 len(flight.reqs),
                 depth,
                 result.num_drafted,
                 result.num_accepted,
-                took,
                 choice.num_nodes,
                 result.path_ranks,
-                limits=_limits(flight, depth),
-                drafting=drafting,
-                of_text=flight.of_text,
+                _limits(flight, depth),
+                flight.of_text,
+                took,
+                drafting,
             )
+            self.depths.observe(observation)
         if useful != flight.num_drafted:
             result = replace(result, num_drafted=self._counted(flight, useful, result))
         return Landing(flight.reqs, result)
@@ -175,7 +177,7 @@ class Flights:
             self._slept += 1
             if self._slept % _LEARNT_OF:
                 return False
-            self.depths.slept(len(flight.reqs), _LEARNT_OF - 1)
+            self.depths.skipped(len(flight.reqs), _LEARNT_OF - 1)
         # Where all have ended, it was in the air until somebody came, and drafted past the end.
         return not all(req.is_finished for req in flight.reqs)
 
@@ -190,7 +192,7 @@ class Flights:
         go_on = self.flight is not None and len(self.flight.reqs) == len(flight.reqs)
         is_late = followed and not go_on and any(req.is_finished for req in flight.reqs)
         if not is_late and (followed or len(flight.reqs) >= size):
-            self.depths.host_took(size, shape, took)
+            self.depths.observe_host(size, shape, took)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -289,12 +291,12 @@ class Flights:
             return self._deepest
         if self._chosen_times % _READ_OF == 0:
             text = sum(req.kv_len for req in reqs) / batch_size
-            if self.depths.reads(batch_size, text) and self.naps is not None:
-                self.naps.wake()
+            if self.depths.set_context_length(batch_size, text) and self.pause is not None:
+                self.pause.resume()
         self._chosen_times += 1
-        if self.naps is not None:
+        if self.pause is not None:
             standing = self.depths.standing(batch_size)
-            if self.naps.sleeps(None if standing is None else standing.num_steps):
+            if self.pause.is_paused(None if standing is None else standing.num_steps):
                 assert standing is not None
                 self._asleep, self._chosen = True, None
                 return standing

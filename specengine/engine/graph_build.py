@@ -17,12 +17,16 @@ from specengine.core.spec import (
 )
 from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.hybrid import HybridDrafter
-from specengine.engine.adaptive.choice import smaller_sizes
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.cost_table import Curve, Reading, StepCosts, measure
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import (
+    ContextCost,
+    Curve,
+    HostSeconds,
+    RunningCosts,
+    StepCosts,
+)
+from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound
 from specengine.engine.graph_relaxed import GraphRelaxedRound, GraphRelaxedTreeRound
@@ -90,7 +94,7 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
     drafter = graph_round.drafter
     if isinstance(drafter, HostDrafter):
         of_model = drafter.model_steps if isinstance(drafter, MixedDrafts) else None
-        if costs is None or not costs.tells:
+        if costs is None or not costs.has_table:
             learned = RunningCosts(_of_no_text(graph_round))
             return AdaptiveSteps(steps, learned, model_steps=of_model, pads=True)
         depths = AdaptiveSteps(steps, by_hand, model_steps=of_model, pads=True)
@@ -104,15 +108,20 @@ def _depths(graph_round: GraphRound, costs: CostFile | None, host: HostSeconds) 
 
 def _measure(graph_round: GraphRound) -> StepCosts:
     table = _of_no_text(graph_round)
-    return StepCosts(table.seconds, table.smaller_trees, reading=_reading(graph_round, table))
+    return StepCosts(
+        table.seconds, table.smaller_trees, context_cost=_context_cost(graph_round, table)
+    )
 
 
 def _of_no_text(graph_round: GraphRound) -> StepCosts:
-    whole = measure(graph_round.seconds_of, graph_round.batch_sizes, graph_round.steps)
-    return StepCosts(whole.seconds, _smaller_trees(graph_round))
+    seconds = {  # from large to small, as graphs are captured
+        size: {k: graph_round.seconds_of(size, k) for k in graph_round.steps}
+        for size in reversed(graph_round.batch_sizes)
+    }
+    return StepCosts(seconds, _smaller_trees(graph_round))
 
 
-def _reading(graph_round: GraphRound, table: StepCosts) -> Reading | None:
+def _context_cost(graph_round: GraphRound, table: StepCosts) -> ContextCost | None:
     """Of a few batch sizes, the largest first and the smallest last."""
     text = min(_TEXT, most_text(graph_round))
     sizes = [size for size in graph_round.batch_sizes if size < len(graph_round.table)]
@@ -122,7 +131,7 @@ def _reading(graph_round: GraphRound, table: StepCosts) -> Reading | None:
     for size in sorted({sizes[0], *sizes[::-_APART]}, reverse=True):
         took = {k: graph_round.seconds_of(size, k, text=text) for k in graph_round.steps}
         more[size] = {k: max(one - table.seconds[size][k], 0.0) for k, one in took.items()}
-    return Reading(text, dict(sorted(more.items())))
+    return ContextCost(text, dict(sorted(more.items())))
 
 
 def _smaller_trees(graph_round: GraphRound) -> dict[int, dict[int, Curve]]:

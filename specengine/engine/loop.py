@@ -28,9 +28,9 @@ from specengine.core.spec import (
     VerifyResult,
 )
 from specengine.engine.acceptance_watch import AcceptanceWatch
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.round import AdaptiveRound
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.adaptive_round import AdaptiveRound
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.flights import Flights
 from specengine.engine.grammar.compiler import GrammarCompiler
@@ -245,7 +245,7 @@ class Engine:
 
     def _told(self, choice: DepthChoice) -> DepthChoice:
         for chooser in self.choosers():
-            choice = chooser.told(choice)
+            choice = chooser.resolved(choice)
         return choice
 
     def _graph_stats(self) -> dict[str, GraphStats]:

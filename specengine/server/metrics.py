@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
 
 PREFIX = "specengine:"

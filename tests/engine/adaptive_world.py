@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from specengine.engine.adaptive.cost_table import StepCosts, measure
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import StepCosts, measure
+from specengine.engine.adaptive.state import AdaptiveSteps
 
 DEPTH = 4
 

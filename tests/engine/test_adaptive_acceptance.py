@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specengine.engine.adaptive.acceptance import Acceptance, Shares
-from specengine.engine.adaptive.choice import PLAIN, Shape, expected_tokens, outlook
+from specengine.engine.adaptive.acceptance import Acceptance, PositionShares
+from specengine.engine.adaptive.costs import DraftShape, PLAIN
+from specengine.engine.adaptive.estimate import estimate, expected_tokens
 
 PRIOR = pytest.approx(0.7)
-SECONDS = {Shape(0): 1.0, Shape(1): 1.1, Shape(2): 1.2, Shape(3): 1.3}
+SECONDS = {DraftShape(0): 1.0, DraftShape(1): 1.1, DraftShape(2): 1.2, DraftShape(3): 1.3}
 CHANCES = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 
 
@@ -65,7 +66,7 @@ def test_coverage_is_the_share_of_requests_that_draft() -> None:
 def test_requests_count_place_by_place(round_of: list[tuple[int, int]]) -> None:
     """Tried where those above it stood, as deep as there are places."""
     pairs = [(levels, min(levels, kept)) for levels, kept in round_of]
-    expected = Shares(3, 0.7)
+    expected = PositionShares(3, 0.7)
     for place in range(3):
         reached = [kept for levels, kept in pairs if levels > place and kept >= place]
         expected.add(place, len(reached), sum(kept > place for kept in reached))
@@ -105,24 +106,24 @@ def test_better_acceptance_promises_no_less_of_any_depth(
 ) -> None:
     low = [min(pair) for pair in zip(one, other, strict=True)]
     high = [max(pair) for pair in zip(one, other, strict=True)]
-    poor, good = (outlook(4, {None: one}, 1.0, SECONDS) for one in (low, high))
+    poor, good = (estimate(4, {None: one}, 1.0, SECONDS) for one in (low, high))
     assert all(good.gain(shape) >= poor.gain(shape) - 1e-12 for shape in SECONDS)
 
 
 @given(CHANCES, st.floats(0.0, 3.0))
 def test_dearer_drafts_are_never_deeper(chances: list[float], dearer: float) -> None:
-    cheap = outlook(1, {None: chances}, 1.0, SECONDS)
+    cheap = estimate(1, {None: chances}, 1.0, SECONDS)
     costs = {shape: cost + dearer * shape.num_steps for shape, cost in SECONDS.items()}
-    dear = outlook(1, {None: chances}, 1.0, costs)
+    dear = estimate(1, {None: chances}, 1.0, costs)
     assert dear.best.num_steps <= cheap.best.num_steps
 
 
 def test_useless_drafts_are_not_worth_even_nothing() -> None:
     """Of equals the shallowest."""
-    assert outlook(1, {None: [0.0] * 3}, 1.0, dict.fromkeys(SECONDS, 1.0)).best == PLAIN
+    assert estimate(1, {None: [0.0] * 3}, 1.0, dict.fromkeys(SECONDS, 1.0)).best == PLAIN
 
 
 def test_few_drafts_weigh_little() -> None:
-    view = outlook(8, {None: [1.0] * 3}, 0.25, SECONDS)
+    view = estimate(8, {None: [1.0] * 3}, 0.25, SECONDS)
     assert list(view.tokens.values()) == [1.0, 1.25, 1.5, 1.75]
-    assert view.gain(Shape(3)) == pytest.approx(1.75 / 1.3)
+    assert view.gain(DraftShape(3)) == pytest.approx(1.75 / 1.3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specengine.engine.adaptive.budget import SHARE, ProbeBudget
+from specengine.engine.adaptive.choose import PROBE_SHARE, ProbeBudget
 
 ROUND = 2.0  # seconds
 
@@ -19,7 +19,7 @@ def rounds_until(budget: ProbeBudget, loss: float, most: int = 10_000) -> int:
 
 def saved(rounds: float = 0.0) -> ProbeBudget:
     budget = ProbeBudget()
-    for _ in range(round(rounds / SHARE)):
+    for _ in range(round(rounds / PROBE_SHARE)):
         budget.earn(ROUND)
     return budget
 
@@ -31,14 +31,14 @@ def test_a_share_of_all_time_may_be_lost() -> None:
             budget.pay(0.7 * ROUND, ROUND)
             lost += 0.7 * ROUND
         budget.earn(ROUND)
-    assert 0.9 * SHARE < lost / (5000 * ROUND) <= SHARE
+    assert 0.9 * PROBE_SHARE < lost / (5000 * ROUND) <= PROBE_SHARE
 
 
 def test_what_a_probe_took_for_itself_is_charged_in_full() -> None:
     budget = saved()
     budget.pay(7 * ROUND, ROUND, own=6.5 * ROUND)
     assert budget.saved == pytest.approx(-7 * ROUND)
-    assert rounds_until(budget, 0.0) == pytest.approx(7 / SHARE, abs=1)
+    assert rounds_until(budget, 0.0) == pytest.approx(7 / PROBE_SHARE, abs=1)
 
 
 def test_what_held_it_up_is_not() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specengine.core.errors import ConfigError
-from specengine.engine.adaptive.cost_table import Reading, StepCosts, measure
-from specengine.engine.adaptive.running_costs import RunningCosts, bucket
+from specengine.engine.adaptive.costs import ContextCost, RunningCosts, StepCosts, bucket, measure
 
 TABLE = {1: {0: 1.0, 4: 1.8}, 8: {0: 2.0, 4: 4.4}}
 
@@ -55,7 +54,7 @@ def test_measured_from_large_to_small() -> None:
 
 
 def test_text_that_is_read_takes_its_time() -> None:
-    costs = StepCosts(TABLE, {3: {8: {4: 3.0}}}, reading=Reading(1000, {8: {0: 10.0, 4: 14.0}}))
+    costs = StepCosts(TABLE, {3: {8: {4: 3.0}}}, reading=ContextCost(1000, {8: {0: 10.0, 4: 14.0}}))
     bare = StepCosts(TABLE, {3: {8: {4: 3.0}}})
     assert costs.of(8, 4) == bare.of(8, 4)
     assert costs.go_to(600)
@@ -68,7 +67,7 @@ def test_text_that_is_read_takes_its_time() -> None:
 
 
 def test_texts_that_are_hardly_longer_cost_the_same() -> None:
-    costs = StepCosts(TABLE, reading=Reading(1000, {8: {0: 10.0, 4: 14.0}}))
+    costs = StepCosts(TABLE, reading=ContextCost(1000, {8: {0: 10.0, 4: 14.0}}))
     steps = [costs.go_to(tokens) for tokens in (20, 511, 512, 560, 2000, 2190, 2300, 500, 0)]
     assert steps == [False, False, True, False, True, False, True, True, False]
     assert costs.of(8, 0) == 2.0, "short ones cost nothing more"
@@ -80,12 +79,12 @@ def test_texts_that_are_hardly_longer_cost_the_same() -> None:
 )
 def test_what_reading_cannot_take(tokens: int, seconds: dict[int, dict[int, float]]) -> None:
     with pytest.raises(ValueError, match="reading"):
-        Reading(tokens, seconds)
+        ContextCost(tokens, seconds)
 
 
 def test_a_file_keeps_what_reading_takes(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    reading = Reading(2048, {1: {0: 0.5, 4: 0.6}})
+    reading = ContextCost(2048, {1: {0: 0.5, 4: 0.6}})
     StepCosts(TABLE, reading=reading).write(path)
     found = StepCosts.read(path)
     assert found.reading == reading

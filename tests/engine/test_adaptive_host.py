@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import pytest
 
-from specengine.engine.adaptive.choice import PLAIN, Decision, Shape
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import DraftShape, HostSeconds, PLAIN
+from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.engine.adaptive_world import DEPTH, World, best_depth, measured, round_cost
 
 EVEN = [0.6, 0.6, 0.6, 0.6]
-DEVICE = {PLAIN: 1.0, Shape(1): 2.0, Shape(3): 3.0}
+DEVICE = {PLAIN: 1.0, DraftShape(1): 2.0, DraftShape(3): 3.0}
 
 
 def of(host: HostSeconds, batch_size: int = 4) -> list[float]:
     return list(host.of(batch_size, DEVICE).values())
 
 
-def teach(host: HostSeconds, shape: Shape, seconds: float, batch_size: int = 4) -> list[bool]:
+def teach(host: HostSeconds, shape: DraftShape, seconds: float, batch_size: int = 4) -> list[bool]:
     return [host.record(batch_size, shape, seconds) for _ in range(8)]
 
 
@@ -35,7 +35,7 @@ def test_nothing_is_known_at_first() -> None:
 def test_whoever_is_slower_says_what_a_round_takes() -> None:
     host = HostSeconds()
     teach(host, PLAIN, 0.5)
-    teach(host, Shape(1), 2.5)
+    teach(host, DraftShape(1), 2.5)
     assert of(host) == [1.0, 2.5, 3.0]
 
 
@@ -43,15 +43,15 @@ def test_one_after_the_other_takes_both() -> None:
     host = HostSeconds(overlaps=False)
     teach(host, PLAIN, 0.5)
     assert of(host) == [1.5, 2.5, 3.5], "drafts cost no less than none"
-    teach(host, Shape(3), 1.0)
+    teach(host, DraftShape(3), 1.0)
     assert of(host) == [1.5, 3.0, 4.0]
 
 
 def test_drafts_cost_the_host_alike_however_deep() -> None:
     host = HostSeconds()
     for _ in range(4):
-        host.record(4, Shape(1), 7.0)
-        host.record(4, Shape(3, 8), 7.0)
+        host.record(4, DraftShape(1), 7.0)
+        host.record(4, DraftShape(3, 8), 7.0)
     assert of(host) == [1.0, 7.0, 7.0], "of plain decoding it tells nothing"
 
 
@@ -59,9 +59,9 @@ def test_a_host_that_slows_down_is_slower_at_everything() -> None:
     """Else what ran last would look bad beside what ran when the host was quick."""
     host = HostSeconds()
     teach(host, PLAIN, 2.0)
-    teach(host, Shape(1), 4.0)
+    teach(host, DraftShape(1), 4.0)
     host.record(4, PLAIN, 2.0)
-    teach(host, Shape(3), 10.0)
+    teach(host, DraftShape(3), 10.0)
     assert of(host) == [5.0, 10.0, 10.0]
     assert not any(teach(host, PLAIN, 5.0)), "samples from before are gone"
     teach(host, PLAIN, 2.0)
@@ -72,18 +72,18 @@ def test_how_both_kinds_differ_is_learned_anew() -> None:
     """Drafts were seen first in a moment when others used the host's cores."""
     host = HostSeconds()
     teach(host, PLAIN, 2.0)
-    teach(host, Shape(1), 8.0)
-    teach(host, Shape(1), 2.2)
+    teach(host, DraftShape(1), 8.0)
+    teach(host, DraftShape(1), 2.2)
     teach(host, PLAIN, 2.0)
     assert of(host) == [2.0, 2.2, 3.0]
-    teach(host, Shape(1), 8.8)
+    teach(host, DraftShape(1), 8.8)
     assert of(host) == [8.0, 8.8, 8.8], "from then on they differ by this"
 
 
 @pytest.mark.parametrize("slower", [1.5, 3.0])
 def test_a_bad_moment_at_the_start_is_not_held_against_drafts(slower: float) -> None:
     world, host = HostWorld(EVEN, host=flat(9.0), noise=0.02, is_timed=False), HostSeconds()
-    teach(host, Shape(DEPTH), 9.0 * slower, batch_size=16)
+    teach(host, DraftShape(DEPTH), 9.0 * slower, batch_size=16)
     teach(host, PLAIN, 9.0, batch_size=16)
     steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
     chosen = world.run(steps, 16, 4000)
@@ -128,7 +128,7 @@ class HostWorld(World):
             for _ in range(rounds):
                 self._round(steps, batch_size)
                 took = self.host(batch_size, self.chosen[-1]) * self.random.gauss(1.0, 0.02)
-                steps.host_took(batch_size, Shape(self.chosen[-1]), took)
+                steps.host_took(batch_size, DraftShape(self.chosen[-1]), took)
         finally:
             self.cost = device
         return self.chosen[start:]
@@ -166,7 +166,7 @@ def test_a_host_that_others_use_as_well(learned_slow: bool) -> None:
     host = HostSeconds()
     teach(host, PLAIN, 0.5, 16)
     if learned_slow:
-        teach(host, Shape(DEPTH), 2.4, 16)
+        teach(host, DraftShape(DEPTH), 2.4, 16)
     steps = AdaptiveSteps(range(DEPTH + 1), measured(), host=host)
     for seconds in (0.9, 2.4, 0.9, 2.4, 0.9):
         world.host = flat(seconds)
@@ -187,4 +187,4 @@ def test_a_decision_has_one_shape() -> None:
     """Which is asked for in every round."""
     decision = Decision(3, "why", None, 8)
     assert decision.shape is decision.shape
-    assert decision.shape == Shape(3, 8)
+    assert decision.shape == DraftShape(3, 8)

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from specengine.engine.adaptive.choice import expected_tokens
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance, acceptance_of
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation, make_acceptance
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import expected_tokens
+from specengine.engine.adaptive.state import AdaptiveSteps
 
 MODEL, DEPTH = 3, 7  # steps
 ALL, NONE = [1.0] * DEPTH, [0.0] * DEPTH
@@ -22,10 +21,10 @@ ALL, NONE = [1.0] * DEPTH, [0.0] * DEPTH
 
 def learned(
     rounds: int, drafted: list[int], accepted: list[int], of_text: list[bool] | None
-) -> MixedAcceptance:
-    acceptance = MixedAcceptance(DEPTH, MODEL)
+) -> HybridAcceptance:
+    acceptance = HybridAcceptance(DEPTH, MODEL)
     for _ in range(rounds):
-        acceptance.observe(DEPTH, Outcomes(drafted, accepted, of_text=of_text))
+        acceptance.observe(DEPTH, RoundObservation(drafted, accepted, of_text=of_text))
     return acceptance
 
 
@@ -91,9 +90,9 @@ def test_in_graphs_a_short_text_costs_what_the_longest_does() -> None:
 
 
 def test_padding_that_stood_was_no_draft() -> None:
-    acceptance = MixedAcceptance(DEPTH, MODEL)
+    acceptance = HybridAcceptance(DEPTH, MODEL)
     for _ in range(400):
-        told = Outcomes([1, 3, 3], [1, 3, 0], limits=[1, 1, 1], of_text=[True, False, False])
+        told = RoundObservation([1, 3, 3], [1, 3, 0], limits=[1, 1, 1], of_text=[True, False, False])
         acceptance.observe(DEPTH, told)
     assert acceptance.model.chances() == pytest.approx([0.5] * MODEL, abs=0.02)
 
@@ -110,7 +109,7 @@ def test_nodes_of_a_models_tree_do_not_tell_how_deep_it_is() -> None:
     assert steps.costs.of(2, (3 + 7) / 2) == 2.0
     assert steps.costs.of(2, 2.5) == 1.5
     acceptance = steps.acceptance
-    assert isinstance(acceptance, MixedAcceptance)
+    assert isinstance(acceptance, HybridAcceptance)
     assert acceptance.is_told
     assert acceptance.model.chances() == pytest.approx([1.0] * MODEL, abs=0.1)
     assert acceptance.model.chances(4)[2] == pytest.approx(0.0, abs=0.1)
@@ -118,11 +117,11 @@ def test_nodes_of_a_models_tree_do_not_tell_how_deep_it_is() -> None:
 
 
 def test_drafts_of_one_source_are_learned_as_ever() -> None:
-    assert isinstance(acceptance_of(DEPTH, None), TreeAcceptance)
-    one, other = TreeAcceptance(MODEL), MixedAcceptance(DEPTH, MODEL)
+    assert isinstance(make_acceptance(DEPTH, None), Acceptance)
+    one, other = Acceptance(MODEL), HybridAcceptance(DEPTH, MODEL)
     for accepted in ([3, 1], [0, 2]):
         for acceptance in (one, other.model):
-            acceptance.observe(MODEL, Outcomes([3, 3], accepted))
+            acceptance.observe(MODEL, RoundObservation([3, 3], accepted))
     assert one.chances() == other.model.chances()
 
 

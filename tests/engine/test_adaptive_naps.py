@@ -13,9 +13,9 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import RowBatch
 from specengine.core.request import Req
 from specengine.draft.eagle.worker import EagleWorker
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.naps import Naps
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import DrafterPause
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import Flight, Form, Wish
 from specengine.engine.row_choices import rows_of
@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
 def test_who_sleeps_can_be_woken() -> None:
-    naps = Naps(asleep=5, awake=2)
+    naps = DrafterPause(asleep=5, awake=2)
     assert [naps.sleeps(0) for _ in range(2)] == [True, True]
     naps.wake()
     naps.wake()
@@ -35,17 +35,17 @@ def test_who_sleeps_can_be_woken() -> None:
 
 
 def test_it_is_awake_while_drafts_stand_or_nothing_is_settled() -> None:
-    naps = Naps(asleep=3, awake=2)
+    naps = DrafterPause(asleep=3, awake=2)
     assert not any(naps.sleeps(standing) for standing in (None, 1, 3, None, 2))
 
 
 def test_it_sleeps_and_wakes_by_turns() -> None:
-    naps = Naps(asleep=3, awake=2)
+    naps = DrafterPause(asleep=3, awake=2)
     assert [naps.sleeps(0) for _ in range(10)] == 2 * [True, True, True, False, False]
 
 
 def test_drafts_that_come_back_end_the_turns() -> None:
-    naps = Naps(asleep=3, awake=2)
+    naps = DrafterPause(asleep=3, awake=2)
     assert [naps.sleeps(0) for _ in range(2)] == [True, True]
     assert not naps.sleeps(1)
     assert [naps.sleeps(0) for _ in range(4)] == [True, True, True, False]
@@ -126,7 +126,7 @@ def test_it_is_told_what_it_missed_and_nothing_else(
     flights = llm.engine.flights
     assert flights is not None
     flights.depths = AdaptiveSteps(flying.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
-    flights.naps = Naps(asleep=9, awake=2)
+    flights.naps = DrafterPause(asleep=9, awake=2)
     watched = Watched(llm, flying, mixed, monkeypatch)
     waiting, found, steps = list(asked), dict[str, list[int]](), 0
     while waiting or llm.engine.has_work:

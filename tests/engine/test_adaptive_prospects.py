@@ -7,12 +7,13 @@ import random
 import pytest
 
 from specengine.engine.adaptive import heard
-from specengine.engine.adaptive.choice import Shape
-from specengine.engine.adaptive.heard import ROUNDS, Heard
-from specengine.engine.adaptive.place import Policy
-from specengine.engine.adaptive.prospects import Prospects
-from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+from specengine.engine.adaptive.acceptance import Acceptance, RoundObservation
+from specengine.engine.adaptive.choose import Policy
+from specengine.engine.adaptive.costs import DraftShape
+from specengine.engine.adaptive.estimate import Estimator
+from specengine.engine.adaptive.state import AdaptiveSteps
+# TODO Heard
+# TODO ROUNDS
 from tests.engine.adaptive_world import DEPTH, measured
 
 NEW = Policy().min_rounds  # rounds of a shape that has only begun to stand
@@ -40,9 +41,9 @@ def play(steps: AdaptiveSteps, accepted: int) -> int:
 def test_a_few_rounds_at_once_weigh_as_much_as_one_by_one(sizes: list[int], requests: int) -> None:
     """And what was before them is forgotten as fast."""
     draw, depth = random.Random(0), 3
-    each, together = TreeAcceptance(depth, sizes), TreeAcceptance(depth, sizes)
+    each, together = Acceptance(depth, sizes), Acceptance(depth, sizes)
     for number in range(60):
-        few = Heard((Shape(depth), True, None))
+        few = Heard((DraftShape(depth), True, None))
         chance = 0.95 if number < 40 else 0.4
         for _ in range(ROUNDS):
             accepted = [
@@ -51,7 +52,7 @@ def test_a_few_rounds_at_once_weigh_as_much_as_one_by_one(sizes: list[int], requ
             ]
             ranks = [sorted(draw.sample(range(1, 8), count)) for count in accepted]
             drafted, limits = [7] * requests, [depth] * requests
-            each.observe(depth, Outcomes(drafted, accepted, ranks, None, limits))
+            each.observe(depth, RoundObservation(drafted, accepted, ranks, None, limits))
             is_enough = few.add(drafted, accepted, limits, ranks)
         assert is_enough
         together.observe(depth, few.outcomes)
@@ -65,11 +66,11 @@ def test_rounds_of_whole_trees_do_not_speak_for_those_that_were_cut() -> None:
     whole, cut = ([15], [3], [3], [[1, 2, 9]]), ([4], [2], [3], [[1, 2]])
     chances = []
     for each in (False, True):
-        acceptance = TreeAcceptance(3, [5])
-        prospects = Prospects([Shape(0), Shape(3, 5), Shape(3)], measured(), acceptance, None, True)
+        acceptance = Acceptance(3, [5])
+        prospects = Estimator([DraftShape(0), DraftShape(3, 5), DraftShape(3)], measured(), acceptance, None, True)
         for number in range(400):
             drafted, accepted, limits, ranks = whole if number % 4 == 0 else cut
-            prospects.hear(Shape(3, 5), drafted, accepted, limits, ranks)
+            prospects.hear(DraftShape(3, 5), drafted, accepted, limits, ranks)
             if each:
                 prospects.learn_heard()
         prospects.learn_heard()

@@ -9,8 +9,7 @@ import pytest
 
 from specengine import SpecConfig
 from specengine.draft.hybrid import HybridDrafter
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.tree_acceptance import TreeAcceptance
+from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance
 from tests.engine import hybrid_world
 from tests.engine.test_depth_in_results import GREEDY, PROMPTS, make, steer
 
@@ -96,7 +95,7 @@ def test_whose_drafts_they_were_is_told_beside_what_stood(
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("EAGLE3", MixedAcceptance), ("NGRAM", TreeAcceptance)]
+    ("name", "expected"), [("EAGLE3", HybridAcceptance), ("NGRAM", Acceptance)]
 )
 def test_two_sources_are_learned_apart(
     name: str, expected: type, folders: dict[str, tuple[Path, SpecConfig]], target: Path
@@ -107,5 +106,5 @@ def test_two_sources_are_learned_apart(
     assert parts.adaptive is not None
     acceptance = parts.adaptive.steps.acceptance
     assert type(acceptance) is expected
-    if isinstance(acceptance, MixedAcceptance):
+    if isinstance(acceptance, HybridAcceptance):
         assert (acceptance.model.depth, acceptance.text.depth) == (3, 7)

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from specengine.core.errors import ConfigError
-from specengine.engine.adaptive.acceptance import Shares
-from specengine.engine.adaptive.choice import PLAIN, Shape, smaller_sizes
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.adaptive.tree_acceptance import Outcomes, TreeAcceptance
+from specengine.engine.adaptive.acceptance import Acceptance, PositionShares, RoundObservation
+from specengine.engine.adaptive.costs import DraftShape, PLAIN, RunningCosts, StepCosts
+from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.engine.tree_world import (
     DEPTH,
     SIZES,
@@ -28,19 +26,19 @@ from tests.engine.tree_world import (
 )
 
 CHANCES = [0.55, 0.2, 0.1]
-WHOLE = Shape(DEPTH)
-SMALL = Shape(DEPTH, 5)
+WHOLE = DraftShape(DEPTH)
+SMALL = DraftShape(DEPTH, 5)
 
 
 def steps_of(is_timed: bool = False) -> AdaptiveSteps:
     return AdaptiveSteps(range(DEPTH + 1), None if is_timed else measured(), sizes=SIZES)
 
 
-def mostly(chosen: list[Shape]) -> Shape:
+def mostly(chosen: list[DraftShape]) -> DraftShape:
     return Counter(chosen).most_common(1)[0][0]
 
 
-def expected(acceptance: TreeAcceptance, num_nodes: int | None) -> float:
+def expected(acceptance: Acceptance, num_nodes: int | None) -> float:
     tokens, path = 1.0, 1.0
     for chance in acceptance.chances(num_nodes):
         path *= chance
@@ -52,13 +50,13 @@ def expected(acceptance: TreeAcceptance, num_nodes: int | None) -> float:
 def test_whole_trees_tell_what_smaller_ones_would_accept(num_nodes: int | None) -> None:
     """As many tokens as when those are really run."""
     world = TreeWorld(CHANCES, round_cost)
-    acceptance = TreeAcceptance(DEPTH, [2, 4, 5, 8])
+    acceptance = Acceptance(DEPTH, [2, 4, 5, 8])
     tree = tree_of(CHANCES, WHOLE)
     for _ in range(600):
         ranks = [ranks_of(tree, world.draw()) for _ in range(8)]
-        outcomes = Outcomes([len(tree)] * 8, [len(one) for one in ranks], ranks)
+        outcomes = RoundObservation([len(tree)] * 8, [len(one) for one in ranks], ranks)
         acceptance.observe(DEPTH, outcomes)
-    run = world.tokens(Shape(DEPTH, num_nodes))
+    run = world.tokens(DraftShape(DEPTH, num_nodes))
     assert expected(acceptance, num_nodes) == pytest.approx(run, abs=0.2)
 
 
@@ -67,8 +65,8 @@ def test_whole_trees_tell_what_smaller_ones_would_accept(num_nodes: int | None) 
 def test_many_requests_count_as_each_does(depth: int, cut_to: int | None) -> None:
     """Place by place, of every size those that tell it from the one before."""
     draw, sizes, deepest = random.Random(depth), [3, 4, 8], 3
-    acceptance = TreeAcceptance(deepest, sizes)
-    compared = [Shares(deepest, 0.2) for _ in sizes]
+    acceptance = Acceptance(deepest, sizes)
+    compared = [PositionShares(deepest, 0.2) for _ in sizes]
     for _ in range(60):
         drafted = [
             draw.choice([0, 3]) if cut_to else draw.choice([0, 2, 3, 7, 15]) for _ in "12345"
@@ -80,7 +78,7 @@ def test_many_requests_count_as_each_does(depth: int, cut_to: int | None) -> Non
             for nodes, level in zip(drafted, levels, strict=True)
         ]
         accepted = [len(one) for one in ranks]
-        acceptance.observe(depth, Outcomes(drafted, accepted, ranks, cut_to, limits))
+        acceptance.observe(depth, RoundObservation(drafted, accepted, ranks, cut_to, limits))
         told = sizes[: len(sizes) if cut_to is None else sizes.index(cut_to)]
         by_size = [[sum(rank < size for rank in one) for one in ranks] for size in told]
         by_size.append(accepted)
@@ -100,9 +98,9 @@ def test_many_requests_count_as_each_does(depth: int, cut_to: int | None) -> Non
 
 def test_a_tree_of_n_nodes_has_the_ranks_below_n() -> None:
     """The root has rank 0."""
-    acceptance = TreeAcceptance(3, [3, 4])
+    acceptance = Acceptance(3, [3, 4])
     for _ in range(600):
-        acceptance.observe(3, Outcomes([15] * 2, [3, 3], [[1, 2, 3], [1, 2, 3]]))
+        acceptance.observe(3, RoundObservation([15] * 2, [3, 3], [[1, 2, 3], [1, 2, 3]]))
     assert acceptance.chances(3) == pytest.approx([1.0, 1.0, 0.0], abs=0.02)
     assert acceptance.chances(4) == pytest.approx([1.0, 1.0, 1.0], abs=0.02)
     assert acceptance.chances() == pytest.approx([1.0, 1.0, 1.0], abs=0.02)
@@ -124,7 +122,7 @@ def test_requests_that_limit_themselves_say_nothing_of_deeper_places() -> None:
 def test_of_every_path_a_smaller_tree_keeps_its_nodes(size: int) -> None:
     """Path by path, against walks down the smaller tree."""
     world, whole = TreeWorld(CHANCES, round_cost), tree_of(CHANCES, WHOLE)
-    small = tree_of(CHANCES, Shape(DEPTH, size))
+    small = tree_of(CHANCES, DraftShape(DEPTH, size))
     assert small == whole[: size - 1]
     for _ in range(500):
         text = world.draw()
@@ -134,11 +132,11 @@ def test_of_every_path_a_smaller_tree_keeps_its_nodes(size: int) -> None:
 
 def test_no_size_is_thought_to_reach_less_than_a_smaller_one() -> None:
     """Even where larger ones were seen only when nothing stood."""
-    acceptance = TreeAcceptance(DEPTH, [5, 8])
+    acceptance = Acceptance(DEPTH, [5, 8])
     for _ in range(200):
-        acceptance.observe(DEPTH, Outcomes([15] * 4, [0] * 4, [[]] * 4))
+        acceptance.observe(DEPTH, RoundObservation([15] * 4, [0] * 4, [[]] * 4))
     for _ in range(500):
-        acceptance.observe(DEPTH, Outcomes([4] * 4, [3] * 4, [[1, 2, 3]] * 4, 5))
+        acceptance.observe(DEPTH, RoundObservation([4] * 4, [3] * 4, [[1, 2, 3]] * 4, 5))
     found = [expected(acceptance, size) for size in (5, 8, None)]
     assert found == sorted(found)
     assert found[0] == pytest.approx(4.0, abs=0.1)
@@ -146,44 +144,44 @@ def test_no_size_is_thought_to_reach_less_than_a_smaller_one() -> None:
 
 def test_no_place_is_thought_to_be_reached_more_often_than_those_above_it() -> None:
     """Though each place forgets at its own pace."""
-    rng, acceptance = random.Random(0), TreeAcceptance(DEPTH, [5, 9])
+    rng, acceptance = random.Random(0), Acceptance(DEPTH, [5, 9])
     for _ in range(300):
         size = rng.choice([5, 9, None])
         most = 40 if size is None else size
         ranks = [sorted(rng.sample(range(1, most), rng.randrange(DEPTH + 1))) for _ in range(4)]
         accepted = [len(row) for row in ranks]
-        acceptance.observe(DEPTH, Outcomes([most - 1] * 4, accepted, ranks, size))
+        acceptance.observe(DEPTH, RoundObservation([most - 1] * 4, accepted, ranks, size))
         for one in (5, 9, None):
             assert max(acceptance.chances(one)) <= 1.0
 
 
 def test_small_rounds_leave_what_larger_trees_add() -> None:
-    acceptance = TreeAcceptance(DEPTH, [5])
+    acceptance = Acceptance(DEPTH, [5])
     for _ in range(300):
-        acceptance.observe(1, Outcomes([15] * 2, [1, 1], [[1], [9]]))
+        acceptance.observe(1, RoundObservation([15] * 2, [1, 1], [[1], [9]]))
     assert acceptance.chances(5)[0] == pytest.approx(0.5, abs=0.02)
     assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02)
     for _ in range(600):
-        acceptance.observe(1, Outcomes([4] * 2, [0, 0], [[], []], 5))
+        acceptance.observe(1, RoundObservation([4] * 2, [0, 0], [[], []], 5))
     assert acceptance.chances(5)[0] == pytest.approx(0.0, abs=0.02)
     assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02), "as far as anybody knows"
 
 
 def test_a_whole_tree_in_place_of_a_smaller_one_does_not_count_as_that() -> None:
     """Which flies where there is no graph of the size that was chosen."""
-    acceptance = TreeAcceptance(DEPTH, [5])
+    acceptance = Acceptance(DEPTH, [5])
     for _ in range(300):
-        acceptance.observe(1, Outcomes([15] * 2, [1, 1], [[1], [9]], 5))
+        acceptance.observe(1, RoundObservation([15] * 2, [1, 1], [[1], [9]], 5))
     assert acceptance.chances(5)[0] == pytest.approx(0.5, abs=0.02)
     assert acceptance.chances()[0] == pytest.approx(1.0, abs=0.02)
 
 
 def test_trees_of_few_nodes_do_not_speak_for_larger_ones() -> None:
     """A shallow tree may have no more nodes than a smaller deep one: nothing tells them apart."""
-    acceptance = TreeAcceptance(DEPTH, [5])
+    acceptance = Acceptance(DEPTH, [5])
     before = acceptance.chances()[0] - acceptance.chances(5)[0]
     for _ in range(300):
-        acceptance.observe(1, Outcomes([3] * 2, [0, 0], [[], []]))
+        acceptance.observe(1, RoundObservation([3] * 2, [0, 0], [[], []]))
     after = acceptance.chances()[0] - acceptance.chances(5)[0]
     assert after > before > 0.0
 
@@ -195,7 +193,7 @@ def test_the_smaller_tree_is_chosen_where_nodes_cost(is_timed: bool) -> None:
     costs = None if is_timed else measured()
     steps = AdaptiveSteps([0, DEPTH], costs, sizes={DEPTH: SIZES[DEPTH]})
     assert mostly(world.run(steps, 1, 300)[-100:]) == WHOLE
-    assert mostly(world.run(steps, 8, 500)[-150:]) == Shape(DEPTH, 8)
+    assert mostly(world.run(steps, 8, 500)[-150:]) == DraftShape(DEPTH, 8)
     assert mostly(world.run(steps, 16, 500)[-150:]) == SMALL
     assert mostly(world.run(steps, 1, 100)[-50:]) == WHOLE
 
@@ -239,7 +237,7 @@ def test_noise_makes_no_size_flap() -> None:
 @pytest.mark.parametrize("is_timed", [False, True])
 def test_what_larger_trees_add_is_noticed_when_it_comes_back(is_timed: bool) -> None:
     """Small rounds do not show it: larger ones are tried now and then."""
-    cost = {SMALL: 1.2, Shape(DEPTH, 8): 1.22, WHOLE: 1.25}
+    cost = {SMALL: 1.2, DraftShape(DEPTH, 8): 1.22, WHOLE: 1.25}
     world = TreeWorld([0.8], lambda _, shape: cost.get(shape, 1.0 if shape == PLAIN else 9.0))
     world.is_timed = is_timed
     costs = None if is_timed else measured(world.cost)

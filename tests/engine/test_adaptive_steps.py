@@ -9,9 +9,9 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from specengine.engine.adaptive.choice import Decision, Shape
-from specengine.engine.adaptive.running_costs import bucket
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import DraftShape, bucket
+from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.engine.adaptive_world import DEPTH, World, best_depth, measured, rate
 
 SETTLED_AFTER = 150  # rounds
@@ -127,8 +127,8 @@ def test_a_graph_takes_no_less_where_a_request_is_at_its_end() -> None:
         World(GOOD, coverage=coverage, is_timed=False).run(steps, 16, 300)
         view = steps.prospects.of(16)
         assert view is not None
-        assert view.seconds[Shape(DEPTH)] == measured().of(16, DEPTH)
-        gains.append(view.tokens[Shape(DEPTH)])
+        assert view.seconds[DraftShape(DEPTH)] == measured().of(16, DEPTH)
+        gains.append(view.tokens[DraftShape(DEPTH)])
     assert gains[1] < gains[0], "but promises less"
 
 

@@ -16,9 +16,8 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.engine import build
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import RunningCosts, StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.cost_facts import _digest, keep_at_the_end, settle_costs
 from specengine.engine.graph_build import make_flights

@@ -12,8 +12,7 @@ import pytest
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 
 TABLE = {1: {0: 0.1, 4: 1 / 3}, 8: {0: 2.0, 4: 4.4}}
 FACTS = {"model": "a model", "dtype": "float32", "depths": [0, 4], "trees": {4: [2]}}

@@ -16,8 +16,8 @@ from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, SpecStats
 from specengine.core.spec import PrefillResult, VerifyResult
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics

@@ -14,7 +14,8 @@ import torch
 
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
-from specengine.engine.adaptive.choice import Decision, Shape
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.flights import Flights
 from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.round_form import Wish
@@ -102,7 +103,7 @@ class ScriptedDepths:
     def slept(self, size: int, rounds: int) -> None:
         self.dozed.append((size, rounds))
 
-    def host_took(self, size: int, shape: Shape, seconds: float) -> None:
+    def host_took(self, size: int, shape: DraftShape, seconds: float) -> None:
         assert seconds >= 0
         self.hosts.append((size, shape.num_steps))
 

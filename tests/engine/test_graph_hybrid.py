@@ -15,10 +15,9 @@ from torch import Tensor
 
 from specengine import GrammarSpec, SpecConfig, SpecControl
 from specengine.draft.hybrid import HybridDrafter
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import RunningCosts, StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round_form import Flight, Wish

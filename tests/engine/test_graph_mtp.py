@@ -12,9 +12,9 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopForm
 from specengine.draft.mtp.worker import MtpLayersWorker
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.naps import Naps
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import DrafterPause
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from tests.draft.mtp_reading import add_mtp
 from tests.e2e.test_identity_mtp import TARGETS, predictable
@@ -116,7 +116,7 @@ def test_rounds_that_no_layer_looks_at(
         costs = StepCosts({4: {0: cost_of_none, 1: 1.01, 2: 1.02, 3: 4.0}})
         depths = AdaptiveSteps(flying.steps, costs)
         flights = Flights(flying, parts.drafter, parts.scheduler, depths, overlaps=True)
-        flights.naps = Naps(asleep=4, awake=3)
+        flights.naps = DrafterPause(asleep=4, awake=3)
         llm.engine.flights = flights
         assert [one.token_ids for one in llm.generate(PROMPTS, params)] == expected
     forms = {(form.num_steps, form.asleep) for form in flying.captured}

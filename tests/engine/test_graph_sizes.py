@@ -15,7 +15,7 @@ from specengine import LLM, SpecConfig
 from specengine.core.grammar import GrammarSpec
 from specengine.core.spec import VerifyResult
 from specengine.engine import graph_tree
-from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _smaller_trees
 from specengine.engine.graph_tree import GraphTreeRound

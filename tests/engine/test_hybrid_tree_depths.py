@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import HybridAcceptance
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.row_choices import BEST
@@ -79,7 +79,7 @@ def test_depths_are_chosen_by_cost(
     for params in ([LONG] * 3, [SURE] * 3, [LONG] * 3):
         check(llm, folder, torn[folder][:3], params)
     acceptance = steps.acceptance
-    assert isinstance(acceptance, MixedAcceptance)
+    assert isinstance(acceptance, HybridAcceptance)
     assert acceptance.model.least.shares.tried[0] > 0
     assert acceptance.text.least.shares.tried[0] > 0
     assert 0.0 < acceptance.text_share < 1.0

@@ -10,8 +10,8 @@ import torch
 
 from specengine import LLM, SpecConfig
 from specengine.engine import graph_build, round_seconds
-from specengine.engine.adaptive.cost_table import Reading, StepCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import ContextCost, StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.graph_build import _measure, _reading
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import RoundGraph
@@ -25,7 +25,7 @@ FEW = [0.2, 0.1, 0.1, 0.1]
 
 def test_drafts_that_lose_on_short_texts_pay_on_long_ones() -> None:
     """There every round has to read the same, drafted or not."""
-    costs = StepCosts(measured().seconds, reading=Reading(100, {64: {0: 2.0, 4: 2.2}}))
+    costs = StepCosts(measured().seconds, reading=ContextCost(100, {64: {0: 2.0, 4: 2.2}}))
     steps, found = AdaptiveSteps(range(5), costs), []
     for text in (10, 1000, 10):
         steps.reads(64, text)
@@ -35,7 +35,7 @@ def test_drafts_that_lose_on_short_texts_pay_on_long_ones() -> None:
 
 def test_drafts_that_come_to_pay_are_told_of_once() -> None:
     """Whoever sleeps while plain decoding stands must hear of it."""
-    costs = StepCosts(measured().seconds, reading=Reading(100, {64: {0: 2.0, 4: 2.2}}))
+    costs = StepCosts(measured().seconds, reading=ContextCost(100, {64: {0: 2.0, 4: 2.2}}))
     steps = AdaptiveSteps(range(5), costs)
     World(FEW, is_timed=False).run(steps, 64, 200)
     assert [steps.reads(64, text) for text in (10, 1000, 1010, 10)] == [False, True, False, False]
@@ -99,7 +99,7 @@ def test_reading_is_what_rounds_take_longer(
     flying.batch_sizes, flying.steps = [1, 2, 3, 4], [0, 3]
     table = _measure(flying)
     more = {size: {0: 150.0 * size, 3: 150.0 * size} for size in (1, 2, 4)}
-    assert table.reading == Reading(150, more)
+    assert table.reading == ContextCost(150, more)
     assert asked[-6:] == [(size, steps, 150) for size in (4, 2, 1) for steps in (0, 3)]
     assert table.of(4, 3) == 4.0, "of requests of no text"
     flying.batch_sizes = [2, len(flying.table)]

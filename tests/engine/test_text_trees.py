@@ -13,7 +13,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from specengine.engine.adaptive.choice import Shape
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import DraftShape, StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 
 DEPTH, NODES = 4, 16
 SIZES = {1: [2], 2: [4], 4: [5, 8]}
 Path = tuple[int, ...]  # of children, by their rank among siblings
 
 
-def tree_of(chances: Sequence[float], shape: Shape) -> list[Path]:
+def tree_of(chances: Sequence[float], shape: DraftShape) -> list[Path]:
     """Its nodes below the root, best first. chances: of each child to be the one that stands."""
     found = []
     for depth in range(1, shape.num_steps + 1):
@@ -42,12 +41,12 @@ def ranks_of(tree: list[Path], text: Path) -> list[int]:
 @dataclass
 class TreeWorld:
     chances: Sequence[float]
-    cost: Callable[[int, Shape], float]
+    cost: Callable[[int, DraftShape], float]
     noise: float = 0.0
     is_timed: bool = False
     tells_ranks: bool = True
     seed: int = 0
-    chosen: list[Shape] = field(default_factory=list)
+    chosen: list[DraftShape] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -57,7 +56,7 @@ class TreeWorld:
         children = [*range(len(self.chances)), -1]
         return tuple(self.random.choices(children, weights, k=DEPTH))
 
-    def run(self, steps: AdaptiveSteps, batch_size: int, rounds: int) -> list[Shape]:
+    def run(self, steps: AdaptiveSteps, batch_size: int, rounds: int) -> list[DraftShape]:
         """What was chosen."""
         start = len(self.chosen)
         for _ in range(rounds):
@@ -66,9 +65,9 @@ class TreeWorld:
             self.chosen.append(shape)
         return self.chosen[start:]
 
-    def observe(self, steps: AdaptiveSteps, batch_size: int, shape: Shape) -> None:
+    def observe(self, steps: AdaptiveSteps, batch_size: int, shape: DraftShape) -> None:
         # Without ranks nothing is cut, whatever was chosen.
-        tree = tree_of(self.chances, shape if self.tells_ranks else Shape(shape.num_steps))
+        tree = tree_of(self.chances, shape if self.tells_ranks else DraftShape(shape.num_steps))
         ranks = [ranks_of(tree, self.draw()) for _ in range(batch_size)]
         accepted = [len(one) for one in ranks]
         seconds = self.cost(batch_size, shape) * max(0.1, self.random.gauss(1.0, self.noise))
@@ -82,34 +81,34 @@ class TreeWorld:
             ranks if self.tells_ranks and shape.num_steps else None,
         )
 
-    def tokens(self, shape: Shape, draws: int = 4000) -> float:
+    def tokens(self, shape: DraftShape, draws: int = 4000) -> float:
         """A request and round, by running such rounds alone."""
         tree = tree_of(self.chances, shape)
         return 1 + sum(len(ranks_of(tree, self.draw())) for _ in range(draws)) / draws
 
-    def rate(self, shape: Shape, batch_size: int) -> float:
+    def rate(self, shape: DraftShape, batch_size: int) -> float:
         return batch_size * self.tokens(shape) / self.cost(batch_size, shape)
 
 
-def nodes_of(shape: Shape) -> int:
+def nodes_of(shape: DraftShape) -> int:
     whole = {0: 1, 1: 4, 2: 13}.get(shape.num_steps, NODES)
     return whole if shape.num_nodes is None else shape.num_nodes
 
 
-def round_cost(batch_size: int, shape: Shape) -> float:
+def round_cost(batch_size: int, shape: DraftShape) -> float:
     """A card that is full at 64 nodes, and a drafter of 5% of a forward a step."""
     nodes = batch_size * nodes_of(shape)
     return 1.0 + 0.05 * shape.num_steps + max(0, nodes - 64) / 64
 
 
-def measured(cost: Callable[[int, Shape], float] = round_cost) -> StepCosts:
+def measured(cost: Callable[[int, DraftShape], float] = round_cost) -> StepCosts:
     """Smaller trees at batch sizes of 4 and more."""
     sizes = [1, 4, 8, 16, 64]
-    whole = {b: {k: cost(b, Shape(k)) for k in range(DEPTH + 1)} for b in sizes}
+    whole = {b: {k: cost(b, DraftShape(k)) for k in range(DEPTH + 1)} for b in sizes}
     smaller: dict[int, dict[int, dict[int, float]]] = {}
     for depth, found in SIZES.items():
         for nodes in found:
             for b in sizes[1:]:
                 curve = smaller.setdefault(nodes, {}).setdefault(b, {})
-                curve[depth] = cost(b, Shape(depth, nodes))
+                curve[depth] = cost(b, DraftShape(depth, nodes))
     return StepCosts(whole, smaller)

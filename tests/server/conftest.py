@@ -19,7 +19,7 @@ from specengine.core.errors import SpecEngineError
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choose import Decision
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.tokens import encode_text

@@ -1,4 +1,4 @@
-"""Rounds of the shape that AdaptiveSteps says."""
+"""Rounds that the host runs, at the depth that AdaptiveSteps chooses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from time import perf_counter
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.draft_depth import NodeLimit, depth_within
 from specengine.engine.round import SpeculativeRound
 
@@ -14,8 +15,8 @@ from specengine.engine.round import SpeculativeRound
 class AdaptiveRound:
     """Runs rounds eagerly, times them, and learns from each before the next.
 
-    limit: what the drafter asks for the nodes of a request; where it drafts chains, it is told of
-    the depth beforehand, and saves the work. Trees are cut when they are drafted.
+    limit: from which the drafter reads the most nodes of a request. A drafter of chains is told the
+    depth by it before it drafts, which saves work; trees are cut after drafting.
     """
 
     def __init__(self, steps: AdaptiveSteps, limit: NodeLimit, is_chain: bool) -> None:
@@ -34,16 +35,17 @@ class AdaptiveRound:
             self.limit.most = None
         seconds = perf_counter() - start
         result.depth = choice
-        self.steps.observe(
+        observation = RoundObservation(
             batch.batch_size,
             depth,
             result.num_drafted,
             result.num_accepted,
-            seconds,
             choice.num_nodes,
             result.path_ranks,
             limits=[depth_within(req, depth) for req in batch.reqs],
-            drafting=inner.drafting,
-            of_text=inner.of_text,
+            from_lookup=inner.of_text,
+            seconds=seconds,
+            drafting_seconds=inner.drafting,
         )
+        self.steps.observe(observation)
         return result
