@@ -110,7 +110,7 @@ def test_left_to_itself_it_learns_of_sizes(
     expected = run(make(folders, None), **asks) if ruled else plain
     for _ in range(2):
         assert run(llm, **asks) == expected
-    assert adaptive_of(llm).steps.acceptance.is_told
+    assert adaptive_of(llm).steps.acceptance.has_ranks
 
 
 @pytest.mark.parametrize("case", TREES, ids=str)
@@ -124,7 +124,7 @@ def test_a_request_that_limits_its_depth_teaches_nothing_of_deeper_places(
     )
     llm.generate(["abcabcabcabc"] * 2, shallow)
     found = adaptive_of(llm).steps.acceptance
-    sources = [found.model, found.text] if isinstance(found, HybridAcceptance) else [found]
-    places = [one.least.shares.tried for one in sources]
+    sources = [found.model, found.lookup] if isinstance(found, HybridAcceptance) else [found]
+    places = [one.smallest.tried for one in sources]
     assert any(first > 0 for first, *_ in places)
     assert not any(any(deeper) for _, *deeper in places)

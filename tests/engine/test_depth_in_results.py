@@ -100,11 +100,11 @@ def test_those_that_end_together_are_told_at_once(
     llm = make(target, TEXT)
     steered, asked = steer(llm, lambda number: number % 3), []
 
-    def told(choice: Decision) -> Decision:
+    def resolved(choice: Decision) -> Decision:
         asked.append(choice)
         return replace(choice, reason="told")
 
-    monkeypatch.setattr(steered, "told", told)
+    monkeypatch.setattr(steered, "resolved", resolved)
     params = [replace(GREEDY, max_tokens=n, ignore_eos=True) for n in (4, 4, 4, 9)]
     params = [replace(one, speculative=SpecControl(enabled=False)) for one in params]
     found = [one.spec.depth for one in llm.generate([PROMPTS[0]] * 4, params)]

@@ -14,6 +14,7 @@ import torch
 
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
+from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.flights import Flights
@@ -96,14 +97,14 @@ class ScriptedDepths:
     texts: list[float] = field(default_factory=list)
     pays: bool = False  # to draft, as soon as it is known how long texts have become
 
-    def reads(self, size: int, tokens: float) -> bool:
+    def set_context_length(self, size: int, tokens: float) -> bool:
         self.texts.append(tokens)
         return self.pays and len(self.texts) > 1
 
-    def slept(self, size: int, rounds: int) -> None:
+    def skipped(self, size: int, rounds: int) -> None:
         self.dozed.append((size, rounds))
 
-    def host_took(self, size: int, shape: DraftShape, seconds: float) -> None:
+    def observe_host(self, size: int, shape: DraftShape, seconds: float) -> None:
         assert seconds >= 0
         self.hosts.append((size, shape.num_steps))
 
@@ -114,28 +115,17 @@ class ScriptedDepths:
         num_nodes = self.sizes.pop(0) if self.sizes else None
         return Decision(self.plan.pop(0), f"of {batch_size}", None, num_nodes)
 
-    def observe(
-        self,
-        size: int,
-        steps: int,
-        drafted: Any,
-        accepted: Any,
-        seconds: float | None,
-        num_nodes: int | None,
-        ranks: Any,
-        limits: Any,
-        drafting: float,
-        of_text: Any,
-    ) -> None:
-        assert len(limits) == len(drafted)
-        assert of_text is None
-        self.limits.append(limits)
-        assert seconds is None or seconds >= drafting >= 0
-        self.drafting.append(drafting)
-        self.drafted.append(drafted)
-        self.told.append((num_nodes, ranks))
-        self.seen.append((size, steps))
-        self.timed.append(seconds is not None)
+    def observe(self, one: RoundObservation) -> None:
+        assert one.limits is not None
+        assert len(one.limits) == len(one.num_drafted)
+        assert one.from_lookup is None
+        self.limits.append([*one.limits])
+        assert one.seconds is None or one.seconds >= one.drafting_seconds >= 0
+        self.drafting.append(one.drafting_seconds)
+        self.drafted.append([*one.num_drafted])
+        self.told.append((one.num_nodes, one.path_ranks))
+        self.seen.append((one.batch_size, one.num_steps))
+        self.timed.append(one.seconds is not None)
 
 
 def scheduler_of(follow: Callable[..., list[Any]], remaining: int = 9) -> Any:

@@ -72,7 +72,7 @@ def test_a_pool_that_is_nearly_empty(slots: int) -> None:
 
 
 def test_a_drafter_that_sleeps_changes_nothing(tmp_path: Path) -> None:
-    """Drafts that never pay: it naps, wakes, and is tried again."""
+    """Drafts that never pay: it pauses, resumes, and is tried again."""
     table = tmp_path / "costs.json"
     table.write_text('{"seconds": {"1": {"0": 0.001, "3": 0.1}, "4": {"0": 0.001, "3": 0.1}}}')
     spec = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=True, cost_table=str(table))
@@ -81,7 +81,7 @@ def test_a_drafter_that_sleeps_changes_nothing(tmp_path: Path) -> None:
     sleepy = LLM("tiny", spec, **flags)
     assert run(sleepy, 3, 400) == expected
     assert sleepy.engine.flights is not None
-    assert sleepy.engine.flights.naps is not None
+    assert sleepy.engine.flights.pause is not None
     decision = sleepy.engine.stats().depth
     assert decision is not None
     assert decision.num_steps == 0

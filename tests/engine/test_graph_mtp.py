@@ -116,7 +116,7 @@ def test_rounds_that_no_layer_looks_at(
         costs = StepCosts({4: {0: cost_of_none, 1: 1.01, 2: 1.02, 3: 4.0}})
         depths = AdaptiveSteps(flying.steps, costs)
         flights = Flights(flying, parts.drafter, parts.scheduler, depths, overlaps=True)
-        flights.naps = DrafterPause(asleep=4, awake=3)
+        flights.pause = DrafterPause(paused=4, active=3)
         llm.engine.flights = flights
         assert [one.token_ids for one in llm.generate(PROMPTS, params)] == expected
     forms = {(form.num_steps, form.asleep) for form in flying.captured}

@@ -182,7 +182,7 @@ def test_rounds_that_the_drafter_sleeps_through(
     dear = AdaptiveSteps([0, 3], StepCosts({4: {0: 1e-3, 3: 1.0}}))
     parts = llm.engine.parts
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, dear, overlaps=True)
-    llm.engine.flights.naps = DrafterPause(asleep=3, awake=2)
+    llm.engine.flights.pause = DrafterPause(paused=3, active=2)
     for batch in ("one of four", "all"):
         assert tokens(llm, BATCHES[batch]) == expected[batch]
     assert {form.asleep for form in flying.captured if form.choosing.masks} == {True, False}

@@ -136,7 +136,7 @@ def test_what_stood_lands_by_rank(
         assert max((max(row, default=0) for row in result.path_ranks), default=0) < nodes
     assert llm.engine.flights is not None
     assert llm.engine.flights.depths is not None
-    assert llm.engine.flights.depths.acceptance.is_told
+    assert llm.engine.flights.depths.acceptance.has_ranks
 
 
 @ON_CPU
@@ -191,7 +191,7 @@ class TestOnTheGpu:
         for params in ([LONG] * 3, SAMPLED[:3], [GREEDY, *TOLD[:2]], [ruled, GREEDY, ruled]):
             expected = [one.token_ids for one in eager.generate(PROMPTS, params)]
             assert [one.token_ids for one in llm.generate(PROMPTS, params)] == expected
-        assert flights.depths.acceptance.is_told
+        assert flights.depths.acceptance.has_ranks
         assert not llm.engine.stats().graphs["round"].fallbacks
         llm.engine.scheduler.check_invariant()
 

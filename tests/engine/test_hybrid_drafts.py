@@ -202,7 +202,7 @@ def test_what_the_engine_makes(
     assert depths.host is None
     assert isinstance(depths.acceptance, HybridAcceptance)
     assert depths.acceptance.model.depth == deepest
-    assert depths.acceptance.text.depth == steps[-1]
+    assert depths.acceptance.lookup.depth == steps[-1]
 
 
 def made_of(llm: LLM) -> GraphRound | str:

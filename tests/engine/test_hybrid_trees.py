@@ -218,7 +218,7 @@ def test_what_the_engine_makes(
     assert depths.host is None
     assert isinstance(depths.acceptance, HybridAcceptance)
     assert depths.acceptance.model.depth == 3
-    assert depths.acceptance.text.depth == NODES - 1
+    assert depths.acceptance.lookup.depth == NODES - 1
 
 
 @ON_CPU

@@ -9,7 +9,7 @@ import pytest
 
 from specengine import SpecConfig
 from specengine.draft.hybrid import HybridDrafter
-from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance
+from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
 from tests.engine import hybrid_world
 from tests.engine.test_depth_in_results import GREEDY, PROMPTS, make, steer
 
@@ -17,22 +17,22 @@ SPEC = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
 SLOW = 0.05  # seconds
 
 
-def test_the_time_of_drafting_is_told_with_the_round(
+def test_observation_of_host_round_has_the_seconds_of_drafting(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a drafter that takes its time, and of rounds that ask it for nothing."""
+    """Of rounds with drafts, of a slow drafter; 0 of rounds without."""
     llm = make(target, SPEC)
     steered = steer(llm, lambda number: number % 2)
-    observe, told = steered.observe, []
+    observe, told = steered.observe, list[RoundObservation]()
     clock = [0.0]
 
     def now() -> float:
         clock[0] += 1e-6
         return clock[0]
 
-    def keep(batch_size: int, num_steps: int, *given: Any, **more: Any) -> None:
-        told.append((num_steps, given[2], more["drafting"]))
-        observe(batch_size, num_steps, *given, **more)
+    def keep(observation: RoundObservation) -> None:
+        told.append(observation)
+        observe(observation)
 
     draft = llm.engine.drafter.draft
 
@@ -40,26 +40,27 @@ def test_the_time_of_drafting_is_told_with_the_round(
         clock[0] += SLOW
         return draft(batch)
 
-    for module in ("round", "adaptive.round"):
+    for module in ("round", "adaptive_round"):
         monkeypatch.setattr(f"specengine.engine.{module}.perf_counter", now)
     monkeypatch.setattr(steered, "observe", keep)
     monkeypatch.setattr(llm.engine.drafter, "draft", slow)
     llm.generate(PROMPTS[0], GREEDY)
     assert len(told) > 4
-    for num_steps, seconds, drafting in told:
-        assert (drafting > SLOW) == (num_steps > 0)
-        assert seconds > drafting
+    for one in told:
+        assert (one.drafting_seconds > SLOW) == (one.num_steps > 0)
+        assert one.seconds is not None
+        assert one.seconds > one.drafting_seconds
 
 
 @pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
-def test_whose_drafts_they_were_is_told_beside_what_stood(
+def test_observation_of_hybrid_round_says_which_drafts_are_from_lookup(
     name: str,
     topk: int,
     folders: dict[str, tuple[Path, SpecConfig]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A model's beside those of text; trees, too."""
+    """Of chains and of trees."""
     folder, spec = folders[name]
     spec = hybrid_world.hybrid(spec, 12, adaptive=True, eagle_topk=topk)
     llm = hybrid_world.make(folder, spec)
@@ -74,17 +75,18 @@ def test_whose_drafts_they_were_is_told_beside_what_stood(
         found[req.req_pool_idx] = draft is not None
         return draft
 
-    def keep(batch_size: int, num_steps: int, drafted: Any, *given: Any, **more: Any) -> None:
-        if num_steps:
-            of_text = more["of_text"] or [False] * batch_size
-            assert of_text == [*found.values()]
-            told.add((num_steps, tuple(of_text)))
+    def keep(one: RoundObservation) -> None:
+        if one.num_steps:
+            marks = one.from_lookup or [False] * one.batch_size
+            assert marks == [*found.values()]
+            told.add((one.num_steps, tuple(marks)))
             if topk == 1:
-                assert all(mark or count <= 3 for count, mark in zip(drafted, of_text, strict=True))
+                pairs = zip(one.num_drafted, marks, strict=True)
+                assert all(mark or count <= 3 for count, mark in pairs)
         else:
-            assert more["of_text"] is None
+            assert one.from_lookup is None
         found.clear()
-        observe(batch_size, num_steps, drafted, *given, **more)
+        observe(one)
 
     monkeypatch.setattr(drafter, "_long_match", watched)
     monkeypatch.setattr(steered, "observe", keep)
@@ -97,14 +99,14 @@ def test_whose_drafts_they_were_is_told_beside_what_stood(
 @pytest.mark.parametrize(
     ("name", "expected"), [("EAGLE3", HybridAcceptance), ("NGRAM", Acceptance)]
 )
-def test_two_sources_are_learned_apart(
+def test_a_model_beside_lookup_is_learned_separately(
     name: str, expected: type, folders: dict[str, tuple[Path, SpecConfig]], target: Path
 ) -> None:
-    """Of a model and of text; text beside text is all text."""
+    """Two lookup drafters are one source."""
     folder, spec = folders.get(name, (target, SpecConfig(algorithm=name)))
     parts = hybrid_world.make(folder, hybrid_world.hybrid(spec, adaptive=True)).engine.parts
     assert parts.adaptive is not None
     acceptance = parts.adaptive.steps.acceptance
     assert type(acceptance) is expected
     if isinstance(acceptance, HybridAcceptance):
-        assert (acceptance.model.depth, acceptance.text.depth) == (3, 7)
+        assert (acceptance.model.depth, acceptance.lookup.depth) == (3, 7)

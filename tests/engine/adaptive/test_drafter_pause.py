@@ -1,4 +1,4 @@
-"""A drafter sleeps while no drafts stand, and wakes now and then."""
+"""A drafter of hidden states pauses while plain decoding stands, in a whole engine."""
 
 from __future__ import annotations
 
@@ -25,45 +25,19 @@ from tests.engine.flying_world import let_fly
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 
-def test_who_sleeps_can_be_woken() -> None:
-    naps = DrafterPause(asleep=5, awake=2)
-    assert [naps.sleeps(0) for _ in range(2)] == [True, True]
-    naps.wake()
-    naps.wake()
-    assert [naps.sleeps(0) for _ in range(3)] == [False, False, True]
-    assert [naps.sleeps(None), naps.sleeps(0)] == [False, True]
-
-
-def test_it_is_awake_while_drafts_stand_or_nothing_is_settled() -> None:
-    naps = DrafterPause(asleep=3, awake=2)
-    assert not any(naps.sleeps(standing) for standing in (None, 1, 3, None, 2))
-
-
-def test_it_sleeps_and_wakes_by_turns() -> None:
-    naps = DrafterPause(asleep=3, awake=2)
-    assert [naps.sleeps(0) for _ in range(10)] == 2 * [True, True, True, False, False]
-
-
-def test_drafts_that_come_back_end_the_turns() -> None:
-    naps = DrafterPause(asleep=3, awake=2)
-    assert [naps.sleeps(0) for _ in range(2)] == [True, True]
-    assert not naps.sleeps(1)
-    assert [naps.sleeps(0) for _ in range(4)] == [True, True, True, False]
-
-
 class Watched:
-    """What a drafter missed, by row, beside what it was told."""
+    """The rows that a drafter missed, beside the first keys that it keeps."""
 
     def __init__(
         self, llm: LLM, flying: GraphRound, mixed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """mixed: whoever runs does so beside prompts, too."""
+        """mixed: rounds also run beside prompts."""
         drafter = llm.engine.drafter
         assert isinstance(drafter, EagleWorker)
         self.drafter = drafter
         self.missed: set[int] = set()
         self.first_keys = drafter.first_keys.tolist()
-        self.woken = self.seeded = 0
+        self.resumed = self.seeded = 0
         fly, observe, see = flying._fly, drafter.observe_rows, drafter._see_all
 
         def watched_fly(reqs: list[Req], wish: Wish, form: Form) -> Flight:
@@ -95,7 +69,7 @@ class Watched:
     def look_at(self, rows: list[int], lens: list[int]) -> None:
         for row, length in zip(rows, lens, strict=True):
             if row in self.missed:
-                self.woken += 1
+                self.resumed += 1
                 self.missed.remove(row)
                 self.first_keys[row] = length
             assert row == 0 or int(self.drafter.first_keys[row]) == self.first_keys[row]
@@ -103,14 +77,14 @@ class Watched:
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["prompts alone", "mixed"])
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_it_is_told_what_it_missed_and_nothing_else(
+def test_a_paused_drafter_marks_the_missed_positions_and_no_others(
     overlaps: bool,
     mixed: bool,
     small_models: dict[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Requests come and go while it sleeps, and take over each other's rows."""
+    """Requests come and go while it is paused, and reuse each other's rows."""
     asked = {
         str(number): ([7 + number, 9, 30 + number], replace(GREEDY, max_tokens=length))
         for number, length in enumerate([40, 6, 9, 5, 14, 7, 30, 4, 8, 21, 5, 12, 6, 3, 9])
@@ -126,7 +100,7 @@ def test_it_is_told_what_it_missed_and_nothing_else(
     flights = llm.engine.flights
     assert flights is not None
     flights.depths = AdaptiveSteps(flying.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
-    flights.naps = DrafterPause(asleep=9, awake=2)
+    flights.pause = DrafterPause(paused=9, active=2)
     watched = Watched(llm, flying, mixed, monkeypatch)
     waiting, found, steps = list(asked), dict[str, list[int]](), 0
     while waiting or llm.engine.has_work:
@@ -137,5 +111,5 @@ def test_it_is_told_what_it_missed_and_nothing_else(
     prompts, params = zip(*asked.values(), strict=True)
     expected = plain.generate(list(prompts), list(params))
     assert [found[rid] for rid in asked] == [one.token_ids for one in expected]
-    assert watched.woken > 5
+    assert watched.resumed > 5
     assert watched.seeded > 2

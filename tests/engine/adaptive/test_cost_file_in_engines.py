@@ -15,7 +15,7 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.engine import build
-from specengine.engine.adaptive.cost_file import CostFile
+from specengine.engine.adaptive.cost_file import CostFile, read_table
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.async_engine import AsyncEngine
@@ -23,6 +23,7 @@ from specengine.engine.cost_facts import _digest, keep_at_the_end, settle_costs
 from specengine.engine.graph_build import make_flights
 from specengine.engine.graph_round import GraphRound
 from tests.engine.flying_world import let_fly
+from tests.support.adaptive import seen
 
 TEXT = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
@@ -107,13 +108,13 @@ def choices(depths: AdaptiveSteps) -> list[int]:
         choice = depths.choose(batch_size)
         drafted = [choice.num_steps] * batch_size
         accepted = [min(choice.num_steps, number % 3)] * batch_size
-        depths.observe(batch_size, choice.num_steps, drafted, accepted)
+        depths.observe(seen(choice.num_steps, drafted, accepted))
         made.append(choice.num_steps)
     return made
 
 
 @ON_CPU
-def test_what_was_measured_at_start_is_read_at_the_next(
+def test_costs_measured_at_start_are_read_at_the_next_start(
     target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Start(target, layer, monkeypatch)
@@ -144,7 +145,7 @@ def test_without_a_file_nothing_is_kept(
 
 
 @ON_CPU
-def test_rounds_of_the_host_take_nothing_from_those_on_the_device(
+def test_rounds_of_the_host_do_not_take_the_devices_costs(
     target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They cost something else. A table by hand holds for both, whatever the host takes."""
@@ -165,7 +166,7 @@ def test_rounds_of_the_host_take_nothing_from_those_on_the_device(
 
 
 @ON_CPU
-def test_nothing_is_kept_of_graphs_that_there_was_no_memory_for(
+def test_costs_of_fewer_graphs_than_wanted_are_not_kept(
     target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor read: a small batch takes as long as a large one there."""
@@ -179,7 +180,7 @@ def test_nothing_is_kept_of_graphs_that_there_was_no_memory_for(
 
 
 @ON_CPU
-def test_another_engine_is_refused_by_what_differs(
+def test_a_file_of_another_engine_is_refused_with_the_difference(
     target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Start(target, layer, monkeypatch)
@@ -205,7 +206,7 @@ def test_graphs_with_drafts_of_the_host_learn_and_keep(
     first.llm.generate(PROMPTS[0], GREEDY)
     assert not path.exists()
     first.llm.engine.close()
-    kept = StepCosts.read(path)
+    kept = read_table(path)
     assert kept.seconds.keys() == {1}
     second = Start(target, spec, monkeypatch)
     assert not second.asked
@@ -230,7 +231,7 @@ def test_rounds_of_the_host_learn_and_keep(target: Path, path: Path) -> None:
     costs = adaptive.steps.costs
     assert isinstance(costs, RunningCosts)
     assert costs.is_given(3)
-    assert costs.of(3, 0) == StepCosts.read(path).seconds[4][0]
+    assert costs.of(3, 0) == read_table(path).seconds[4][0]
     assert [one.token_ids for one in second.generate(PROMPTS, GREEDY)] == expected
     del adaptive, costs, second
     gc.collect()
@@ -239,7 +240,9 @@ def test_rounds_of_the_host_learn_and_keep(target: Path, path: Path) -> None:
         make(target, spec, **flags, page_size=16)
 
 
-def test_another_model_is_refused(target: Path, small_models: dict[str, Path], path: Path) -> None:
+def test_a_file_of_another_model_is_refused(
+    target: Path, small_models: dict[str, Path], path: Path
+) -> None:
     spec = replace(TEXT, cost_table=str(path))
     llm = make(target, spec, disable_cuda_graph=True)
     llm.generate(PROMPTS, GREEDY)
@@ -250,7 +253,7 @@ def test_another_model_is_refused(target: Path, small_models: dict[str, Path], p
         make(other, spec, disable_cuda_graph=True)
 
 
-def test_kernels_that_changed_are_a_difference(tmp_path: Path) -> None:
+def test_the_digest_of_kernels_changes_with_their_sources_alone(tmp_path: Path) -> None:
     (tmp_path / "cuda").mkdir()
     source, other = tmp_path / "cuda" / "one.cu", tmp_path / "notes.txt"
     source.write_text("int a;")
@@ -274,7 +277,7 @@ def test_a_server_that_stops_keeps_what_it_learned(target: Path, path: Path) -> 
 
 
 @pytest.mark.parametrize("where", ["none/costs.json", "damaged.json"])
-def test_refused_before_a_model_is_looked_for(
+def test_a_file_is_refused_before_a_model_is_loaded(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "damaged.json").write_text('{"seconds": ')

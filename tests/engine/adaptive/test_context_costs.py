@@ -1,9 +1,8 @@
-"""What rounds take to read the text of their requests, and what depth that makes the best."""
+"""What context adds to the cost of captured rounds, as measured at start."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import mode
 
 import pytest
 import torch
@@ -11,34 +10,12 @@ import torch
 from specengine import LLM, SpecConfig
 from specengine.engine import graph_build, round_seconds
 from specengine.engine.adaptive.costs import ContextCost, StepCosts
-from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.graph_build import _measure, _reading
+from specengine.engine.graph_build import _context_cost, _measure
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.round_form import RoundGraph
 from specengine.engine.round_seconds import most_text, num_slots, standing
-from tests.engine.adaptive_world import World, measured
 from tests.engine.flying_world import chain_of, let_fly
 from tests.engine.test_graph_round import PROMPTS, make
-
-FEW = [0.2, 0.1, 0.1, 0.1]
-
-
-def test_drafts_that_lose_on_short_texts_pay_on_long_ones() -> None:
-    """There every round has to read the same, drafted or not."""
-    costs = StepCosts(measured().seconds, reading=ContextCost(100, {64: {0: 2.0, 4: 2.2}}))
-    steps, found = AdaptiveSteps(range(5), costs), []
-    for text in (10, 1000, 10):
-        steps.reads(64, text)
-        found.append(mode(World(FEW, is_timed=False).run(steps, 64, 200)[100:]))
-    assert found == [0, 1, 0]
-
-
-def test_drafts_that_come_to_pay_are_told_of_once() -> None:
-    """Whoever sleeps while plain decoding stands must hear of it."""
-    costs = StepCosts(measured().seconds, reading=ContextCost(100, {64: {0: 2.0, 4: 2.2}}))
-    steps = AdaptiveSteps(range(5), costs)
-    World(FEW, is_timed=False).run(steps, 64, 200)
-    assert [steps.reads(64, text) for text in (10, 1000, 1010, 10)] == [False, True, False, False]
 
 
 @pytest.fixture
@@ -49,13 +26,13 @@ def flying(target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("text", [40, 100])
-def test_requests_of_so_much_text_stand_meanwhile(flying: GraphRound, text: int) -> None:
+def test_rounds_are_measured_with_requests_of_this_context(flying: GraphRound, text: int) -> None:
     table, rows_B, slots = flying.table, flying.rows[:4], 1024
     with standing(rows_B, table, flying.state, slots, text):
         assert rows_B.tolist() == [1, 2, 3, 4]
         assert flying.state.lens[:6].tolist() == [0, text, text, text, text, 0]
         named = table[1:5, : min(text + 16, table.shape[1])]
-        assert named.min() > 0, "slot 0 is nobody's"
+        assert named.min() > 0, "slot 0 belongs to no request"
         assert named.max() < slots
         assert len({*named[:3].flatten().tolist()}) == named[:3].numel(), (
             "each has its own, while there are any"
@@ -66,7 +43,7 @@ def test_requests_of_so_much_text_stand_meanwhile(flying: GraphRound, text: int)
     assert not flying.state.lens.any()
 
 
-def test_what_raises_leaves_no_request_behind(flying: GraphRound) -> None:
+def test_a_failed_measurement_leaves_no_request(flying: GraphRound) -> None:
     with (
         pytest.raises(ZeroDivisionError),
         standing(flying.rows[:2], flying.table, flying.state, 1024, 40),
@@ -77,15 +54,15 @@ def test_what_raises_leaves_no_request_behind(flying: GraphRound) -> None:
 
 
 @pytest.mark.parametrize("slots", [0, 256, 511])
-def test_a_pool_of_one_page_holds_no_text(
+def test_a_pool_of_one_page_has_no_context_cost(
     flying: GraphRound, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_seconds, "num_slots", lambda flying: slots)
     assert most_text(flying) == max(slots // 256 * 256 - 256 - 64, 0)
-    assert _reading(flying, StepCosts({1: {0: 1.0, 3: 2.0}})) is None
+    assert _context_cost(flying, StepCosts({1: {0: 1.0, 3: 2.0}})) is None
 
 
-def test_reading_is_what_rounds_take_longer(
+def test_context_cost_is_the_difference_to_rounds_without_context(
     flying: GraphRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int, int]] = []
@@ -99,16 +76,16 @@ def test_reading_is_what_rounds_take_longer(
     flying.batch_sizes, flying.steps = [1, 2, 3, 4], [0, 3]
     table = _measure(flying)
     more = {size: {0: 150.0 * size, 3: 150.0 * size} for size in (1, 2, 4)}
-    assert table.reading == ContextCost(150, more)
+    assert table.context_cost == ContextCost(150, more)
     assert asked[-6:] == [(size, steps, 150) for size in (4, 2, 1) for steps in (0, 3)]
     assert table.of(4, 3) == 4.0, "of requests of no text"
     flying.batch_sizes = [2, len(flying.table)]
-    found = _reading(flying, StepCosts({2: {0: 1.0, 3: 4.0}}))
+    found = _context_cost(flying, StepCosts({2: {0: 1.0, 3: 4.0}}))
     assert found is not None
     assert list(found.seconds) == [2], "there are not as many rows of the others"
 
 
-def test_replays_are_of_requests_with_text(
+def test_replays_run_with_the_context_that_is_asked_for(
     flying: GraphRound, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
@@ -130,7 +107,7 @@ def test_replays_are_of_requests_with_text(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:
-    def test_long_texts_take_longer_and_leave_nothing(self) -> None:
+    def test_long_contexts_take_longer_and_leave_nothing(self) -> None:
         spec = SpecConfig(algorithm="NGRAM", adaptive=True, num_draft_tokens=4)
         llm = LLM(
             "smollm2-shape",
@@ -148,7 +125,7 @@ class TestOnTheGpu:
         assert not flying.table.any()
         assert not flying.state.lens[1:].any()
 
-    def test_an_engine_says_the_same_behind_it(
+    def test_an_engine_generates_the_same_after_measuring(
         self, target: Path, drafters: dict[str, str]
     ) -> None:
         spec = SpecConfig(
@@ -159,6 +136,6 @@ class TestOnTheGpu:
         depths = llm.engine.flights.depths
         assert depths is not None
         assert isinstance(depths.costs, StepCosts)
-        assert depths.costs.reading is not None
+        assert depths.costs.context_cost is not None
         told = [[one.token_ids for one in each.generate(PROMPTS)] for each in (plain, llm)]
         assert told[0] == told[1]
