@@ -27,7 +27,8 @@ import report
 from host_steps import NEW, PROMPT, Passed, engine_of, milliseconds
 
 from specengine import LLM, SpecConfig
-from specengine.engine.adaptive.costs import HostSeconds, StepCosts
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.garbage import settled

@@ -18,14 +18,8 @@ from specengine.core.spec import (
 from specengine.core.weighed_trees import WeighedTreeDrafter
 from specengine.draft.hybrid import HybridDrafter
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.costs import (
-    ContextCost,
-    Curve,
-    HostSeconds,
-    RunningCosts,
-    StepCosts,
-)
-from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.costs import ContextCost, Curve, RunningCosts, StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds, smaller_sizes
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound

@@ -19,7 +19,8 @@ from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.adaptive.acceptance import HybridAcceptance
-from specengine.engine.adaptive.costs import HostSeconds, RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
 from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound

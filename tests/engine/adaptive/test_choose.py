@@ -11,14 +11,8 @@ from statistics import mode
 import pytest
 
 from specengine.engine.adaptive.choose import PROBE_SHARE, Decision, DrafterPause, ProbeBudget
-from specengine.engine.adaptive.costs import (
-    PLAIN,
-    ContextCost,
-    DraftShape,
-    HostSeconds,
-    RunningCosts,
-    StepCosts,
-)
+from specengine.engine.adaptive.costs import PLAIN, ContextCost, DraftShape, RunningCosts, StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.adaptive.state import AdaptiveSteps
 from tests.support.adaptive import (
     DEPTH,

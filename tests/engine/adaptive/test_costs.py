@@ -10,11 +10,11 @@ from specengine.engine.adaptive.costs import (
     PLAIN,
     ContextCost,
     DraftShape,
-    HostSeconds,
     RunningCosts,
     StepCosts,
     bucket,
 )
+from specengine.engine.adaptive.estimate import HostSeconds
 from tests.support.adaptive import measured
 
 TABLE = {1: {0: 1.0, 4: 1.8}, 8: {0: 2.0, 4: 4.4}}
