@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 Curve = dict[int, float]  # seconds by num_steps, or by another ascending number
@@ -153,7 +153,7 @@ class _LearnedCurve:
         cell.window.append(seconds)
         cell.last = now
         is_new = place not in self.seconds
-        self.seconds[place] = median(cell.window)
+        self.seconds[place] = median_low(cell.window)
         if is_new:
             self.seconds = dict(sorted(self.seconds.items()))
 
@@ -169,10 +169,11 @@ class _LearnedRow:
 
 
 class RunningCosts:
-    """Costs learned from the rounds: medians over the last ones, by the levels that were drafted,
-    by batch sizes up to the next power of two, and by the nodes that trees were cut to. What was
-    measured long ago, on shorter texts or a busier machine, is forgotten as soon as it is measured
-    again, and is not settled until then."""
+    """Costs learned from the rounds: medians over the last ones (the lower one of an even number,
+    so that of two rounds a slow one does not count), by the levels that were drafted, by batch
+    sizes up to the next power of two, and by the nodes that trees were cut to. What was measured
+    long ago, on shorter texts or a busier machine, is forgotten as soon as it is measured again,
+    and is not settled until then."""
 
     is_fixed = False
 
