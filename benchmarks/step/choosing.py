@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
 from specengine.engine.adaptive.acceptance import RoundObservation
-from specengine.engine.adaptive.costs import HostSeconds, StepCosts
-from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds, smaller_sizes
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.garbage import settled
 

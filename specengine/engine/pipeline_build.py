@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from specengine.core.config import EngineConfig
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.costs import (
-    ContextCost,
-    Curve,
-    HostSeconds,
-    RunningCosts,
-    StepCosts,
-)
+from specengine.engine.adaptive.costs import ContextCost, Curve, RunningCosts, StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.parts import EngineParts
 from specengine.engine.pipeline import RoundPipeline

@@ -19,7 +19,8 @@ from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.adaptive.acceptance import HybridAcceptance
-from specengine.engine.adaptive.costs import HostSeconds, RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
 from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound
@@ -38,8 +39,8 @@ from specengine.engine.row_choices import BEST
 from tests.engine.hybrid_world import LONG, fly, hybrid, make
 from tests.engine.test_depth_in_results import ON_CPU
 from tests.engine.test_flights import ScriptedRound, request
+from tests.engine.test_graph_round import DeviceLengths
 from tests.engine.test_no_graphs import with_graphs
-from tests.support.device_lengths import DeviceLengths
 
 CPU = torch.device("cpu")
 DEEP, NONE = Draft([9, 1, 2, 3, 4, 5]), Draft([9])

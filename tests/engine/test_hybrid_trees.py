@@ -14,7 +14,8 @@ from specengine.core.batch import RowBatch
 from specengine.core.spec import RowDrafter, TreeRowDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.engine.adaptive.acceptance import HybridAcceptance
-from specengine.engine.adaptive.costs import HostSeconds, RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.graph_build import _depths
 from specengine.engine.graph_hybrid import GraphHybridTreeRound
 from specengine.engine.hybrid_trees import HybridTrees

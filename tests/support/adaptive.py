@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, TypeVar
 
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
@@ -36,6 +36,16 @@ def chances(acceptance: Acceptance | HybridAcceptance, num_nodes: int | None = N
 
 def mostly(chosen: Sequence[T]) -> T:
     return Counter(chosen).most_common(1)[0][0]
+
+
+def changes(run: Callable[[], object], steps: AdaptiveSteps) -> int:
+    """Of the standing shape, in 800 rounds."""
+    stood = []
+    for _ in range(800):
+        run()
+        assert steps.current is not None
+        stood.append(steps.current.shape)
+    return sum(one != other for one, other in pairwise(stood))
 
 
 def chain_cost(batch_size: int, num_steps: int) -> float:

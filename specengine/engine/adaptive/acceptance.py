@@ -8,18 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, compress, pairwise
-from operator import mul, not_
-from typing import TypeVar
-
-T = TypeVar("T")
+from operator import and_, mul, not_
+from typing import Any
 
 _PRIOR = 0.7  # chance of the first position; a later one is expected to equal the one before it
 _PRIOR_RESCUE = 0.2  # chance that a larger tree continues a path where a smaller one ends
 _PRIOR_LOOKUP = 0.5  # share of requests with drafts from lookup
 _PRIOR_COUNT = 4.0
 _MEMORY = 200  # drafts
-_MEMORY_ROUNDS = 16  # limits forgetting where a round has many drafts
-_LEAST_KEPT = 1.0 - 1.0 / _MEMORY_ROUNDS
+_LEAST_KEPT = 1.0 - 1.0 / 16  # of what is known, after a round of many drafts
 
 
 @dataclass(frozen=True)
@@ -28,12 +25,12 @@ class RoundObservation:
 
     Sequences have one entry a request. They may be kept for a few rounds: do not change them.
 
-    num_steps, num_nodes: as chosen; num_nodes is None for chains and whole trees.
-    num_drafted: drafts; of a tree its nodes without the root. num_accepted: those on the accepted
-    path. path_ranks: ranks of these, ascending (VerifyResult.path_ranks). limits: the most levels
-    that each request allows, where num_drafted does not say so. from_lookup: whether the drafts
-    came from lookup (DraftProposal.of_text). seconds: of the whole round; None leaves the costs
-    unchanged. drafting_seconds: the part of these that the host spent on drafting.
+    num_steps, num_nodes: as chosen; num_nodes is None for chains and whole trees. num_drafted:
+    drafts; of a tree its nodes without the root. num_accepted: those on the accepted path.
+    path_ranks: their ranks, ascending (VerifyResult.path_ranks). limits: the most levels that each
+    request allows, if num_drafted does not tell them. from_lookup: whether the drafts came from
+    lookup. seconds: of the whole round; None leaves the costs unchanged. drafting_seconds: the part
+    of these that the host spent on drafting.
     """
 
     batch_size: int
@@ -66,25 +63,18 @@ class RoundObservation:
             return None
         return self.num_nodes
 
-    @cached_property
+    @property
     def kind(self) -> tuple[object, ...]:
         """Equal for rounds that may be learned from together."""
         return self.num_steps, self.num_nodes, self.path_ranks is None, self.cut_size
 
     def of_requests(self, kept: Sequence[bool]) -> RoundObservation:
-        """Of these requests alone."""
-
-        def part(column: Sequence[T]) -> list[T]:
-            return [*compress(column, kept)]
-
-        ranks, limits = self.path_ranks, self.limits
-        return replace(
-            self,
-            num_drafted=part(self.num_drafted),
-            num_accepted=part(self.num_accepted),
-            path_ranks=None if ranks is None else part(ranks),
-            limits=None if limits is None else part(limits),
-        )
+        """Of these requests alone, without from_lookup."""
+        columns: dict[str, Any] = {"from_lookup": None}
+        for name in ("num_drafted", "num_accepted", "path_ranks", "limits"):
+            column = getattr(self, name)
+            columns[name] = None if column is None else [*compress(column, kept)]
+        return replace(self, **columns)
 
 
 def merged(rounds: Sequence[RoundObservation]) -> RoundObservation:
@@ -98,16 +88,9 @@ def merged(rounds: Sequence[RoundObservation]) -> RoundObservation:
         accepted += one.num_accepted
         limits += one.num_drafted if one.limits is None else one.limits
         ranks += one.path_ranks or ()
-    return RoundObservation(
-        rounds[0].batch_size,
-        rounds[0].num_steps,
-        drafted,
-        accepted,
-        rounds[0].num_nodes,
-        None if rounds[0].path_ranks is None else ranks,
-        limits,
-        num_rounds=len(rounds),
-    )
+    given = one.batch_size, one.num_steps, drafted, accepted, one.num_nodes
+    has_ranks, count = one.path_ranks is not None, len(rounds)
+    return RoundObservation(*given, ranks if has_ranks else None, limits, num_rounds=count)
 
 
 class PositionShares:
@@ -152,27 +135,24 @@ class RunningShare:
     """A share of requests, with exponential forgetting."""
 
     def __init__(self, prior: float) -> None:
-        self._tried, self._held = _PRIOR_COUNT, prior * _PRIOR_COUNT
+        self._tried, self._held, self.value = _PRIOR_COUNT, prior * _PRIOR_COUNT, prior
 
     def add(self, tried: int, held: int, num_rounds: int = 1) -> None:
         kept = _kept(tried, num_rounds)
         self._tried = kept * self._tried + tried
         self._held = kept * self._held + held
-
-    @property
-    def value(self) -> float:
-        return self._held / self._tried
+        self.value = self._held / self._tried
 
 
 class Acceptance:
     """The chance of each position that a draft is accepted there, given that all before it are, for
     chains, whole trees and trees cut to their best nodes.
 
-    A smaller tree of the same depth has the nodes of the lowest ranks. So the accepted path of a
-    round tells how far each smaller tree would have come. Learned are the chances of the smallest
-    size, and of each further size how often it continues a path where the size before it ends. So a
-    round of few nodes leaves what larger trees add unchanged, and no size is expected to come less
-    far than a smaller one. Drafts without ranks are never cut: they count for all sizes alike.
+    A smaller tree of the same depth has the nodes of the lowest ranks, so the accepted path of a
+    round tells how far it would have come. Learned are the chances of the smallest size, and of
+    each further size how often it continues a path where the size before it ends. So a round of few
+    nodes leaves what larger trees add unchanged, and no size is expected to come less far than a
+    smaller one. Drafts without ranks are never cut: they count for all sizes alike.
 
     Only outcomes of past rounds enter, so choosing by it biases no sampled draft.
     """
@@ -186,6 +166,8 @@ class Acceptance:
         self.has_ranks = False  # whether a round ever had them
         self.smallest = PositionShares(depth, _PRIOR)
         self.rescues = [PositionShares(depth, _PRIOR_RESCUE) for _ in self.sizes]
+        # Drafts that tell a size from the one before: a shallow tree may be whole with fewer nodes.
+        self._least_drafted = [*(size - 1 for size in self.sizes[1:]), *self.sizes[-1:]]
         self._drafting = RunningShare(1.0)
 
     @property
@@ -199,10 +181,8 @@ class Acceptance:
 
     def levels(self, observation: RoundObservation) -> Sequence[int]:
         """Levels that each request drafted."""
-        levels, num_steps = observation.levels, observation.num_steps
-        if max(levels, default=0) <= num_steps:
-            return levels
-        return [min(level, num_steps) for level in levels]
+        levels, most = observation.levels, observation.num_steps
+        return levels if max(levels, default=0) <= most else [min(one, most) for one in levels]
 
     def observe(self, observation: RoundObservation) -> None:
         # Requests with equal outcomes are counted first: they are few kinds, and the host does this
@@ -218,7 +198,7 @@ class Acceptance:
         for index, (small, large) in enumerate(pairwise(accepted)):
             kinds: Iterable[tuple[int, int, int]] = zip(small, levels, large, strict=True)
             if has_ranks and observation.num_steps != self.depth:
-                least = self._least_drafted(index + 1)
+                least = self._least_drafted[index]
                 kinds = compress(kinds, [drafted >= least for drafted in observation.num_drafted])
             self.rescues[index].add(((*kind, n) for kind, n in Counter(kinds).items()), num_rounds)
 
@@ -242,11 +222,6 @@ class Acceptance:
             return [accepted] * (1 + len(self.sizes))
         smaller = self.sizes[: self._index(observation.cut_size)]
         return [*([bisect_left(one, size) for one in ranks] for size in smaller), accepted]
-
-    def _least_drafted(self, index: int) -> int:
-        """Drafts that a tree needs to tell this size from the one before it: a shallow tree may be
-        whole with fewer nodes."""
-        return self.sizes[index] - 1 if index < len(self.sizes) else self.sizes[-1]
 
 
 class HybridAcceptance:
@@ -286,8 +261,7 @@ class HybridAcceptance:
 
     def mean_levels(self, num_steps: int, batch_size: int = 1) -> float:
         """Levels of a request that has a draft, where num_steps are asked for."""
-        own = min(num_steps, self.model.depth)
-        share = self.lookup_share
+        own, share = min(num_steps, self.model.depth), self.lookup_share
         if self._pads:  # the chance that any request of the batch has a match
             share = 1.0 - (1.0 - self._matches.value) ** batch_size
         return own + share * (num_steps - own)
@@ -299,14 +273,13 @@ class HybridAcceptance:
         own = min(num_steps, self.model.depth)
         most = [num_steps if is_lookup else own for is_lookup in _from_lookup(observation)]
         found = [*map(min, observation.levels, most)]
-        if not self._pads:
-            return found
         deepest = max(found)
-        return [num_steps if deepest > own else deepest] * len(found)
+        padded = num_steps if deepest > own else deepest
+        return [padded] * len(found) if self._pads else found
 
     def observe(self, observation: RoundObservation) -> None:
-        pairs = zip(_from_lookup(observation), observation.levels, strict=True)
-        has_match = [is_lookup and level > 0 for is_lookup, level in pairs]
+        has_draft = (level > 0 for level in observation.levels)
+        has_match = [*map(and_, _from_lookup(observation), has_draft)]
         self._matches.add(len(has_match), sum(has_match), observation.num_rounds)
         is_model = [*map(not_, has_match)]
         if any(is_model):
@@ -326,15 +299,6 @@ class HybridAcceptance:
             pairs = zip(own, accumulate(lookups[size], mul), strict=True)
             found[size] = conditional(share * match + (1.0 - share) * one for one, match in pairs)
         return found
-
-
-def make_acceptance(
-    depth: int, model_steps: int | None, sizes: Sequence[int] = (), pads: bool = False
-) -> Acceptance | HybridAcceptance:
-    """model_steps: the depth of a model beside lookup; None: all drafts have one source."""
-    if model_steps is None:
-        return Acceptance(depth, sizes)
-    return HybridAcceptance(depth, model_steps, sizes, pads)
 
 
 def conditional(reach: Iterable[float]) -> list[float]:

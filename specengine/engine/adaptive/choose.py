@@ -155,7 +155,7 @@ class Chooser:
         if not targets or state.round - state.probed < self.policy.probe_every:
             return standing
         target = self._next_probe(state, targets, kept, estimate)
-        if not self._may_probe(state, target, kept, estimate):
+        if not self._may_probe(state, target, kept, estimate, wants):
             return standing
         if target == PLAIN and not self.costs.is_fixed:
             state.plain_left = self.policy.plain_tries - 1
@@ -193,13 +193,19 @@ class Chooser:
         return min(targets, key=lambda shape: state.last_run.get(shape, 0))
 
     def _may_probe(
-        self, state: BucketState, target: DraftShape, kept: DraftShape, estimate: Estimate
+        self,
+        state: BucketState,
+        target: DraftShape,
+        kept: DraftShape,
+        estimate: Estimate,
+        wants: bool,
     ) -> bool:
         usual = estimate.seconds[kept]
         loss = estimate.seconds[target] - estimate.tokens[target] * usual / estimate.tokens[kept]
         state.budget.earn_pending(usual)
-        # Plain decoding that seems better, and an end of drafts that lose, need no budget.
-        if loss < 0 and (target == PLAIN or estimate.gain(kept) < 1):
+        # What seems better by the margin, and plain decoding that seems better at all, need no
+        # budget: each try that disappoints lowers the estimate.
+        if loss < 0 and (wants or target == PLAIN):
             return True
         return state.budget.allows(loss, usual)
 

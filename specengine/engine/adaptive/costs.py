@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 from typing import NamedTuple
 
 Curve = dict[int, float]  # seconds by num_steps, or by another ascending number
@@ -20,8 +20,6 @@ _WINDOW = 31  # rounds of which the median counts
 _SETTLED = 8  # runs of a shape after which its cost is settled
 _STALE = 512  # rounds of the same batch size after which a cost must be measured again
 _CELLS = 4  # that learned costs have for each level drafted by all requests
-_HOST_SAMPLES = 8  # rounds of which the median counts
-_SAME_HOST = 0.05  # relative; a smaller change is ignored
 
 _NONE: Mapping[int, Mapping[int, Curve]] = {}
 
@@ -155,7 +153,7 @@ class _LearnedCurve:
         cell.window.append(seconds)
         cell.last = now
         is_new = place not in self.seconds
-        self.seconds[place] = median(cell.window)
+        self.seconds[place] = median_low(cell.window)
         if is_new:
             self.seconds = dict(sorted(self.seconds.items()))
 
@@ -171,10 +169,11 @@ class _LearnedRow:
 
 
 class RunningCosts:
-    """Costs learned from the rounds: medians over the last ones, by the levels that were drafted,
-    by batch sizes up to the next power of two, and by the nodes that trees were cut to. What was
-    measured long ago, on shorter texts or a busier machine, is forgotten as soon as it is measured
-    again, and is not settled until then."""
+    """Costs learned from the rounds: medians over the last ones (the lower one of an even number,
+    so that of two rounds a slow one does not count), by the levels that were drafted, by batch
+    sizes up to the next power of two, and by the nodes that trees were cut to. What was measured
+    long ago, on shorter texts or a busier machine, is forgotten as soon as it is measured again,
+    and is not settled until then."""
 
     is_fixed = False
 
@@ -260,63 +259,6 @@ class RunningCosts:
 
 
 Costs = StepCosts | RunningCosts
-
-
-@dataclass(slots=True)
-class _HostKind:
-    """Rounds with drafts, or rounds without, of one bucket of batch sizes."""
-
-    seconds: float | None = None
-    is_scaled: bool = False  # by the other kind's change, since it was measured itself
-    samples: list[float] = field(default_factory=list)
-
-
-class HostSeconds:
-    """Seconds that the host takes between two rounds, by batch sizes up to the next power of two,
-    for rounds with drafts and without. A table measured on the device alone lacks them; for models
-    of a few million parameters the host is slower than its graphs.
-
-    The depth of drafts makes less of a difference to the host than other load on its cores does. So
-    a kind that has not run recently is scaled by the other kind's change until it is measured
-    again; its first measurement then does not scale the other kind.
-    """
-
-    def __init__(self, overlaps: bool = True) -> None:
-        """overlaps: host and device work at the same time; else one after the other."""
-        self.overlaps = overlaps
-        self._kinds: dict[int, tuple[_HostKind, _HostKind]] = {}  # without drafts, and with
-
-    def record(self, batch_size: int, shape: DraftShape, seconds: float) -> bool:
-        """seconds: that the host was busy for one such round. Returns whether `of` changes."""
-        kinds = self._kinds.get(key := bucket(batch_size))
-        if kinds is None:
-            kinds = self._kinds[key] = _HostKind(), _HostKind()
-        known = kinds[shape.num_steps > 0]
-        known.samples.append(seconds)
-        if len(known.samples) < _HOST_SAMPLES:
-            return False
-        found, old = median(known.samples), known.seconds
-        was_scaled, known.is_scaled = known.is_scaled, False
-        known.samples.clear()
-        if old is not None and abs(found - old) <= _SAME_HOST * old:
-            return False
-        known.seconds = found
-        other = kinds[shape.num_steps == 0]
-        if old is not None and other.seconds is not None and not was_scaled:
-            other.seconds *= found / old
-            other.is_scaled = True
-            other.samples.clear()
-        return True
-
-    def of(self, batch_size: int, device: dict[DraftShape, float]) -> dict[DraftShape, float]:
-        """Seconds of a round of each shape. device: those on the device. Drafts whose host time is
-        unknown are taken to cost the host what rounds without drafts do."""
-        kinds = self._kinds.get(bucket(batch_size))
-        none, some = (0.0, 0.0) if kinds is None else (one.seconds or 0.0 for one in kinds)
-        host = {shape: (some or none) if shape.num_steps else none for shape in device}
-        if self.overlaps:
-            return {shape: max(cost, host[shape]) for shape, cost in device.items()}
-        return {shape: cost + host[shape] for shape, cost in device.items()}
 
 
 def bucket(batch_size: int) -> int:

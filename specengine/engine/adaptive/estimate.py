@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 
 from specengine.engine.adaptive.acceptance import (
     Acceptance,
@@ -11,9 +12,11 @@ from specengine.engine.adaptive.acceptance import (
     RoundObservation,
     merged,
 )
-from specengine.engine.adaptive.costs import PLAIN, Costs, DraftShape, HostSeconds
+from specengine.engine.adaptive.costs import PLAIN, Costs, DraftShape, bucket
 
 BUFFERED = 4  # rounds that are learned from at once
+_HOST_SAMPLES = 8  # rounds of which the median counts
+_SAME_HOST = 0.05  # relative; a smaller change is ignored
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,63 @@ def expected_tokens(chances: Sequence[float]) -> list[float]:
     return tokens
 
 
+@dataclass(slots=True)
+class _HostKind:
+    """Rounds with drafts, or rounds without, of one bucket of batch sizes."""
+
+    seconds: float | None = None
+    is_scaled: bool = False  # by the other kind's change, since it was measured itself
+    samples: list[float] = field(default_factory=list)
+
+
+class HostSeconds:
+    """Seconds that the host takes between two rounds, by batch sizes up to the next power of two,
+    for rounds with drafts and without. A table measured on the device alone lacks them; for models
+    of a few million parameters the host is slower than its graphs.
+
+    The depth of drafts makes less of a difference to the host than other load on its cores does. So
+    a kind that has not run recently is scaled by the other kind's change until it is measured
+    again; its first measurement then does not scale the other kind.
+    """
+
+    def __init__(self, overlaps: bool = True) -> None:
+        """overlaps: host and device work at the same time; else one after the other."""
+        self.overlaps = overlaps
+        self._kinds: dict[int, tuple[_HostKind, _HostKind]] = {}  # without drafts, and with
+
+    def record(self, batch_size: int, shape: DraftShape, seconds: float) -> bool:
+        """seconds: that the host was busy for one such round. Returns whether `of` changes."""
+        kinds = self._kinds.get(key := bucket(batch_size))
+        if kinds is None:
+            kinds = self._kinds[key] = _HostKind(), _HostKind()
+        known = kinds[shape.num_steps > 0]
+        known.samples.append(seconds)
+        if len(known.samples) < _HOST_SAMPLES:
+            return False
+        found, old = median(known.samples), known.seconds
+        was_scaled, known.is_scaled = known.is_scaled, False
+        known.samples.clear()
+        if old is not None and abs(found - old) <= _SAME_HOST * old:
+            return False
+        known.seconds = found
+        other = kinds[shape.num_steps == 0]
+        if old is not None and other.seconds is not None and not was_scaled:
+            other.seconds *= found / old
+            other.is_scaled = True
+            other.samples.clear()
+        return True
+
+    def of(self, batch_size: int, device: dict[DraftShape, float]) -> dict[DraftShape, float]:
+        """Seconds of a round of each shape. device: those on the device. Drafts whose host time is
+        unknown are taken to cost the host what rounds without drafts do."""
+        kinds = self._kinds.get(bucket(batch_size))
+        none, some = (0.0, 0.0) if kinds is None else (one.seconds or 0.0 for one in kinds)
+        host = {shape: (some or none) if shape.num_steps else none for shape in device}
+        if self.overlaps:
+            return {shape: max(cost, host[shape]) for shape, cost in device.items()}
+        return {shape: cost + host[shape] for shape, cost in device.items()}
+
+
 class Estimator:
     """Keeps the estimate of the last batch size until something was learned: it is asked for in
     every round, between two of them, where the host's time may be the round's."""
@@ -90,6 +150,7 @@ class Estimator:
         self._steps = sorted({one.num_steps for one in shapes})
         self._pads = pads and not acceptance.is_hybrid
         self._waiting: list[RoundObservation] = []  # to be learned from together
+        self._kind: tuple[object, ...] = ()  # of them
         self._estimate: Estimate | None = None
         self._fixed: dict[int, dict[DraftShape, float]] = {}  # seconds by batch size
 
@@ -114,8 +175,10 @@ class Estimator:
     def buffer(self, observation: RoundObservation) -> None:
         """Learn from a round with drafts together with a few more of its kind: on the host, one
         costs about as much to learn from as four."""
-        if self._waiting and self._waiting[0].kind != observation.kind:
+        kind = observation.kind
+        if kind != self._kind:
             self.flush()
+            self._kind = kind
         self._waiting.append(observation)
         if len(self._waiting) == BUFFERED:
             self.flush()

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from specengine.core.spec import DepthChoice
-from specengine.engine.adaptive.acceptance import RoundObservation, make_acceptance
+from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.choose import BucketState, Chooser, Decision, Policy, decide
 from specengine.engine.adaptive.costs import (
     PLAIN,
     Costs,
     DraftShape,
-    HostSeconds,
     RunningCosts,
     StepCosts,
     bucket,
 )
-from specengine.engine.adaptive.estimate import Estimate, Estimator, all_shapes
+from specengine.engine.adaptive.estimate import Estimate, Estimator, HostSeconds, all_shapes
 
 
 class AdaptiveSteps:
@@ -55,7 +54,9 @@ class AdaptiveSteps:
         self.host = host
         self.policy = policy or Policy()
         known = sorted({one.num_nodes for one in self.shapes if one.num_nodes is not None})
-        self.acceptance = make_acceptance(self.steps[-1], model_steps, known, pads)
+        self.acceptance: Acceptance | HybridAcceptance = Acceptance(self.steps[-1], known)
+        if model_steps is not None:
+            self.acceptance = HybridAcceptance(self.steps[-1], model_steps, known, pads)
         self.estimator = Estimator(self.shapes, self.costs, self.acceptance, host, pads)
         self._chooser = Chooser(self.steps, self.costs, self.policy)
         self._buckets: dict[int, BucketState] = {}  # by batch size; a bucket's sizes share one

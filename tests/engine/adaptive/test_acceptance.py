@@ -14,7 +14,6 @@ from specengine.engine.adaptive.acceptance import (
     HybridAcceptance,
     PositionShares,
     RoundObservation,
-    make_acceptance,
     merged,
 )
 from specengine.engine.adaptive.costs import DraftShape, RunningCosts
@@ -347,8 +346,8 @@ def test_a_hybrids_model_trees_cost_by_their_levels() -> None:
 
 
 def test_one_source_of_drafts_is_learned_like_the_hybrids_model() -> None:
-    one, other = make_acceptance(MODEL, None), HybridAcceptance(LOOKUP, MODEL).model
-    assert type(one) is Acceptance
+    one, other = Acceptance(MODEL), HybridAcceptance(LOOKUP, MODEL).model
+    assert type(AdaptiveSteps([0, MODEL]).acceptance) is Acceptance
     for accepted in ([3, 1], [0, 2]):
         for acceptance in (one, other):
             acceptance.observe(seen(MODEL, [3, 3], accepted))
