@@ -41,6 +41,7 @@ class HybridDrafter:
         self.suffix = suffix
         self.needs_hidden = inner.needs_hidden
         self.writes_kv = inner.writes_kv
+        self.kv_lookahead = getattr(inner, "kv_lookahead", 0)
         self.emits_probs = inner.emits_probs
         self.reads_text_alone = getattr(inner, "reads_text_alone", False)
         self.proposes_tree = inner.proposes_tree or suffix.proposes_tree

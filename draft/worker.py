@@ -41,6 +41,7 @@ class DraftWorker(TpModelWorker, ABC):
 
     needs_hidden = False
     writes_kv = True
+    kv_lookahead = 0  # tokens past a slot's own that its KV was computed from
     first_place = 0  # of the first drafted row, counted from the root's position
 
     def __init__(
