@@ -40,7 +40,8 @@ class SamplingDrafter:
         self._node_limit = node_limit
         count = len(tokens)
         generator = torch.Generator().manual_seed(0)
-        self._table = torch.randn(count, count, count, generator=generator).softmax(-1)
+        # Twice: what follows one pair of tokens tells little of what follows another.
+        self._table = (2 * torch.randn(count, count, count, generator=generator)).softmax(-1)
 
     def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """There is no state to set up."""
