@@ -36,13 +36,14 @@ class EagleWorker(TreeDraftWorker):
     round to round than the last row's state, in the request's row of `states`.
 
     Slots of a cached prefix are not written: their KV came with the request that brought the
-    prefix. Where the texts part, its last row may have seen another next token; one entry that is
-    slightly off costs a little acceptance at most.
+    prefix. Where texts follow the drafts, the cache looks at the next token as well; else the last
+    row may have seen another one where the texts part, which costs a little acceptance at most.
     """
 
     needs_hidden = True
     device = "model"
     can_pause = True
+    kv_lookahead = 1
     continues_states = True
     narrows = True  # whether the model heeds ForwardBatch.kept_rows
 

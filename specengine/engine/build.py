@@ -220,6 +220,8 @@ def _assemble(
     limit = NodeLimit(scheduler.round_limit)
     drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
     verifier = make_verifier(config.spec, drafter)
+    if verifier.follows_drafts:  # else no text depends on the state of the drafter
+        scheduler.ledger.cache.lookahead = drafter.kv_lookahead
     by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:
         check_trees(worker.runner.attn_backend, worker.runner.attn_layers)
