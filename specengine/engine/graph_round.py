@@ -187,7 +187,7 @@ class GraphRound:
         """The target's tokens, as requests want them chosen."""
         hidden_TH, features = seen.hidden_TH, seen.features()
         if choosing in (BEST, self.choices.greedy):
-            return RowsOutput(self.runner.model.best_tokens(hidden_TH), hidden_TH, features)
+            return RowsOutput(self.runner.model.head.best(hidden_TH), hidden_TH, features)
         logits = node_logits(self, seen, rows, choosing)
         tokens_T = self.choices.tokens(logits.edited_TV, rows, seen.batch)
         if logits.raw_TV is not None:

@@ -25,7 +25,7 @@ class NodeLogits:
 
 def node_logits(flying: GraphRound, seen: Seen, rows: RowBatch, choosing: Choosing) -> NodeLogits:
     """Masked and edited: what is left to a node is what its token, or its weights, come from."""
-    logits_TV = flying.runner.model.compute_logits(seen.hidden_TH)
+    logits_TV = flying.runner.model.head.logits(seen.hidden_TH)
     raw_TV = logits_TV.clone() if choosing.logprobs else None
     if choosing.masks:
         logits_TV = flying.masks.apply(logits_TV)

@@ -192,7 +192,7 @@ class ExtendGraphRunner:
         batch.out_cache_loc.copy_(self.table[rows, inputs.places_T])
         batch.captured.clear()
         hidden = self.runner.forward_extend(batch)
-        logits = self.runner.model.compute_logits(hidden[inputs.logits_rows])
+        logits = self.runner.model.head.logits(hidden[inputs.logits_rows])
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         return LogitsOutput(logits, None, hidden, features)
 

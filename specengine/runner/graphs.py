@@ -183,7 +183,7 @@ class DecodeGraphRunner:
         batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
         batch.captured.clear()
         hidden = self.runner.forward_decode(batch)
-        logits = self.runner.model.compute_logits(hidden)
+        logits = self.runner.model.head.logits(hidden)
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
         return LogitsOutput(logits, logits.argmax(dim=-1), hidden, features)
 

@@ -255,4 +255,4 @@ class ModelRunner:
     def _logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
         rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]
         features = torch.cat(batch.captured, dim=-1) if batch.captured else None
-        return LogitsOutput(self.model.compute_logits(rows), hidden=hidden, features=features)
+        return LogitsOutput(self.model.head.logits(rows), hidden=hidden, features=features)

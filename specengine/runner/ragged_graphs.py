@@ -206,7 +206,7 @@ class RaggedGraphRunner:
             batch.captured.clear()
             hidden = self.runner.forward_extend(batch)
             rows = hidden[inputs.logits_rows_N] if form.logits == "chosen" else hidden
-            logits = hidden[:0] if form.logits == "none" else model.compute_logits(rows)
+            logits = hidden[:0] if form.logits == "none" else model.head.logits(rows)
             features = torch.cat(batch.captured, dim=-1) if batch.captured else None
             return LogitsOutput(logits, hidden=hidden, features=features)
 

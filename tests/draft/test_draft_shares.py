@@ -16,8 +16,9 @@ from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.tree_rows import TreeRows
 from specengine.kernels.head_topk import Shares
 from specengine.kernels.head_topk_ref import shares_of
-from specengine.layers.decoder import DecoderShape
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import LMHead
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.mtp_reading import add_mtp
@@ -56,15 +57,15 @@ def eagle(
     """That reads its rows of a target's head."""
     config: Any = EagleCheckpoint.read(str(checkpoints.eagle3(folder, target))).layer_config(64)
     draft_vocab = VOCAB if ids is None else len(ids)
-    shape = DecoderShape.from_config(config)
+    spec = LayerSpec.from_config(config)
     size = 3 * SIZE if kind is Eagle3Model else SIZE
-    model = kind(EagleForm(config, shape, VOCAB, draft_vocab, feature_size=size, **has))
+    model = kind(EagleForm(config, spec, VOCAB, draft_vocab, feature_size=size, **has))
     if ids is not None:
         model.set_target_ids(ids - torch.arange(draft_vocab))
     model.to(torch.bfloat16)
     if kind is Eagle3Model:
         nn.init.normal_(model.get_parameter("norm.weight"), mean=2.0)
-    model.share(VocabEmbedding(VOCAB, SIZE), head)
+    model.share(VocabEmbedding(VOCAB, SIZE), Head(head))
     return model
 
 
@@ -91,9 +92,9 @@ def test_eagles(
 ) -> None:
     model = eagle(kind, tmp_path, small_models["llama"], head_of(VOCAB), ids, **has)
     states = torch.randn(5, SIZE).bfloat16()
-    assert_same_logits(model.compute_shares(states, TOPK), model.compute_logits(states))
-    best = model.compute_logits(states).argmax(-1)
-    assert torch.equal(model.best_tokens(states), best if ids is None else ids[best])
+    assert_same_logits(model.head.top(states, TOPK), model.head.logits(states))
+    best = model.head.logits(states).argmax(-1)
+    assert torch.equal(model.head.best(states), best if ids is None else ids[best])
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
@@ -101,32 +102,32 @@ def test_a_head_that_cannot_be_cut(small_models: dict[str, Path], tmp_path: Path
     head = head_of(VOCAB, bias=True)
     model = eagle(Eagle3Model, tmp_path, small_models["llama"], head, IDS)
     states = torch.randn(5, SIZE).bfloat16()
-    assert model.compute_shares(states, TOPK) is None
-    assert torch.equal(model.best_tokens(states), IDS[model.compute_logits(states).argmax(-1)])
+    assert model.head.top(states, TOPK) is None
+    assert torch.equal(model.head.best(states), IDS[model.head.logits(states).argmax(-1)])
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
 def test_mtp(small_models: dict[str, Path], tmp_path: Path) -> None:
     [model] = load_models(add_mtp(small_models["llama"], tmp_path, "deepseek"))
-    model.lm_head = head_of(VOCAB)
+    model.head = Head(head_of(VOCAB))
     states = torch.randn(5, SIZE).bfloat16()
-    assert_same_logits(model.compute_shares(states, TOPK), model.compute_logits(states))
+    assert_same_logits(model.head.top(states, TOPK), model.head.logits(states))
 
 
 class Telling:
-    """A model whose trees may be told shares, or nothing but logits."""
+    """A head that may have partials by block, or nothing but logits."""
 
     def __init__(self, tells: bool) -> None:
         self.tells, self.asked = tells, list[str]()
-        self.logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+        self.row_1V = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
 
-    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
+    def top(self, hidden: Tensor, topk: int) -> Shares | None:
         self.asked.append("shares")
-        return shares_of(self.logits, topk, 2) if self.tells else None
+        return shares_of(self.row_1V, topk, 2) if self.tells else None
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         self.asked.append("logits")
-        return self.logits.clone()
+        return self.row_1V.clone()
 
 
 class Bias(DraftEdits):
@@ -149,7 +150,7 @@ def test_what_trees_ask_for(
 ) -> None:
     model = Telling(tells)
     worker: Any = SimpleNamespace(
-        runner=SimpleNamespace(model=model, device=torch.device("cpu")),
+        runner=SimpleNamespace(model=SimpleNamespace(head=model), device=torch.device("cpu")),
         root_states=lambda rows: torch.zeros(1, 8),
         first_place=0,
         topk=2,

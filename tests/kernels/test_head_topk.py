@@ -13,6 +13,7 @@ from specengine.kernels.head_topk import Shares, can_take, head_topk
 from specengine.kernels.head_topk_ref import shares_of
 from specengine.kernels.norm import rms_norm
 from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from tests.kernels.captured import assert_waits, capture
@@ -246,11 +247,11 @@ class TestOfAModel:
         head, norm = self.head(), RMSNorm(64, EPS)
         norm.weight = torch.nn.Parameter(torch.ones(64).bfloat16(), requires_grad=False)
         x = small(norm.weight, 3, 64)
-        told = head.shares(x, 4)
+        told = Head(head).top(x, 4)
         assert told is not None
         assert told.keys_RSK.shape == (3, BLOCKS, 4)
         assert_tells(told, head(x), 4)
-        normed = head.shares(x, 4, norm)
+        normed = Head(head, norm=norm).top(x, 4)
         assert normed is not None
         torch.testing.assert_close(
             normed.log_sums(), head(norm(x)).float().logsumexp(-1), rtol=0.02, atol=0.02
@@ -259,7 +260,7 @@ class TestOfAModel:
     @pytest.mark.parametrize(("rows", "bias"), [(3, True), (17, False)], ids=["bias", "many rows"])
     def test_what_it_leaves_to_others(self, rows: int, bias: bool) -> None:
         head = self.head(bias)
-        assert head.shares(small(head.plain, rows, 64), 4) is None
+        assert Head(head).top(small(head.plain, rows, 64), 4) is None
 
 
 def test_a_rehearsal_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

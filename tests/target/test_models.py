@@ -139,7 +139,7 @@ def test_split_prefill_equals_extend(
         results.append(model.forward_split_prefill(batch.input_ids, batch.positions, batch, end))
         assert batch.split_index == end
     assert all(result is None for result in results[:-1])
-    assert torch.equal(model.compute_logits(results[-1]), whole)
+    assert torch.equal(model.head.logits(results[-1]), whole)
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_split_prefill_carries_products_in_parts(
     model.forward_split_prefill(batch.input_ids, batch.positions, batch, 1)
     assert batch.hidden_states.dim() == 3
     last = model.forward_split_prefill(batch.input_ids, batch.positions, batch, 3)
-    _assert_near(model.compute_logits(last), whole)
+    _assert_near(model.head.logits(last), whole)
 
 
 def test_idle_runs_on_zero_tokens(small_models: dict[str, Path], mini_runner: Any) -> None:

@@ -22,11 +22,11 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     runner, parts = flying.runner, list[Watched]()
     model = getattr(flying.drafter, "inner", flying.drafter)  # where text stands beside it
     if isinstance(flying, GraphTreeRound | WeighingRound):
-        parts += _heads(model, "compute_logits", "draft head")
+        parts += _heads(model, "logits", "draft head")
     if isinstance(flying, GraphTreeRound):
         parts += [
             *_if_there(model, "draft_tree_rows", "draft"),
-            *_heads(model, "compute_shares", "draft head"),
+            *_heads(model, "top", "draft head"),
             Watched(flying, "keep", "keep"),
         ]
     if isinstance(flying, GraphWeighedTreeRound) and flying.grower is not None:
@@ -38,11 +38,11 @@ def captured_parts(engine: Engine, flying: GraphRound) -> list[Watched]:
     return [
         *parts,
         Watched(model, "draft_rows", "draft"),
-        *_heads(model, "best_tokens", "draft head"),
+        *_heads(model, "best", "draft head"),
         Watched(runner, "forward_extend", "verify"),
         Watched(flying, "choose", "verify"),
-        Watched(runner.model, "best_tokens", "verify head"),
-        Watched(runner.model, "compute_logits", "verify head"),
+        Watched(runner.model.head, "best", "verify head"),
+        Watched(runner.model.head, "logits", "verify head"),
         Watched(flying.choices, "tokens", "sample"),
         *_if_there(model, "catch_up_rows", "observe"),
         Watched(model, "observe_rows", "observe"),
@@ -56,10 +56,10 @@ def eager_parts(engine: Engine) -> list[Watched]:
     return [
         Watched(engine, "step", HOST),
         Watched(parts.drafter, "draft", "draft"),
-        *_heads(parts.drafter, "compute_logits", "draft head"),
+        *_heads(parts.drafter, "logits", "draft head"),
         Watched(parts.verifier, "prepare", "prepare"),
         Watched(parts.worker, "forward_batch_generation", "verify"),
-        Watched(parts.worker.runner.model, "compute_logits", "verify head"),
+        Watched(parts.worker.runner.model.head, "logits", "verify head"),
         Watched(parts.verifier, "accept", "accept"),
         *(Watched(one, "sampler", "sample") for one in samplers),
         Watched(parts.drafter, "observe", "observe"),
@@ -84,7 +84,7 @@ def _if_there(drafter: Any, method: str, part: str) -> list[Watched]:
 
 
 def _heads(drafter: Any, method: str, part: str) -> list[Watched]:
-    """Of the drafter's models, each once."""
+    """Of the heads of the drafter's models, each once."""
     runners = getattr(drafter, "runners", ())
-    models = {id(runner.model): runner.model for runner in runners}
-    return [Watched(model, method, part) for model in models.values()]
+    heads = {id(runner.model.head): runner.model.head for runner in runners}
+    return [Watched(head, method, part) for head in heads.values()]
