@@ -113,9 +113,8 @@ class HeadSpec:
 
     def __post_init__(self) -> None:
         if not self.logits_multiplier > 0:
-            raise ModelLoadError(
-                f"logits are multiplied by {self.logits_multiplier}; it must be > 0"
-            )
+            given = self.logits_multiplier
+            raise ModelLoadError(f"logits_multiplier {given}: it must be positive")
 
 
 @dataclass(frozen=True)
