@@ -19,10 +19,11 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.registry import find_model_class
+from tests.conftest import FAMILIES
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
 OTHER = [(5 * i * i + i + 11) % 300 for i in range(33)]
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama3 rope": {
         "rope_parameters": {
