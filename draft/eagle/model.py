@@ -19,7 +19,7 @@ from specengine.kernels import few_row, layer_tail
 from specengine.layers.decoder import PACKED_MODULES, SelfAttention, tail_weights
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import HasHead, Head
-from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec
+from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec, log_refusals
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
@@ -88,6 +88,7 @@ class EagleLayer(nn.Module):
         self.num_weights = spec.num_weights(input_size)
         self._takes_few_rows = FEW_ROWS.takes(spec)
         self._takes_tail = LAYER_TAIL.takes(spec)
+        log_refusals((FEW_ROWS, LAYER_TAIL), [spec], self.self_attn.o_proj.plain.device)
 
     def forward(
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch

@@ -13,7 +13,14 @@ from specengine.kernels.layer_tail import Tail
 from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import HasHead, Head
-from specengine.layers.layer_spec import DRAFT_LAYER, LayerSpec
+from specengine.layers.layer_spec import (
+    COMPILED,
+    DRAFT_LAYER,
+    FEW_ROWS,
+    LAYER_TAIL,
+    LayerSpec,
+    log_refusals,
+)
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
@@ -51,6 +58,7 @@ class MtpModel(HasHead, nn.Module):
         self.embedding_norm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps)
         self.projection = Linear(2 * size, size)
+        log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.plain.device)
         self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config))
         self.final_norm = RMSNorm(size, eps)
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
@@ -166,19 +167,17 @@ TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
 HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier"}))
 HEAD_BEST = ComputePath("head_best", frozenset({"logits_multiplier"}))  # the order stays
 HEAD_TOP = ComputePath("head_topk", frozenset())
+FAST_HEADS = (HEAD_BEST, HEAD_TOP)
 
 
-def log_refusals(specs: Sequence[LayerSpec], head: HeadSpec) -> None:
-    """Say once a model which fast paths its layers and its head do without, and why."""
-    for path in FAST_PATHS:
-        _log_refusal(path, path.refusal(specs))
-    for path in (HEAD_BEST, HEAD_TOP):
-        _log_refusal(path, path.refusal([head]))
-
-
-def _log_refusal(path: ComputePath, refusal: str | None) -> None:
-    if refusal is not None:
-        logger.info("runs without the fast path %s, which does not compute %s", path.name, refusal)
+def log_refusals(
+    paths: Sequence[ComputePath], specs: Sequence[LayerSpec | HeadSpec], device: torch.device
+) -> None:
+    """Say which of the fast paths a model does without, and why. They exist on GPUs alone."""
+    for path in paths if device.type == "cuda" else ():
+        refusal = path.refusal(specs)
+        if refusal is not None:
+            logger.info("no fast path %s: it does not compute %s", path.name, refusal)
 
 
 def _times(x: Tensor, factor: float) -> Tensor:

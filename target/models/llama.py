@@ -14,6 +14,8 @@ from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import HasHead, Head
 from specengine.layers.layer_spec import (
+    FAST_HEADS,
+    FAST_PATHS,
     LAYER_TAIL,
     SPLIT_PREFILL,
     HeadSpec,
@@ -129,8 +131,9 @@ class LlamaForCausalLM(HasHead, nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.tie(self.model.embed_tokens.weight)
         self.head = Head(self.lm_head, HeadSpec(self.multipliers(config).logits))
-        if self.model.embed_tokens.weight.is_cuda:
-            log_refusals(specs, self.head.spec)
+        device = self.lm_head.plain.device
+        log_refusals(FAST_PATHS, specs, device)
+        log_refusals(FAST_HEADS, [self.head.spec], device)
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:

@@ -20,11 +20,10 @@ from specengine.draft.train.layer import DraftLayer
 from specengine.layers import decoder, head, layer_spec
 from specengine.layers.layer_spec import (
     DRAFT_LAYER,
+    FAST_HEADS,
     FAST_PATHS,
     FEW_ROWS,
-    HEAD_BEST,
     HEAD_LOGITS,
-    HEAD_TOP,
     LAYER_TAIL,
     PLAIN,
     TRAINED_LAYER,
@@ -32,6 +31,7 @@ from specengine.layers.layer_spec import (
     ComputePath,
     HeadSpec,
     LayerSpec,
+    log_refusals,
 )
 from specengine.layers.linear import LMHead
 from specengine.target.models.llama import LlamaForCausalLM
@@ -221,7 +221,7 @@ def test_eagle_layer_takes_a_fast_way_only_with_what_it_declares(
 
 @pytest.mark.usefixtures("_plain_computes_everything")
 @pytest.mark.parametrize("name", HEAD_FIELDS)
-@pytest.mark.parametrize("path", [HEAD_BEST, HEAD_TOP], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FAST_HEADS, ids=lambda path: path.name)
 def test_fused_head_is_taken_only_with_what_it_declares(
     path: ComputePath, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,16 +254,19 @@ def test_multiplier_of_logits_keeps_their_order(multiplier: float) -> None:
         HeadSpec(multiplier)
 
 
-def test_refused_paths_are_logged_with_the_field(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_refused_paths_are_logged_with_the_field(
+    device: str, caplog: pytest.LogCaptureFixture
+) -> None:
     usual = LayerSpec.from_config(CONFIG)
     with caplog.at_level(logging.INFO):
-        layer_spec.log_refusals([usual, replace(usual, o_bias=True)], HeadSpec(0.5))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"runs without the fast path {name}, which does not compute {what}"
-        for name, what in [
-            ("few_row", "o_bias True"),
-            ("layer_tail", "o_bias True"),
-            ("decoder_stack", "o_bias True"),
-            ("head_topk", "logits_multiplier 0.5"),
-        ]
+        log_refusals(FAST_PATHS, [usual, replace(usual, o_bias=True)], torch.device(device))
+        log_refusals(FAST_HEADS, [HeadSpec(0.5)], torch.device(device))
+    expected = [
+        "no fast path few_row: it does not compute o_bias True",
+        "no fast path layer_tail: it does not compute o_bias True",
+        "no fast path decoder_stack: it does not compute o_bias True",
+        "no fast path head_topk: it does not compute logits_multiplier 0.5",
     ]
+    found = [record.getMessage() for record in caplog.records]
+    assert found == (expected if device == "cuda" else [])

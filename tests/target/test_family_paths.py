@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specengine.core.config import ModelConfig
-from specengine.layers.layer_spec import FAST_PATHS, HEAD_BEST, HEAD_TOP, ComputePath
+from specengine.layers.layer_spec import FAST_HEADS, FAST_PATHS, HEAD_TOP, ComputePath
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import MODEL_CLASSES, find_model_class
@@ -57,7 +57,7 @@ def test_family_on_a_fast_path_equals_the_plain_path(
     found.assert_near(plain)
 
 
-@pytest.mark.parametrize("path", [HEAD_BEST, HEAD_TOP], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FAST_HEADS, ids=lambda path: path.name)
 def test_family_with_a_fused_head_equals_its_logits(
     path: ComputePath, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,9 @@ from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.draft.eagle.model import EagleForm, EagleModel
 from specengine.layers.layer_spec import (
+    FAST_HEADS,
     FAST_PATHS,
     HEAD_BEST,
-    HEAD_TOP,
     ComputePath,
     LayerSpec,
     Multipliers,
@@ -132,7 +132,7 @@ def test_decode_equals_transformers(
     assert_near(torch.cat(parts), reference(folder)[1])
 
 
-@pytest.mark.parametrize("path", [HEAD_BEST, HEAD_TOP], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FAST_HEADS, ids=lambda path: path.name)
 def test_fused_head_equals_transformers(
     path: ComputePath, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
