@@ -105,9 +105,9 @@ class TreeRows:
         worker = self.worker
         given, head = (worker.topk, self.counters), worker.runner.model.head
         if edits is None and draws is None:
-            shares = head.top(states_TH, worker.topk)
-            if shares is not None:
-                return tree_step(shares, beams, found, *given, worker.target_ids, self.rank_scores)
+            partials, ids = head.top(states_TH, worker.topk), worker.target_ids
+            if partials is not None:
+                return tree_step(partials, beams, found, *given, ids, self.rank_scores)
         logits_TV, ids = head.logits(states_TH), worker.target_ids
         if edits is not None:
             logits_TV, ids = edits.in_tree(logits_TV, ids, beams)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import AttnPlan, ForwardBatch
-    from specengine.kernels.head_topk import Shares
+    from specengine.kernels.head_topk import BlockPartials
     from specengine.kernels.kv_move import KVPaths
     from specengine.kernels.paged_attention import PagedBatch
 
@@ -155,7 +155,7 @@ class Head(Protocol):
         target numbers tokens."""
         ...
 
-    def top(self, hidden: Tensor, topk: int) -> Shares | None:
+    def top(self, hidden: Tensor, topk: int) -> BlockPartials | None:
         """[R, H] -> the topk best of each row of `logits` and its log-sum-exp, by block of columns;
         None where `logits` is as fast."""
         ...

@@ -75,7 +75,7 @@ class Head:
             self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)
         return row_argmax.row_argmax(logits, self._meeting, self.ids)
 
-    def top(self, hidden: Tensor, topk: int) -> head_topk.Shares | None:
+    def top(self, hidden: Tensor, topk: int) -> head_topk.BlockPartials | None:
         """[R, H] -> the topk best of each row of `logits` and its log-sum-exp, by block of columns.
         None where `logits` is as fast."""
         if not (self._takes_top and self._is_plain) or self._columns is not None:

@@ -1,4 +1,4 @@
-"""What trees are told in place of logits: of the same logits, and when it is asked for."""
+"""Partials by block, which trees take in place of logits: their values, and when they are taken."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from specengine.core.draft_choosing import DraftEdits
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.tree_rows import TreeRows
-from specengine.kernels.head_topk import Shares
-from specengine.kernels.head_topk_ref import shares_of
+from specengine.kernels.head_topk import BlockPartials
+from specengine.kernels.head_topk_ref import partials_of
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
@@ -69,7 +69,7 @@ def eagle(
     return model
 
 
-def assert_same_logits(told: Shares | None, logits: Tensor) -> None:
+def assert_same_logits(told: BlockPartials | None, logits: Tensor) -> None:
     assert told is not None
     near = {"rtol": 0.02, "atol": 0.05}
     torch.testing.assert_close(told.best()[1], logits.topk(TOPK).values, **near)  # type: ignore[arg-type]
@@ -121,9 +121,9 @@ class Telling:
         self.tells, self.asked = tells, list[str]()
         self.row_1V = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
 
-    def top(self, hidden: Tensor, topk: int) -> Shares | None:
-        self.asked.append("shares")
-        return shares_of(self.row_1V, topk, 2) if self.tells else None
+    def top(self, hidden: Tensor, topk: int) -> BlockPartials | None:
+        self.asked.append("top")
+        return partials_of(self.row_1V, topk, 2) if self.tells else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         self.asked.append("logits")
@@ -139,11 +139,11 @@ class Bias(DraftEdits):
 @pytest.mark.parametrize(
     ("tells", "edits", "asked", "tokens"),
     [
-        (True, None, ["shares"], [1, 3]),
-        (False, None, ["shares", "logits"], [1, 3]),
+        (True, None, ["top"], [1, 3]),
+        (False, None, ["top", "logits"], [1, 3]),
         (True, Bias(), ["logits"], [0, 1]),
     ],
-    ids=["shares", "logits", "edited"],
+    ids=["partials", "logits", "edited"],
 )
 def test_what_trees_ask_for(
     tells: bool, edits: Bias | None, asked: list[str], tokens: list[int]
