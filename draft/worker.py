@@ -112,10 +112,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     def next_tokens(self, states_TH: Tensor, picks: DraftPicks | None, level: int = 0) -> Tensor:
         """int64 [T], what a round on the device drafts after these states, a row a request, as the
         target numbers tokens."""
-        model = self.runner_of(level).model
+        head = self.runner_of(level).model.head
         if picks is None:
-            return model.best_tokens(states_TH)
-        return picks.take(model.compute_logits(states_TH), self.target_ids)
+            return head.best(states_TH)
+        return picks.take(head.logits(states_TH), self.target_ids)
 
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""

@@ -100,7 +100,7 @@ class EagleWorker(TreeDraftWorker):
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         states = self.states[self._rows_of(batch.reqs)]
-        return LogitsOutput(self.runner.model.compute_logits(states), hidden=states)
+        return LogitsOutput(self.runner.model.head.logits(states), hidden=states)
 
     @torch.inference_mode()
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:

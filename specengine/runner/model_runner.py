@@ -272,5 +272,5 @@ class ModelRunner:
 
     def _logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
         rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]
-        logits = self.model.compute_logits(rows)
+        logits = self.model.head.logits(rows)
         return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))

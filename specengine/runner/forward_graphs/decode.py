@@ -73,7 +73,7 @@ class DecodeGraphs:
         batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
         batch.captured.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
-        logits = model.compute_logits(hidden)
+        logits = model.head.logits(hidden)
         return LogitsOutput(logits, logits.argmax(dim=-1), hidden, joined_features(batch))
 
     def _planned_batch(self, bs: int) -> ForwardBatch:

@@ -84,7 +84,7 @@ class PrefillGraphs:
         batch.out_cache_loc.copy_(self.context.page_table[rows, inputs.positions_T])
         batch.captured.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
-        logits = model.compute_logits(hidden[inputs.logits_rows])
+        logits = model.head.logits(hidden[inputs.logits_rows])
         return LogitsOutput(logits, None, hidden, joined_features(batch))
 
     def _planned_batch(self, inputs: PrefillInputs, key: PrefillKey) -> ForwardBatch:

@@ -194,7 +194,7 @@ class RaggedGraphs:
         batch.captured.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
         rows = hidden[inputs.logits_rows_N] if key.logits == "chosen" else hidden
-        logits = hidden[:0] if key.logits == "none" else model.compute_logits(rows)
+        logits = hidden[:0] if key.logits == "none" else model.head.logits(rows)
         return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))
 
     def _fixed_batch(self, key: ForwardKey, inputs: ForwardInputs) -> ForwardBatch:

@@ -1,4 +1,4 @@
-"""What trees are told in place of logits: of the same logits, and when it is asked for."""
+"""Partials by block, which trees take in place of logits: their values, and when they are taken."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from specengine.core.draft_choosing import DraftEdits
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.tree_rows import TreeRows
-from specengine.kernels.head_topk import Shares
-from specengine.kernels.head_topk_ref import shares_of
-from specengine.layers.decoder import DecoderShape
+from specengine.kernels.head_topk import BlockPartials
+from specengine.kernels.head_topk_ref import partials_of
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import LMHead
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.mtp_reading import add_mtp
@@ -56,19 +57,19 @@ def eagle(
     """That reads its rows of a target's head."""
     config: Any = EagleCheckpoint.read(str(checkpoints.eagle3(folder, target))).layer_config(64)
     draft_vocab = VOCAB if ids is None else len(ids)
-    shape = DecoderShape.from_config(config)
+    spec = LayerSpec.from_config(config)
     size = 3 * SIZE if kind is Eagle3Model else SIZE
-    model = kind(EagleForm(config, shape, VOCAB, draft_vocab, feature_size=size, **has))
+    model = kind(EagleForm(config, spec, VOCAB, draft_vocab, feature_size=size, **has))
     if ids is not None:
         model.set_target_ids(ids - torch.arange(draft_vocab))
     model.to(torch.bfloat16)
     if kind is Eagle3Model:
         nn.init.normal_(model.get_parameter("norm.weight"), mean=2.0)
-    model.share(VocabEmbedding(VOCAB, SIZE), head)
+    model.share(VocabEmbedding(VOCAB, SIZE), Head(head))
     return model
 
 
-def assert_same_logits(told: Shares | None, logits: Tensor) -> None:
+def assert_same_logits(told: BlockPartials | None, logits: Tensor) -> None:
     assert told is not None
     near = {"rtol": 0.02, "atol": 0.05}
     torch.testing.assert_close(told.best()[1], logits.topk(TOPK).values, **near)  # type: ignore[arg-type]
@@ -91,9 +92,9 @@ def test_eagles(
 ) -> None:
     model = eagle(kind, tmp_path, small_models["llama"], head_of(VOCAB), ids, **has)
     states = torch.randn(5, SIZE).bfloat16()
-    assert_same_logits(model.compute_shares(states, TOPK), model.compute_logits(states))
-    best = model.compute_logits(states).argmax(-1)
-    assert torch.equal(model.best_tokens(states), best if ids is None else ids[best])
+    assert_same_logits(model.head.top(states, TOPK), model.head.logits(states))
+    best = model.head.logits(states).argmax(-1)
+    assert torch.equal(model.head.best(states), best if ids is None else ids[best])
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
@@ -101,32 +102,32 @@ def test_a_head_that_cannot_be_cut(small_models: dict[str, Path], tmp_path: Path
     head = head_of(VOCAB, bias=True)
     model = eagle(Eagle3Model, tmp_path, small_models["llama"], head, IDS)
     states = torch.randn(5, SIZE).bfloat16()
-    assert model.compute_shares(states, TOPK) is None
-    assert torch.equal(model.best_tokens(states), IDS[model.compute_logits(states).argmax(-1)])
+    assert model.head.top(states, TOPK) is None
+    assert torch.equal(model.head.best(states), IDS[model.head.logits(states).argmax(-1)])
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
 def test_mtp(small_models: dict[str, Path], tmp_path: Path) -> None:
     [model] = load_models(add_mtp(small_models["llama"], tmp_path, "deepseek"))
-    model.lm_head = head_of(VOCAB)
+    model.head = Head(head_of(VOCAB))
     states = torch.randn(5, SIZE).bfloat16()
-    assert_same_logits(model.compute_shares(states, TOPK), model.compute_logits(states))
+    assert_same_logits(model.head.top(states, TOPK), model.head.logits(states))
 
 
 class Telling:
-    """A model whose trees may be told shares, or nothing but logits."""
+    """A head that may have partials by block, or nothing but logits."""
 
     def __init__(self, tells: bool) -> None:
         self.tells, self.asked = tells, list[str]()
-        self.logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+        self.row_1V = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
 
-    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
-        self.asked.append("shares")
-        return shares_of(self.logits, topk, 2) if self.tells else None
+    def top(self, hidden: Tensor, topk: int) -> BlockPartials | None:
+        self.asked.append("top")
+        return partials_of(self.row_1V, topk, 2) if self.tells else None
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         self.asked.append("logits")
-        return self.logits.clone()
+        return self.row_1V.clone()
 
 
 class Bias(DraftEdits):
@@ -138,18 +139,18 @@ class Bias(DraftEdits):
 @pytest.mark.parametrize(
     ("tells", "edits", "asked", "tokens"),
     [
-        (True, None, ["shares"], [1, 3]),
-        (False, None, ["shares", "logits"], [1, 3]),
+        (True, None, ["top"], [1, 3]),
+        (False, None, ["top", "logits"], [1, 3]),
         (True, Bias(), ["logits"], [0, 1]),
     ],
-    ids=["shares", "logits", "edited"],
+    ids=["partials", "logits", "edited"],
 )
 def test_what_trees_ask_for(
     tells: bool, edits: Bias | None, asked: list[str], tokens: list[int]
 ) -> None:
     model = Telling(tells)
     worker: Any = SimpleNamespace(
-        runner=SimpleNamespace(model=model, device=torch.device("cpu")),
+        runner=SimpleNamespace(model=SimpleNamespace(head=model), device=torch.device("cpu")),
         root_states=lambda rows: torch.zeros(1, 8),
         first_place=0,
         topk=2,
