@@ -106,6 +106,12 @@ class BucketState:
     budget: ProbeBudget = field(default_factory=ProbeBudget)
     settled: Estimate | None = None  # by which nothing was to be changed or probed
 
+    @property
+    def kept(self) -> DraftShape:
+        """The shape that stands."""
+        assert self.standing is not None
+        return self.standing.shape
+
 
 class Chooser:
     """Keeps the standing shape until another is better by a margin, or plain decoding is better at
@@ -139,7 +145,7 @@ class Chooser:
         kept = standing.shape
         if state.plain_left > 0 and kept != PLAIN:
             state.plain_left -= 1
-            return self._probe(state, PLAIN, kept, estimate)
+            return self._probe(state, PLAIN, estimate)
         if state.settled is estimate:
             return standing
         best = estimate.best
@@ -154,22 +160,20 @@ class Chooser:
             state.settled = estimate
         if not targets or state.round - state.probed < self.policy.probe_every:
             return standing
-        target = self._next_probe(state, targets, kept, estimate)
-        if not self._may_probe(state, target, kept, estimate, wants):
+        target = self._next_probe(state, targets, estimate)
+        if not self._may_probe(state, target, estimate, wants):
             return standing
         if target == PLAIN and not self.costs.is_fixed:
             state.plain_left = self.policy.plain_tries - 1
-        return self._probe(state, target, kept, estimate)
+        return self._probe(state, target, estimate)
 
     def _change(self, state: BucketState, shape: DraftShape, estimate: Estimate) -> Decision:
         state.standing, state.changed = decide(shape, estimate), state.round
         return state.standing
 
-    def _probe(
-        self, state: BucketState, target: DraftShape, kept: DraftShape, estimate: Estimate
-    ) -> Decision:
+    def _probe(self, state: BucketState, target: DraftShape, estimate: Estimate) -> Decision:
         state.probed, state.last_probe = state.round, target
-        reason = f"batch {estimate.batch_size}: {target} tried for a round; {kept} stands"
+        reason = f"batch {estimate.batch_size}: {target} tried for a round; {state.kept} stands"
         return Decision(target.num_steps, reason, estimate.gain(target), target.num_nodes)
 
     def _is_worth_it(self, kept: DraftShape, best: DraftShape, estimate: Estimate) -> bool:
@@ -179,27 +183,20 @@ class Chooser:
         return estimate.rates[best] > least or estimate.gain(kept) < 1
 
     def _next_probe(
-        self,
-        state: BucketState,
-        targets: Sequence[DraftShape],
-        kept: DraftShape,
-        estimate: Estimate,
+        self, state: BucketState, targets: Sequence[DraftShape], estimate: Estimate
     ) -> DraftShape:
         """The target that has not run for the longest time; plain decoding every other time where
         the gain over it is small."""
-        is_unsure = estimate.gain(kept) < self.policy.sure
+        is_unsure = estimate.gain(state.kept) < self.policy.sure
         if is_unsure and PLAIN in targets and state.last_probe != PLAIN:
             return PLAIN
         return min(targets, key=lambda shape: state.last_run.get(shape, 0))
 
     def _may_probe(
-        self,
-        state: BucketState,
-        target: DraftShape,
-        kept: DraftShape,
-        estimate: Estimate,
-        wants: bool,
+        self, state: BucketState, target: DraftShape, estimate: Estimate, wants: bool
     ) -> bool:
+        """wants: whether the target is to replace the standing shape."""
+        kept = state.kept
         usual = estimate.seconds[kept]
         loss = estimate.seconds[target] - estimate.tokens[target] * usual / estimate.tokens[kept]
         state.budget.earn_pending(usual)
