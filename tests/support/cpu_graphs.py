@@ -13,6 +13,8 @@ from specengine import LLM
 from specengine.draft.worker import DraftWorker
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
 from specengine.runner import graph_cache
+from specengine.runner.forward_graphs.decode import DecodeGraphs
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from tests.support.device_lengths import DeviceLengths
 
 
@@ -61,3 +63,24 @@ def graphs_on_the_cpu(llm: LLM, in_one: bool = True) -> dict[str, Any]:
     config = replace(config, graph=graph)
     loops = add_draft_loops(config, parts.drafter) if in_one else {}
     return dict(add_ragged_graphs(config, target, drafts) | loops)
+
+
+class PassedEvent:
+    """An event of a device that is never behind."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def capture_on_the_cpu(llm: LLM, batch_sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give an engine's target graphs of decode steps and prefills, as ModelRunner does on a GPU."""
+    use_functions(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    runner = llm.engine.parts.worker.runner
+    runner.attn_backend = DeviceLengths(torch.device("cpu"))
+    runner.decode_graphs = DecodeGraphs(runner, batch_sizes, padding=True)
+    runner.decode_graphs.capture()
+    runner.prefill_graphs = PrefillGraphs(runner)
+    runner.prefill_graphs.capture()

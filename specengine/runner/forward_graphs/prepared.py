@@ -56,18 +56,12 @@ class EagerForward:
         """forward: ModelRunner.forward."""
         self.batch = batch
         self.forward = forward
+        self.tree = batch.tree
+        self.req_pool_indices = batch.req_pool_indices
 
     @property
     def input_ids(self) -> Tensor:
         return self.batch.input_ids
-
-    @property
-    def tree(self) -> Tree | None:
-        return self.batch.tree
-
-    @property
-    def req_pool_indices(self) -> Tensor:
-        return self.batch.req_pool_indices
 
     @property
     def last_rows(self) -> Tensor:
@@ -94,15 +88,9 @@ class GraphForward:
         self.graphs = graphs
         self.key = key
         self.batch = batch
+        self.input_ids = batch.input_ids
+        self.tree = batch.tree
         self._buffers: ForwardBuffers | None = None  # set by run
-
-    @property
-    def input_ids(self) -> Tensor:
-        return self.batch.input_ids
-
-    @property
-    def tree(self) -> Tree | None:
-        return self.batch.tree
 
     @property
     def req_pool_indices(self) -> Tensor:
@@ -137,13 +125,10 @@ class PartsForward:
     def __init__(self, batch: ModelWorkerBatch, parts: list[GraphForward]) -> None:
         """parts: of whole requests, in their order."""
         self.batch = batch
+        self.input_ids = batch.input_ids
         self.parts = parts
         self._rows: list[Tensor] = []
         self._last_rows: list[Tensor] = []
-
-    @property
-    def input_ids(self) -> Tensor:
-        return self.batch.input_ids
 
     @property
     def req_pool_indices(self) -> Tensor:
