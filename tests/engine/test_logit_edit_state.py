@@ -70,7 +70,7 @@ def test_tables_edit_as_the_host_does(reqs: list[Req]) -> None:
 
 @pytest.mark.parametrize("narrow", [True, False], ids=["some of the vocabulary", "all"])
 def test_chains_are_edited_as_on_the_host(narrow: bool, reqs: list[Req]) -> None:
-    """Level by level, with what was drafted above counted; min_tokens of one request end halfway."""
+    """Level by level; drafts above are counted, and min_tokens of one request end halfway."""
     reqs.append(make_req(6, {"min_tokens": 5, "stop_token_ids": (2, 39)}, [7, 8, 8]))
     edits, target_ids = LogitEditState(8, VOCAB, CPU), torch.arange(1, VOCAB, 2) if narrow else None
     rows = torch.tensor([req.req_pool_idx for req in reqs])

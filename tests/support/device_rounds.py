@@ -20,6 +20,7 @@ from specengine.draft.worker import DraftWorker
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import Eager, RoundExecutor
+from specengine.engine.round.key import RoundEvent
 from specengine.kernels.paged_attention import PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from tests.support.padded_attention import attention
@@ -130,3 +131,19 @@ def come_and_go(
     pairs = zip(cycle(prompts), params, strict=False)
     alone = [host.generate([one], [wanted])[0] for one, wanted in pairs]
     assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
+
+
+class NotReady(Eager):
+    """A device that is always behind, until it is waited for."""
+
+    def new_event(self) -> RoundEvent:
+        return _Behind()
+
+
+class _Behind:
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return False
