@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import bisect
-import logging
 from abc import abstractmethod
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +19,11 @@ from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits, is_exact
 from specengine.kernels.tree_build import TreeLimits
-from specengine.runner.graph_counters import MEMORY_SPENT, NoGraphs, count_fallback
+from specengine.runner import fallbacks
+from specengine.runner.fallbacks import NoGraphs
+from specengine.runner.graph_cache import Graph, GraphCache
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graphs import capture, without_garbage_collection
 from specengine.runner.model_runner import ModelRunner
-
-logger = logging.getLogger(__name__)
 
 
 class ModelDrafter(Drafter):
@@ -49,16 +47,13 @@ class DraftRows:
 
 
 @dataclass(frozen=True)
-class CapturedLoop:
-    graph: torch.cuda.CUDAGraph
+class LoopBuffers:
     inputs_4B: Tensor  # rows of the page table, lengths, roots, most nodes; row 0 pads
     drafted: DraftRows
     edits: RowEdits | None
-    guard: GraphGuard | None
 
 
-@dataclass(frozen=True)
-class LoopForm:
+class LoopKey(NamedTuple):
     """What one graph drafts."""
 
     batch_size: int
@@ -72,7 +67,7 @@ def can_loop(drafter: Drafter) -> bool:
 
 
 class NoDraftLoops(NoGraphs):
-    """Where they would be."""
+    """Stands in for DraftLoops where a drafter cannot have them."""
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> None:
         self.count()
@@ -80,8 +75,6 @@ class NoDraftLoops(NoGraphs):
 
 class DraftLoops:
     """Draft loops of a drafter that needs nothing from the host, captured when first needed."""
-
-    unguarded = ("captured",)
 
     def __init__(
         self,
@@ -97,51 +90,52 @@ class DraftLoops:
         self.runner = drafter.runner
         self.batch_sizes = batch_sizes
         self.padding = padding
+        memory = self.runner.graph_memory
+        self.cache = GraphCache[LoopKey, LoopBuffers](
+            "draft loop", memory, self._guard_of, counters
+        )
         self.counters = counters
         self.follows_drafts = follows_drafts
-        self.captured: dict[LoopForm, CapturedLoop] = {}
+
+    def _guard_of(self, buffers: LoopBuffers) -> GraphGuard | None:
+        return self.runner.guard_of(loops=self, inputs=buffers.inputs_4B, edits=buffers.edits)
 
     def draft(self, batch: ScheduleBatch, levels: list[int]) -> DraftProposal | None:
         """levels: how deep each request may draft, the largest at least 1. None where no graph
         serves the batch; counts the reason."""
-        form = self._form(batch, max(levels))
-        if isinstance(form, str):
-            count_fallback(self.counters, "draft loop", form)
+        key = self._key_of(batch, max(levels))
+        if isinstance(key, str):
+            self.cache.count_fallback(key)
             return None
-        loop = self.captured.get(form) or self._capture(form)
-        most = levels
+        captured = self.cache.get(key, self._make)
+        loop, most = captured.buffers, levels
         if self.drafter.proposes_tree:
             most = [self.drafter.nodes(req) for req in batch.reqs]
-        inputs_4B = self._inputs(batch.reqs, levels, most, form.batch_size)
+        inputs_4B = self._inputs(batch.reqs, levels, most, key.batch_size)
         loop.inputs_4B.copy_(inputs_4B, non_blocking=True)
         if loop.edits is not None:
             loop.edits.fill(batch.sampling, self.drafter.target_ids)
-        if loop.guard is not None:
-            loop.guard.check()
-        loop.graph.replay()
-        self.counters["replays"] += 1
+        self.cache.replay(captured)
         return self._proposal(loop.drafted, levels, most)
 
-    def _form(self, batch: ScheduleBatch, steps: int) -> LoopForm | str:
-        """Of the graph that serves a batch, or why none does."""
+    def _key_of(self, batch: ScheduleBatch, steps: int) -> LoopKey | str:
+        """The key of the graph that serves a batch, or the fallback reason."""
         if batch.batch_size > self.batch_sizes[-1]:
-            return "batch larger than any captured"
+            return fallbacks.BATCH_TOO_LARGE
         if not self.padding and batch.batch_size not in self.batch_sizes:
-            return "batch size not captured, padding off"
+            return fallbacks.SIZE_NOT_CAPTURED
         sampling, edited = batch.sampling, batch.sampling.edits is not None
         if self.follows_drafts and not sampling.all_greedy and not is_exact(sampling):
-            return "edits that follow drafts, with a verifier that weighs those"
+            return fallbacks.EDITS_FOLLOW_DRAFTS
         drafter = self.drafter
         if drafter.may_be_unready and not all(map(drafter.is_ready, batch.reqs)):
-            return "a request that the drafter has seen too little of"
+            return fallbacks.DRAFTER_NOT_READY
         slots = self._slots(steps)
         if not all(req.reserved_len >= req.kv_len + slots for req in batch.reqs):
-            return "memory nearly full"
+            return fallbacks.NEARLY_FULL
         size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
-        form = LoopForm(size, steps, edited)
-        if self.runner.graph_memory.is_spent and form not in self.captured:
-            return MEMORY_SPENT
-        return form
+        key = LoopKey(size, steps, edited)
+        return key if self.cache.has_memory_for(key) else fallbacks.MEMORY_SPENT
 
     def _slots(self, steps: int) -> int:
         """KV slots that drafts and their verification take up."""
@@ -170,24 +164,18 @@ class DraftLoops:
         return DraftProposal(tokens_BN, parents_BN, num_nodes, is_chain=False, ranks=ranks)
 
     @torch.inference_mode()
-    def _capture(self, form: LoopForm) -> CapturedLoop:
-        start, device = perf_counter(), self.runner.device
-        inputs_4B = torch.ones(4, form.batch_size, dtype=torch.int64, device=device)
+    def _make(self, key: LoopKey) -> tuple[Graph, LoopBuffers]:
+        device = self.runner.device
+        inputs_4B = torch.ones(4, key.batch_size, dtype=torch.int64, device=device)
         inputs_4B[:3].zero_()
         edits = None
-        if form.edited:
+        if key.edited:
             vocab = self.runner.model.vocab_size
-            edits = RowEdits.neutral(form.batch_size, vocab, device)
+            edits = RowEdits.neutral(key.batch_size, vocab, device)
         rows = RowBatch(*inputs_4B[:3])
-        run = partial(self._run, rows, inputs_4B[3], form.num_steps, edits)
-        memory = self.runner.graph_memory
-        with without_garbage_collection(), memory.measured():
-            graph, drafted = capture(run, memory.pool)
-        self.counters["captures"] += 1
-        logger.info("captured a draft loop in %.2f s: %s", perf_counter() - start, form)
-        guard = self.runner.guard_of(loops=self, inputs=inputs_4B, edits=edits)
-        self.captured[form] = CapturedLoop(graph, inputs_4B, drafted, edits, guard)
-        return self.captured[form]
+        run = partial(self._run, rows, inputs_4B[3], key.num_steps, edits)
+        graph, drafted = self.cache.record(run)
+        return graph, LoopBuffers(inputs_4B, drafted, edits)
 
     def _run(self, rows: RowBatch, most_B: Tensor, steps: int, edits: RowEdits | None) -> DraftRows:
         if self.drafter.proposes_tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from specengine.core.batch import RowBatch, Tree
 from specengine.core.draft_picks import DraftEdits, TreeDraws
 from specengine.draft.choice import rank_scores
-from specengine.kernels.head_topk import Shares
 from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
 from specengine.runner.model_runner import ModelRunner
@@ -30,14 +29,6 @@ class TreeWorker(Protocol):
 
     def root_states(self, rows: RowBatch) -> Tensor:
         """[B, H], those that the roots' children come from."""
-        ...
-
-
-class TreeModel(Protocol):
-    """A model of such a drafter, which runs on the same runner."""
-
-    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
-        """Of the logits of states [R, H]; None where `compute_logits` is as fast."""
         ...
 
 
@@ -111,13 +102,12 @@ class TreeRows:
         draws: TreeDraws | None,
     ) -> Beams:
         worker = self.worker
-        given = worker.topk, self.counters
+        given, head = (worker.topk, self.counters), worker.runner.model.head
         if edits is None and draws is None:
-            model = cast(TreeModel, worker.runner.model)
-            shares = model.compute_shares(states_TH, worker.topk)
-            if shares is not None:
-                return tree_step(shares, beams, found, *given, worker.target_ids, self.rank_scores)
-        logits_TV, ids = worker.runner.model.compute_logits(states_TH), worker.target_ids
+            partials, ids = head.top(states_TH, worker.topk), worker.target_ids
+            if partials is not None:
+                return tree_step(partials, beams, found, *given, ids, self.rank_scores)
+        logits_TV, ids = head.logits(states_TH), worker.target_ids
         if edits is not None:
             logits_TV, ids = edits.in_tree(logits_TV, ids, beams)
         drawn = None if draws is None else draws.take(logits_TV, ids)

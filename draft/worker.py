@@ -21,8 +21,8 @@ from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.loop_graphs import DraftLoops, ModelDrafter, NoDraftLoops
 from specengine.draft.tree import draft_tree, tree_sizes
+from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.prepared import PreparedForward
 from specengine.runner.worker import TpModelWorker
 
 
@@ -94,10 +94,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     def captures(self) -> Iterator[Callable[[], object]]:
         """Of forwards in which the drafter reads prompts."""
         states = getattr(self, "states", None)  # as wide as what it reads beside tokens
-        for graphs in filter(None, (runner.ragged_graph for runner in self.runners)):
-            for form in graphs.sizes.forms_of_prompts():
-                if form not in graphs.captured:
-                    yield partial(graphs.prepare, form, states)
+        for graphs in filter(None, (runner.ragged_graphs for runner in self.runners)):
+            for key in graphs.sizes.prefill_keys():
+                if key not in graphs.cache.captured:
+                    yield partial(graphs.prepare, key, states)
 
     def predict_shape(self, batch: ScheduleBatch) -> list[int] | None:
         """None for sampled trees, some of whose nodes may turn out not to exist."""
@@ -112,10 +112,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     def next_tokens(self, states_TH: Tensor, picks: DraftPicks | None, level: int = 0) -> Tensor:
         """int64 [T], what a round on the device drafts after these states, a row a request, as the
         target numbers tokens."""
-        model = self.runner_of(level).model
+        head = self.runner_of(level).model.head
         if picks is None:
-            return model.best_tokens(states_TH)
-        return picks.take(model.compute_logits(states_TH), self.target_ids)
+            return head.best(states_TH)
+        return picks.take(head.logits(states_TH), self.target_ids)
 
     def nodes(self, req: Req) -> int:
         """The most nodes that a request can use in this round, root included."""

@@ -15,13 +15,14 @@ _LAST = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Shares:
-    """What is known of R rows of logits. Column c belongs to share c // width % S.
+class BlockPartials:
+    """R rows of logits, each reduced by block of columns. Column c belongs to block
+    c // width % S.
 
-    keys_RSK: int64, the K best of a share, falling: ``ordered(logit) << 31 | 2^31 - 1 - column``,
-    where `ordered` maps float32 to 32 bits that order as it does, -0 like 0; 0 where a share has
-    seen fewer. sums_RS2: float32, the largest logit x of a share and the sum of exp(logit - x);
-    minus infinity and 0 of a share that has seen nothing but minus infinity.
+    keys_RSK: int64, the K best of a block, falling: ``ordered(logit) << 31 | 2^31 - 1 - column``,
+    where `ordered` maps float32 to 32 bits that order as it does, -0 like 0; 0 where a block has
+    seen fewer. sums_RS2: float32, the largest logit x of a block and the sum of exp(logit - x);
+    minus infinity and 0 of a block that has seen nothing but minus infinity.
     """
 
     keys_RSK: Tensor
@@ -71,8 +72,8 @@ def head_topk(
     eps: float = 0.0,
     *,
     backend: Backend = "auto",
-) -> Shares:
-    """`Shares` of ``linear(rms_norm(x, norm_weight, eps), weight)``, which is rounded to x's dtype.
+) -> BlockPartials:
+    """`BlockPartials` of ``linear(rms_norm(x, norm_weight, eps), weight)``, rounded to x's dtype.
 
     x: [R, H], before the norm, where that is given; weight: [V, H]; norm_weight: [H] of x's dtype,
     contiguous. No logit is NaN or infinite, but minus infinity. Any device; "cuda" takes on Hopper

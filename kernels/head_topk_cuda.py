@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.kernels.cuda.program import compiled
 from specengine.kernels.dispatch import multiprocessors
 from specengine.kernels.head_stream import TILE, WARPS, Form, rows_to_compile_for
-from specengine.kernels.head_topk import Shares
+from specengine.kernels.head_topk import BlockPartials
 
 MAX_TOPK = 32  # a lane each
 _SOURCE = Path(__file__).parent / "cuda" / "head_topk.cu"
@@ -26,7 +26,7 @@ def has_room(x: Tensor, weight: Tensor) -> bool:
 
 def head_topk(
     x: Tensor, weight: Tensor, topk: int, norm_weight: Tensor | None, eps: float
-) -> Shares:
+) -> BlockPartials:
     rows = len(x)
     blocks, turns = multiprocessors(x.device), _turns(x, weight)
     keys = torch.empty(rows, blocks, topk, dtype=torch.int64, device=x.device)
@@ -43,7 +43,7 @@ def head_topk(
         form.shared_bytes,
         (x, norm_weight, weight, keys, sums, rows, len(weight), topk, x.stride(0), eps),
     )
-    return Shares(keys, sums, TILE)
+    return BlockPartials(keys, sums, TILE)
 
 
 def _turns(x: Tensor, weight: Tensor) -> int:

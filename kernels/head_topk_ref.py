@@ -1,4 +1,4 @@
-"""The best tokens of each row and its log-sum-exp by share of the columns, in plain PyTorch."""
+"""The best tokens of each row and its log-sum-exp by block of columns, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 from specengine.kernels.norm_ref import rms_norm
 
 if TYPE_CHECKING:
-    from specengine.kernels.head_topk import Shares
+    from specengine.kernels.head_topk import BlockPartials
 
 
 def head_topk(
     x: Tensor, weight: Tensor, topk: int, norm_weight: Tensor | None, eps: float
-) -> Shares:
+) -> BlockPartials:
     normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
-    return shares_of(F.linear(normed, weight), topk, 1)
+    return partials_of(F.linear(normed, weight), topk, 1)
 
 
-def shares_of(logits_RV: Tensor, topk: int, num_shares: int, width: int = 1) -> Shares:
-    from specengine.kernels.head_topk import Shares
+def partials_of(logits_RV: Tensor, topk: int, num_blocks: int, width: int = 1) -> BlockPartials:
+    from specengine.kernels.head_topk import BlockPartials
 
     rows, cols = logits_RV.shape
-    turn = num_shares * width
+    turn = num_blocks * width
     turns = -(-cols // turn) + topk  # so that each has K
     missing = turns * turn - cols
 
     def by_share(x_RV: Tensor) -> Tensor:
-        return x_RV.view(rows, turns, num_shares, width).transpose(1, 2).flatten(2)
+        return x_RV.view(rows, turns, num_blocks, width).transpose(1, 2).flatten(2)
 
     columns = torch.arange(cols, device=logits_RV.device)
     keys_RSC = by_share(F.pad(keys_of(logits_RV, columns), (0, missing)))
@@ -39,11 +39,11 @@ def shares_of(logits_RV: Tensor, topk: int, num_shares: int, width: int = 1) -> 
     base_RS1 = largest_RS1.where(largest_RS1 > float("-inf"), 0.0)
     sums_RS1 = (x_RSC - base_RS1).exp().sum(-1, keepdim=True)
     keys_RSK = keys_RSC.sort(dim=-1, descending=True).values[..., :topk]
-    return Shares(keys_RSK.contiguous(), torch.cat([largest_RS1, sums_RS1], dim=-1), width)
+    return BlockPartials(keys_RSK.contiguous(), torch.cat([largest_RS1, sums_RS1], dim=-1), width)
 
 
 def keys_of(x: Tensor, columns: Tensor) -> Tensor:
-    """int64, as Shares has them."""
+    """int64, as BlockPartials has them."""
     bits = (x.float() + 0.0).view(torch.int32).to(torch.int64)
     ordered = torch.where(bits < 0, -1 - bits, bits + 2**31)
     return ordered << 31 | (2**31 - 1 - columns)

@@ -1,4 +1,4 @@
-"""Shares of rows of logits (head_topk.Shares) in Triton: how they are made, and read."""
+"""head_topk.BlockPartials in Triton: how they are made, and read."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

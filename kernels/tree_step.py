@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.kernels import tree_step_ref
 from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.head_topk import Shares
+from specengine.kernels.head_topk import BlockPartials
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Drawn:
 
 
 def tree_step(
-    logits_TV: Tensor | Shares,
+    logits_TV: Tensor | BlockPartials,
     beams: Beams | None,
     found: Found,
     topk: int,
@@ -80,7 +80,7 @@ def tree_step(
     The first among equals throughout (Li et al. 2024, arXiv:2406.16858: EAGLE-2's expansion).
 
     logits_TV: [B * P, V] float32, float16 or bfloat16, rows contiguous, no NaN, V at least K; or of
-    such rows the shares, with K best each. P is 1 for roots, else K. ids: int64 [V]; rank_scores:
+    such rows by block, with K best each. P is 1 for roots, else K. ids: int64 [V]; rank_scores:
     float32 [K], falling; counters: int32 [at least B], zeros before and after; calls that share
     them must not overlap. Any device; one Triton kernel on CUDA.
     """

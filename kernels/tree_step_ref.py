@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specengine.kernels.head_topk import Shares
+from specengine.kernels.head_topk import BlockPartials
 
 if TYPE_CHECKING:
     from specengine.kernels.tree_step import Beams, Drawn, Found
 
 
 def tree_step(
-    logits_TV: Tensor | Shares,
+    logits_TV: Tensor | BlockPartials,
     beams: Beams | None,
     found: Found,
     topk: int,
@@ -57,10 +57,10 @@ def tree_step(
 
 
 def _children(
-    logits_TV: Tensor | Shares, topk: int, rank_scores: Tensor | None
+    logits_TV: Tensor | BlockPartials, topk: int, rank_scores: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Columns, and scores given the parent, float32; [T, K] each."""
-    if isinstance(logits_TV, Shares):
+    if isinstance(logits_TV, BlockPartials):
         columns_TK, logits_TK = logits_TV.best()
         log_sums_T = logits_TV.log_sums()
     else:

@@ -1,5 +1,5 @@
 """One level of a draft tree's growth in Triton: programs share the rows of logits, and the last to
-arrive of each request chooses. Where the head has left the shares, a program a request chooses."""
+arrive of each request chooses. Where the head left BlockPartials, a program a request chooses."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
-from specengine.kernels.head_topk import Shares
+from specengine.kernels.head_topk import BlockPartials
 from specengine.kernels.shares_triton import (
     best_keys,
     finalists,
@@ -158,7 +158,7 @@ def _tree_step_kernel(
 
 @dataclass(frozen=True)
 class _Given:
-    """Shares of rows: of a head, or to be made from logits. What is not there is any tensor."""
+    """Partials of rows: of a head, or to be made from logits. What is not there is any tensor."""
 
     logits: Tensor
     keys: Tensor
@@ -169,8 +169,8 @@ class _Given:
     width: int  # columns that a share has side by side
 
     @classmethod
-    def of(cls, logits_TV: Tensor | Shares, topk: int) -> _Given:
-        if isinstance(logits_TV, Shares):
+    def of(cls, logits_TV: Tensor | BlockPartials, topk: int) -> _Given:
+        if isinstance(logits_TV, BlockPartials):
             keys, sums = logits_TV.keys_RSK, logits_TV.sums_RS2
             return cls(sums, keys, sums, 0, 0, keys.shape[1], logits_TV.width)
         rows, num_cols = logits_TV.shape
@@ -182,7 +182,7 @@ class _Given:
 
 
 def tree_step(
-    logits_TV: Tensor | Shares,
+    logits_TV: Tensor | BlockPartials,
     beams: Beams | None,
     found: Found,
     topk: int,
@@ -195,7 +195,7 @@ def tree_step(
     per_request = 1 if beams is None else topk
     past = 0 if beams is None else beams.mask_BKN.shape[2]
     new = _empty_beams(batch_size, topk, past, found.tokens_BC.device)
-    given, has_shares = _Given.of(logits_TV, topk), isinstance(logits_TV, Shares)
+    given, has_shares = _Given.of(logits_TV, topk), isinstance(logits_TV, BlockPartials)
     dependent = has_shares and has_dependent_launch(found.tokens_BC)
     grid = (batch_size,) if has_shares else (batch_size * per_request, given.shares)
     old = new if beams is None else beams

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specengine.core.version import __version__
+
 if TYPE_CHECKING:
     from specengine.core.config import SpecConfig
     from specengine.core.grammar import GrammarSpec
     from specengine.core.sampling import SamplingParams, SpecControl
     from specengine.engine.llm import LLM
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "GrammarSpec", "SamplingParams", "SpecConfig", "SpecControl", "__version__"]
 
 _HOMES = {

@@ -3,7 +3,7 @@ CUDA graph of dependent levels.
 
     python benchmarks/kernels/head_topk.py
 
-"one kernel" is `head_topk`, whose shares `tree_step` reads; "apart" the norm of a draft's head,
+"one kernel" is `head_topk`, whose partials `tree_step` reads; "apart" the norm of a draft's head,
 cuBLAS's product, logits as float32 and `tree_step` on those. Levels take turns among copies of the
 weights, so that they come from memory; "again" takes the same copy each time, as steps of a draft
 do.
@@ -26,7 +26,7 @@ import report
 from few_row import chain_us
 from head_best import HEADS, Head
 
-from specengine.kernels.head_topk import Shares, head_topk
+from specengine.kernels.head_topk import BlockPartials, head_topk
 from specengine.kernels.norm import rms_norm
 from specengine.kernels.tree_step import Beams, Found, tree_step
 
@@ -65,19 +65,19 @@ class Case:
     def together(self, i: int) -> Beams:
         return self._grow(self._shares(i))
 
-    def head_alone(self, i: int) -> Shares:
+    def head_alone(self, i: int) -> BlockPartials:
         return self._shares(i)
 
     def apart(self, i: int) -> Beams:
         x = rms_norm(self.x, self.gain, EPS) if self.head.has_norm else self.x
         return self._grow(F.linear(x, self.weights[i % len(self.weights)]).float())
 
-    def _shares(self, i: int) -> Shares:
+    def _shares(self, i: int) -> BlockPartials:
         around = (self.gain, EPS) if self.head.has_norm else (None, 0.0)
         weight = self.weights[i % len(self.weights)]
         return head_topk(self.x, weight, self.size.topk, *around, backend="cuda")
 
-    def _grow(self, told: Tensor | Shares) -> Beams:
+    def _grow(self, told: Tensor | BlockPartials) -> Beams:
         return tree_step(told, self.beams, self.found, self.size.topk, self.counters)
 
 
@@ -121,7 +121,7 @@ def main() -> None:
             rows.append(measure(heads[name], size))
             print(rows[-1], flush=True)
     print(
-        report.write("kernels", "head-topk", "A level of a tree from the head's own shares", rows)
+        report.write("kernels", "head-topk", "A level of a tree from the head's own partials", rows)
     )
 
 

@@ -23,8 +23,8 @@ import report
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
 from specengine.lab.throughput.random_draft import random_eagle3
-from specengine.runner import memory_plan
 from specengine.runner.loader.source import resolve_model
+from specengine.runner.memory import plan
 
 MORE = 100_000  # tokens by which the second engine's pool is larger
 REQUESTS, NEW_TOKENS = 4, 400
@@ -62,7 +62,7 @@ class Promises(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.bytes_per_token = 0
-        logger = logging.getLogger(memory_plan.__name__)
+        logger = logging.getLogger(plan.__name__)
         logger.setLevel(logging.INFO)
         logger.addHandler(self)
 

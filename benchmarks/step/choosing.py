@@ -19,10 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine.engine.adaptive.choice import smaller_sizes
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds, smaller_sizes
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.garbage import settled
 
 STEPS = (0, 1, 2, 3)
@@ -59,16 +59,17 @@ def microseconds(is_tree: bool, requests: int, rounds: int) -> float:
         accepted = [_run(draw, depth) if levels else 0 for levels in drafted]
         ranks = [sorted(draw.sample(range(1, nodes + 1), count)) for count in accepted]
         start = perf_counter()
-        steps.observe(
+        observation = RoundObservation(
             requests,
             depth,
             drafted,
             accepted,
-            1e-4,
             choice.num_nodes,
             ranks if is_tree else None,
-            limits=[depth] * requests if is_tree else drafted,
+            [depth] * requests if is_tree else drafted,
+            seconds=1e-4,
         )
+        steps.observe(observation)
         if depth:
             times.append(chosen + perf_counter() - start)
     return 1e6 * fmean(times)

@@ -27,9 +27,8 @@ import report
 from host_steps import NEW, PROMPT, Passed, engine_of, milliseconds
 
 from specengine import LLM, SpecConfig
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.costs import HostSeconds, StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.garbage import settled
 from specengine.engine.graph_round import GraphRound

@@ -26,8 +26,9 @@ import report
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import ModelConfig
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.runner.loader.source import resolve_model
 
@@ -41,10 +42,10 @@ def held(depths: AdaptiveSteps, num_steps: int | None, took: list[float]) -> Ite
     """All rounds are so deep; None lets the engine choose. took: filled with their seconds."""
     decision, observe = Decision(num_steps or 0, "held", None), depths.observe
 
-    def note(*given: Any, **named: Any) -> None:
-        if given[4] is not None:
-            took.append(given[4])
-        observe(*given, **named)
+    def note(observation: RoundObservation) -> None:
+        if observation.seconds is not None:
+            took.append(observation.seconds)
+        observe(observation)
 
     choose = depths.choose if num_steps is None else lambda batch_size: decision
     with patch.object(depths, "choose", choose), patch.object(depths, "observe", note):

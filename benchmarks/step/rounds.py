@@ -181,11 +181,11 @@ def modes(engine: Engine) -> Iterator[str]:
     if isinstance(drafter, DraftWorker):
         runners += drafter.runners
         loops = drafter.loops
-    graphs = [runner.ragged_graph for runner in runners]
+    graphs = [runner.ragged_graphs for runner in runners]
 
     def switch(mode: str) -> str:
         for runner, graph in zip(runners, graphs, strict=True):
-            runner.ragged_graph = None if mode == MODES[0] else graph
+            runner.ragged_graphs = None if mode == MODES[0] else graph
         if isinstance(drafter, DraftWorker):
             drafter.loops = loops if mode == MODES[2] else None
         engine.flights = flights if mode == ROUND_GRAPH else None

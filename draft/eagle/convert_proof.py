@@ -18,6 +18,7 @@ from specengine.draft.eagle.load import load_eagle3
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
@@ -147,8 +148,8 @@ def _stand_in(directory: Path, measures: TargetMeasures) -> DraftTarget:
     model: Any = SimpleNamespace(
         num_layers=measures.num_layers,
         vocab_size=measures.vocab_size,
-        model=SimpleNamespace(embed_tokens=embedding),
-        lm_head=head,
+        embed=embedding,
+        head=Head(head),
     )
     source = ModelSource("stand-in", SimpleNamespace(hidden_size=measures.hidden_size))
     config = EngineConfig(model=ModelConfig(device="cpu", dtype="float32"))

@@ -8,7 +8,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.loaded import DraftTarget, LoadedDraft, kv_shape_of
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
 
@@ -52,7 +52,7 @@ def load_eagle3(target: DraftTarget) -> LoadedDraft:
     form = _form(checkpoint, target, num_features=len(layers))
     checkpoint.require_shape(
         "fc.weight",
-        [form.shape.hidden_size, form.feature_size],
+        [form.spec.hidden_size, form.feature_size],
         f"it takes the outputs of {len(layers)} target layers {list(layers)} of hidden_size {size}",
     )
     return _load(checkpoint, target, form, Eagle3Model, layers)
@@ -78,7 +78,7 @@ def _form(checkpoint: EagleCheckpoint, target: DraftTarget, num_features: int) -
     size, has = target.hidden_size, checkpoint.has
     form = EagleForm(
         config=config,
-        shape=_shape(config, checkpoint),
+        spec=_spec(config, checkpoint),
         target_vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
         feature_size=num_features * size,
@@ -96,11 +96,11 @@ def _form(checkpoint: EagleCheckpoint, target: DraftTarget, num_features: int) -
     return form
 
 
-def _shape(config: Any, checkpoint: EagleCheckpoint) -> DecoderShape:
+def _spec(config: Any, checkpoint: EagleCheckpoint) -> LayerSpec:
     def has(name: str) -> bool:
         return checkpoint.has(_LAYER + name)
 
-    return DecoderShape.from_config(
+    return LayerSpec.from_config(
         config,
         qkv_bias=has("self_attn.q_proj.bias"),
         o_bias=has("self_attn.o_proj.bias"),
@@ -112,7 +112,7 @@ def _shape(config: Any, checkpoint: EagleCheckpoint) -> DecoderShape:
 def _check_vocabulary(checkpoint: EagleCheckpoint, form: EagleForm, is_dummy: bool) -> None:
     vocab_size, draft_vocab_size = form.target_vocab_size, form.draft_vocab_size
     why = f"the target's vocab_size is {vocab_size} and draft_vocab_size {draft_vocab_size}"
-    size = form.shape.hidden_size
+    size = form.spec.hidden_size
     checkpoint.require_shape("lm_head.weight", [draft_vocab_size, size], why)
     checkpoint.require_shape("embed_tokens.weight", [vocab_size, size], why)
     checkpoint.require_shape("d2t", [draft_vocab_size], why)
@@ -126,7 +126,7 @@ def _check_vocabulary(checkpoint: EagleCheckpoint, form: EagleForm, is_dummy: bo
 
 def _check_shared(checkpoint: EagleCheckpoint, form: EagleForm, hidden_size: int) -> None:
     """The target's embedding and head serve drafts of the target's hidden size only."""
-    own = form.shape.hidden_size
+    own = form.spec.hidden_size
     if own != hidden_size and not (form.has_embed_tokens and form.has_lm_head):
         raise ModelLoadError(
             f"hidden_size of the draft {checkpoint.name} is {own} and the target's {hidden_size}; "
@@ -155,6 +155,6 @@ def _load(
         model_config.random_seed + 1,
     )
     model = cast(EagleModel, loaded)
-    model.share(target_model.model.embed_tokens, target_model.lm_head)
+    model.share(target_model.embed, target_model.head)
     kv_shape = kv_shape_of(form.config, 1, target.dtype)
-    return LoadedDraft((model,), kv_shape, capture_layers, form.shape.hidden_size)
+    return LoadedDraft((model,), kv_shape, capture_layers, form.spec.hidden_size)

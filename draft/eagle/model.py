@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.kernels import few_row, layer_tail
-from specengine.kernels.head_topk import Shares
-from specengine.kernels.joined_norm import joined_norm
-from specengine.layers.decoder import PACKED_MODULES, DecoderShape, SelfAttention, tail_weights
+from specengine.layers.decoder import PACKED_MODULES, SelfAttention, tail_weights
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec, log_refusals
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
@@ -39,7 +39,7 @@ class EagleForm:
     """What checkpoints of one family have or lack. `config` is that of the decoder layer."""
 
     config: Any
-    shape: DecoderShape
+    spec: LayerSpec
     target_vocab_size: int
     draft_vocab_size: int
     feature_size: int  # of the target: hidden size, times the number of layers in EAGLE-3
@@ -77,15 +77,18 @@ class EagleLayer(nn.Module):
     ) -> None:
         """input_size: of what attention reads. The norms stand in front of it, for the caller."""
         super().__init__()
-        shape = form.shape
+        spec = form.spec
+        DRAFT_LAYER.require(spec)
         self.input_layernorm = input_layernorm
         self.hidden_norm = hidden_norm
         rotary = RotaryEmbedding.from_config(form.config)
-        self.self_attn = SelfAttention(shape, 0, rotary, input_size=input_size)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
-        self.can_fuse = not shape.o_bias and not shape.mlp_bias
-        self.num_weights = shape.num_weights(input_size)
+        self.self_attn = SelfAttention(spec, 0, rotary, input_size=input_size)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
+        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        self.num_weights = spec.num_weights(input_size)
+        self._takes_few_rows = FEW_ROWS.takes(spec)
+        self._takes_tail = LAYER_TAIL.takes(spec)
+        log_refusals((FEW_ROWS, LAYER_TAIL), [spec], self.self_attn.o_proj.plain.device)
 
     def forward(
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
@@ -121,12 +124,14 @@ class EagleLayer(nn.Module):
     def _way_of(self, stream: Tensor) -> Way:
         """The way for rows [T, H]."""
         attention = self.self_attn
-        if not self.can_fuse or attention.o_proj.kernel is not None:
+        if attention.o_proj.kernel is not None:
             return Way.PLAIN
-        weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
-        if layer_tail.fits(stream, weights):
-            return Way.TAIL
-        return Way.FEW_ROWS if few_row.fits(stream, self.num_weights) else Way.PLAIN
+        if self._takes_tail:
+            weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
+            if layer_tail.fits(stream, weights):
+                return Way.TAIL
+        few_rows = self._takes_few_rows and few_row.fits(stream, self.num_weights)
+        return Way.FEW_ROWS if few_rows else Way.PLAIN
 
 
 class EagleModel(nn.Module):
@@ -146,7 +151,7 @@ class EagleModel(nn.Module):
         self.vocab_size = form.draft_vocab_size
         ids = torch.arange(form.draft_vocab_size) if form.has_own_vocabulary else None
         self.register_buffer("target_ids", ids, persistent=False)
-        size = form.shape.hidden_size
+        size = form.spec.hidden_size
         self.embed_tokens = (
             VocabEmbedding(form.target_vocab_size, size) if form.has_embed_tokens else None
         )
@@ -155,28 +160,26 @@ class EagleModel(nn.Module):
 
     def add_layer(self, form: EagleForm, size: int) -> None:
         self.fc = Linear(2 * size, size, form.has_fc_bias)
-        norm = RMSNorm(size, form.shape.rms_norm_eps) if form.has_input_layernorm else None
+        norm = RMSNorm(size, form.spec.rms_norm_eps) if form.has_input_layernorm else None
         self.layers = nn.ModuleList([EagleLayer(form, size, norm)])
 
     @property
     def layer(self) -> EagleLayer:
         return cast(EagleLayer, self.layers[0])
 
-    def share(self, embed_tokens: VocabEmbedding, lm_head: LMHead) -> None:
-        """Use the target's, where the checkpoint brought none; of its head the rows alone that the
-        draft can say."""
-        self.embed_tokens = self.embed_tokens or embed_tokens
-        self.lm_head = self.lm_head or self._rows_of(lm_head)
+    def share(self, embed: VocabEmbedding, head: Head) -> None:
+        """Use the target's, where the checkpoint brought none; of its head the tokens alone that
+        the draft can say."""
+        norm, ids = self._last_norm, self.target_ids
+        self.embed_tokens = self.embed_tokens or embed
+        own = self.lm_head
+        self.head = head.for_draft(norm, ids) if own is None else Head(own, None, norm, ids)
+        self.lm_head = self.head.product
 
-    def _rows_of(self, lm_head: LMHead) -> LMHead:
-        """The whole head where nothing is left out, or where it is packed for a CPU and cannot be
-        cut."""
-        weight = lm_head.weight
-        if self.target_ids is None or weight is None or lm_head.bias is not None:
-            return lm_head
-        rows = LMHead(weight.shape[1], self.vocab_size)
-        rows.weight = nn.Parameter(weight[self.target_ids], requires_grad=False)
-        return rows
+    @property
+    def embed(self) -> VocabEmbedding:
+        assert self.embed_tokens is not None, "share comes first"
+        return self.embed_tokens
 
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [T, feature_size] as what a row takes in, [T, H]."""
@@ -185,9 +188,8 @@ class EagleModel(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids int64 [T], the token after each row's; batch.features [T, H], fused features or
         the states of the step before -> states [T, H]."""
-        assert self.embed_tokens is not None
         assert batch.features is not None
-        stream = self.fc(torch.cat([self.embed_tokens(input_ids), batch.features], dim=-1))
+        stream = self.fc(torch.cat([self.embed(input_ids), batch.features], dim=-1))
         norm = self.layer.input_layernorm
         attended = stream if norm is None else norm(stream)
         out: Tensor = self.layer(positions, attended, stream, batch)
@@ -200,35 +202,10 @@ class EagleModel(nn.Module):
         batch.split_index = end_layer
         return self.forward(input_ids, positions, batch)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """States [R, H] -> float32 [R, draft_vocab_size]."""
-        assert self.lm_head is not None
-        norm = self._last_norm
-        logits: Tensor = self.lm_head(hidden if norm is None else norm(hidden)).float()
-        return logits if self._uncut_rows is None else logits.index_select(1, self._uncut_rows)
-
-    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
-        """A draft.tree_rows.TreeModel's. A head that could not be cut has none."""
-        assert self.lm_head is not None
-        return self.lm_head.shares(hidden, topk, self._last_norm)
-
-    def best_tokens(self, hidden: Tensor) -> Tensor:
-        """States [R, H] -> int64 [R], the most probable token, as the target's id."""
-        assert self.lm_head is not None
-        if self._uncut_rows is None:
-            return self.lm_head.best(hidden, self._last_norm, self.target_ids)
-        return self._uncut_rows[self.compute_logits(hidden).argmax(-1)]
-
     @property
     def _last_norm(self) -> RMSNorm | None:
         """Before the head."""
         return None
-
-    @property
-    def _uncut_rows(self) -> Tensor | None:
-        """Rows that the draft can say of a target's packed head, which could not be cut."""
-        assert self.lm_head is not None
-        return None if self.lm_head.out_features == self.vocab_size else self.target_ids
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter. Raises ModelLoadError naming any tensor that is missing, unexpected
@@ -266,7 +243,7 @@ class Eagle3Model(EagleModel):
     ``cat(norm(embed(token)), norm(feature))`` and the feature itself is the residual stream."""
 
     def add_layer(self, form: EagleForm, size: int) -> None:
-        eps = form.shape.rms_norm_eps
+        eps = form.spec.rms_norm_eps
         self.fc = Linear(form.feature_size, size, form.has_fc_bias)
         part = form.feature_size // max(form.num_fc_norms, 1)
         self.fc_norm = nn.ModuleList(RMSNorm(part, eps) for _ in range(form.num_fc_norms))
@@ -288,19 +265,11 @@ class Eagle3Model(EagleModel):
         return out
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
-        assert self.embed_tokens is not None
         assert batch.features is not None
-        embedding_norm, feature_norm = self.layer.input_layernorm, self.layer.hidden_norm
-        assert embedding_norm is not None
+        own_norm, feature_norm = self.layer.input_layernorm, self.layer.hidden_norm
+        assert own_norm is not None
         assert feature_norm is not None
-        attended = joined_norm(
-            self.embed_tokens.weight,
-            input_ids,
-            batch.features,
-            embedding_norm.weight,
-            feature_norm.weight,
-            embedding_norm.eps,
-        )
+        attended = self.embed.joined_norm(input_ids, batch.features, own_norm, feature_norm)
         normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
         out: Tensor = self.layer(positions, attended, residual, batch)

@@ -19,8 +19,8 @@ from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.draft.worker import row_of
 from specengine.kernels.keep_rows import keep_rows
+from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.prepared import PreparedForward
 
 _MANY_ROWS = 64  # beyond them, products take longer for each row
 
@@ -36,13 +36,14 @@ class EagleWorker(TreeDraftWorker):
     round to round than the last row's state, in the request's row of `states`.
 
     Slots of a cached prefix are not written: their KV came with the request that brought the
-    prefix. Where the texts part, its last row may have seen another next token; one entry that is
-    slightly off costs a little acceptance at most.
+    prefix. Where texts follow the drafts, the cache looks at the next token as well; else the last
+    row may have seen another one where the texts part, which costs a little acceptance at most.
     """
 
     needs_hidden = True
     device = "model"
     can_pause = True
+    kv_lookahead = 1
     continues_states = True
     narrows = True  # whether the model heeds ForwardBatch.kept_rows
 
@@ -99,7 +100,7 @@ class EagleWorker(TreeDraftWorker):
 
     def start(self, batch: ScheduleBatch) -> LogitsOutput:
         states = self.states[self._rows_of(batch.reqs)]
-        return LogitsOutput(self.runner.model.compute_logits(states), hidden=states)
+        return LogitsOutput(self.runner.model.head.logits(states), hidden=states)
 
     @torch.inference_mode()
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:

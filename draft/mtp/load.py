@@ -79,16 +79,15 @@ def _one_a_step(layers: tuple[MtpLayerName, ...], spec: SpecConfig) -> tuple[Mtp
 def _load(source: ModelSource, name: MtpLayerName, index: int, target: DraftTarget) -> MtpModel:
     target_model, options = cast(Any, target.loaded.model), target.loaded.config.model
     config = source.hf_config
-    shape = target_model.decoder_shape(config)
-    window = target_model.sliding_windows(config)[-1]
+    spec = target_model.layer_specs(config)[-1]
     loaded = load_model(
         replace(source, is_dummy=target.is_dummy),
-        lambda architectures: lambda config: MtpModel(config, shape, name, index, window),
+        lambda architectures: lambda config: MtpModel(config, spec, name, index),
         target.dtype,
         target.loaded.device,
         options.quantization,
         options.random_seed + 1 + index,
     )
     model = cast(MtpModel, loaded)
-    model.share(target_model.model.embed_tokens, target_model.lm_head)
+    model.share(target_model.embed, target_model.head)
     return model

@@ -9,10 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.mtp.form import MtpLayerName
-from specengine.kernels.head_topk import Shares
 from specengine.kernels.layer_tail import Tail
-from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
+from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import (
+    COMPILED,
+    DRAFT_LAYER,
+    FEW_ROWS,
+    LAYER_TAIL,
+    LayerSpec,
+    log_refusals,
+)
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
@@ -35,39 +43,44 @@ class MtpModel(nn.Module):
     def __init__(
         self,
         config: Any,
-        shape: DecoderShape,
+        spec: LayerSpec,
         name: MtpLayerName,
         kv_layer: int = 0,
-        sliding_window: int | None = None,
     ) -> None:
-        """config: the target's. Weights are uninitialised until load_weights."""
+        """config: the target's. Weights are uninitialised until load_weights. Raises ModelLoadError
+        for a layer that is described with what a draft does not compute."""
         super().__init__()
-        size, eps = shape.hidden_size, shape.rms_norm_eps
+        DRAFT_LAYER.require(spec)
+        size, eps = spec.hidden_size, spec.rms_norm_eps
         self.config = config
         self.name = name
         self.vocab_size: int = config.vocab_size
         self.embedding_norm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps)
         self.projection = Linear(2 * size, size)
-        self.layer = DecoderLayer(
-            shape, kv_layer, RotaryEmbedding.from_config(config), sliding_window
-        )
+        log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.plain.device)
+        self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config))
         self.final_norm = RMSNorm(size, eps)
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
         self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None
 
-    def share(self, embed_tokens: VocabEmbedding, lm_head: LMHead) -> None:
+    def share(self, embed: VocabEmbedding, head: Head) -> None:
         """Use the target's, where the checkpoint brought none."""
-        self.embed_tokens = self.embed_tokens or embed_tokens
-        self.lm_head = self.lm_head or lm_head
+        self.embed_tokens = self.embed_tokens or embed
+        self.head = head if self.lm_head is None else Head(self.lm_head)
+        self.lm_head = self.head.product
+
+    @property
+    def embed(self) -> VocabEmbedding:
+        assert self.embed_tokens is not None, "share comes first"
+        return self.embed_tokens
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """input_ids int64 [T], the token after each row's; batch.features [T, H], the state that
         each row continues -> its own states, [T, H], which both the head and the next step take."""
-        assert self.embed_tokens is not None
         assert batch.features is not None
         pair = [
-            self.embedding_norm(self.embed_tokens(input_ids)),
+            self.embedding_norm(self.embed(input_ids)),
             self.hidden_norm(batch.features),
         ]
         if self.name.form.hidden_first:
@@ -86,22 +99,6 @@ class MtpModel(nn.Module):
         """There is one layer, so the first call is the last."""
         batch.split_index = end_layer
         return self.forward(input_ids, positions, batch)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> float32 [R, V]."""
-        assert self.lm_head is not None
-        logits: Tensor = self.lm_head(hidden)
-        return logits.float()
-
-    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
-        """A draft.tree_rows.TreeModel's."""
-        assert self.lm_head is not None
-        return self.lm_head.shares(hidden, topk)
-
-    def best_tokens(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> int64 [R], the token of the largest logit."""
-        assert self.lm_head is not None
-        return self.lm_head.best(hidden)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from a checkpoint, which may hold a target and other layers too.

@@ -24,8 +24,8 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
 from specengine.draft.worker import row_of
 from specengine.kernels.keep_rows import keep_rows
+from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.prepared import PreparedForward
 
 
 class MtpWorker(EagleWorker):
@@ -48,8 +48,10 @@ class MtpLayersWorker(MtpWorker):
     must be as many.
 
     A request begins with the first token that no cached prefix had: layer k has its rows from there
-    on, and drafts no deeper than there are rows. The last k rows of a shared prefix may hold what
-    another request drafted, which costs a little acceptance at most.
+    on, and drafts no deeper than there are rows. Where texts follow the drafts, the cache looks at
+    as many of the next tokens as there are layers, and is not given rows that a layer still writes;
+    else the last k rows of a shared prefix may hold what another request drafted, which costs a
+    little acceptance at most.
     """
 
     unguarded = ("_path_BD", "_rows_B")
@@ -63,6 +65,7 @@ class MtpLayersWorker(MtpWorker):
         num_rows: int,
     ) -> None:
         super().__init__(runners, spec, node_limit, num_rows)
+        self.kv_lookahead = len(runners)
         self.layer_states = self.states.new_zeros(len(runners), *self.states.shape)
         self.states = self.layer_states[0]
         for runner in runners:

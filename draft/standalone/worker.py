@@ -18,8 +18,8 @@ from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.core.transfer import sent
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.draft.worker import row_of
+from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.prepared import PreparedForward
 
 
 class StandaloneWorker(TreeDraftWorker):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from specengine.draft.train.documents import DraftRows
 from specengine.draft.train.layer import DraftLayer, DraftNorm
 from specengine.draft.train.unroll import Borrowed, LayerInput, UnrolledDraft, borrowed_head
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 
 _LEAST_SCALE = 1e-3  # of a feature, relative to the mean of all
 
@@ -24,7 +24,7 @@ class Eagle3Draft(UnrolledDraft):
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: LayerSpec,
         feature_size: int,
         borrowed: Borrowed,
         own_head: Tensor | None,

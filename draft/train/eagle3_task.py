@@ -24,7 +24,7 @@ from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.unroll import Borrowed, rotary_table
 from specengine.draft.train.unrolled_task import UnrollConfig, UnrolledTask
 from specengine.draft.train.vocabulary import DraftVocabulary, choose_vocabulary
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Eagle3Task(UnrolledTask):
         module: Eagle3Draft,
         teacher: Teacher,
         config: Eagle3Config,
-        shape: DecoderShape,
+        shape: LayerSpec,
         vocabulary: DraftVocabulary,
     ) -> None:
         ids = None if vocabulary.is_whole else vocabulary.target_ids.to(teacher.device)
@@ -121,9 +121,9 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({0, num_layers // 2, num_layers - 1}))
 
 
-def draft_shape(target: Any, config: Eagle3Config) -> DecoderShape:
+def draft_shape(target: Any, config: Eagle3Config) -> LayerSpec:
     """target: its Hugging Face configuration."""
-    shape = DecoderShape.from_config(target)
+    shape = LayerSpec.from_config(target)
     return replace(
         shape,
         intermediate_size=config.intermediate_size or shape.intermediate_size,

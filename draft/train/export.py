@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specengine.draft.train.vocabulary import DraftVocabulary
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import rope_parameters
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -34,7 +34,7 @@ def write_drafter(
 
 
 def eagle3_config(
-    target: Any, shape: DecoderShape, vocabulary: DraftVocabulary, capture_layers: tuple[int, ...]
+    target: Any, shape: LayerSpec, vocabulary: DraftVocabulary, capture_layers: tuple[int, ...]
 ) -> dict[str, Any]:
     """config.json in SGLang's and SpecForge's form, which vLLM reads too: it counts layers by what
     they read, beside eagle_config. target: the target's configuration."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import TRAINED_LAYER, LayerSpec
 
 
 class DraftNorm(nn.Module):
@@ -26,7 +26,7 @@ class DraftNorm(nn.Module):
 class DraftAttentionProjections(nn.Module):
     """Everything of the attention but the attention itself."""
 
-    def __init__(self, shape: DecoderShape, input_size: int) -> None:
+    def __init__(self, shape: LayerSpec, input_size: int) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
         heads, kv_heads = (
@@ -73,10 +73,12 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """Parameters are called as in checkpoints. input_size: of what attention reads."""
+    """Parameters are called as in checkpoints. input_size: of what attention reads. Raises
+    ModelLoadError for a layer that is described with what training does not compute."""
 
-    def __init__(self, shape: DecoderShape, input_size: int, has_hidden_norm: bool) -> None:
+    def __init__(self, shape: LayerSpec, input_size: int, has_hidden_norm: bool) -> None:
         super().__init__()
+        TRAINED_LAYER.require(shape)
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.input_layernorm = DraftNorm(size, eps)
         self.hidden_norm = DraftNorm(size, eps) if has_hidden_norm else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specengine.draft.train.layer import DraftLayer, DraftNorm
 from specengine.draft.train.padded import PaddedDocuments
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import RotaryEmbedding
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class LlamaStack(nn.Module):
 
     def __init__(self, config: Any, compiles: bool) -> None:
         super().__init__()
-        shape = DecoderShape.from_config(config)
+        shape = LayerSpec.from_config(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(
             LlamaLayer(shape, compiles) for _ in range(config.num_hidden_layers)
@@ -40,7 +40,7 @@ class LlamaStack(nn.Module):
 
 
 class LlamaLayer(DraftLayer):
-    def __init__(self, shape: DecoderShape, compiles: bool) -> None:
+    def __init__(self, shape: LayerSpec, compiles: bool) -> None:
         super().__init__(shape, shape.hidden_size, has_hidden_norm=False)
         self.before: Callable[..., Any] = self._before
         self.after: Callable[..., Any] = self.finish

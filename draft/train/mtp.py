@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from specengine.draft.train.documents import DraftRows
 from specengine.draft.train.layer import DraftLayer, DraftNorm
 from specengine.draft.train.unroll import Borrowed, LayerInput, UnrolledDraft, borrowed_head
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 
 
 class MtpDraft(UnrolledDraft):
     """One layer that serves every step. It borrows embedding and head."""
 
-    def __init__(self, shape: DecoderShape, borrowed: Borrowed, compiles: bool = False) -> None:
+    def __init__(self, shape: LayerSpec, borrowed: Borrowed, compiles: bool = False) -> None:
         super().__init__(borrowed, compiles)
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.embedding_norm = DraftNorm(size, eps)

@@ -46,12 +46,12 @@ def make_mtp_task(loaded: LoadedModel, config: MtpConfig) -> MtpTask:
     ConfigError."""
     teacher = Teacher(loaded, cache_mb=config.feature_cache_mb)
     model = cast(Any, loaded.model)
-    if model.sliding_windows(teacher.config)[-1] is not None:
+    shape = model.layer_specs(teacher.config)[-1]
+    if shape.sliding_window is not None:
         raise ConfigError(
             "the target's last layer has a sliding window, which an MTP layer is not trained with; "
             "train eagle3 for it"
         )
-    shape = model.decoder_shape(teacher.config)
     head = teacher.head_table().to(teacher.dtype)
     borrowed = Borrowed(teacher.embed_table, head, rotary_table(teacher, shape))
     module = MtpDraft(shape, borrowed, config.compiles_on(teacher.device))

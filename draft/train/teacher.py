@@ -103,7 +103,7 @@ class Teacher:
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> float32 [R, V]."""
         with torch.autocast(self.device.type, enabled=False):
-            logits: Tensor = self.model.compute_logits(hidden)
+            logits: Tensor = self.model.head.logits(hidden)
         return logits
 
     def head_table(self) -> Tensor:

@@ -21,7 +21,7 @@ from specengine.draft.train.attention import StepKV, TttAttention
 from specengine.draft.train.documents import DraftRows
 from specengine.draft.train.layer import DraftLayer
 from specengine.draft.train.teacher import Teacher
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import RotaryEmbedding, rope_parameters
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def borrowed_head(borrowed: Borrowed) -> Tensor:
     return cast(Tensor, borrowed.head)
 
 
-def rotary_table(teacher: Teacher, shape: DecoderShape) -> Tensor:
+def rotary_table(teacher: Teacher, shape: LayerSpec) -> Tensor:
     """float32 [positions, head_dim] on the teacher's device."""
     positions, parameters = teacher.config.max_position_embeddings, rope_parameters(teacher.config)
     rotary = RotaryEmbedding(shape.head_dim, positions, parameters)

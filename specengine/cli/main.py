@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from specengine import __version__
 from specengine.cli import (
     bench,
     convert,
@@ -22,6 +21,7 @@ from specengine.cli import (
     verify,
 )
 from specengine.core.errors import ConfigError, RequestError, SpecEngineError
+from specengine.core.version import __version__
 
 COMMANDS = {
     "serve": serve,

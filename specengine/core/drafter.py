@@ -45,6 +45,7 @@ class Drafter(ABC):
 
     needs_hidden: bool = False  # reads the target's hidden states
     writes_kv: bool = False
+    kv_lookahead: int = 0  # tokens past a slot's own that its KV was computed from
     proposes_tree: bool = False  # else chains
     emits_probs: bool = False  # drafts are sampled, and proposals carry draft_probs
     max_nodes: int = 1  # the most nodes a proposal can have, root included

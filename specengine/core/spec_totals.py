@@ -8,15 +8,24 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SpecTotals:
-    """Engine-wide counters behind /metrics: what ran, not what was configured."""
+    """Engine-wide counters behind /metrics: what ran, not what was configured. A batch that runs a
+    round counts one for each request in it."""
 
-    num_drafts: int = 0
+    num_rounds: int = 0  # with or without drafts, beside a prefill or not
+    num_drafts: int = 0  # rounds that had a draft to verify
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_pos: list[int] = field(default_factory=list)
 
-    def record(self, drafted: Sequence[int], accepted: Sequence[int]) -> None:
-        """Count a round, of each request that drafted in it."""
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Accepted length tau, as SpecStats has it of one request: 1 + accepted / rounds, the bonus
+        token included, over all rounds; 0 before the first."""
+        return 1.0 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    def record(self, num_rounds: int, drafted: Sequence[int], accepted: Sequence[int]) -> None:
+        """Count num_rounds rounds. drafted, accepted: of those that had drafts."""
+        self.num_rounds += num_rounds
         if not drafted:
             return
         self.num_drafts += len(drafted)

@@ -9,12 +9,11 @@ from specengine.core.spec_totals import SpecTotals
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 200
-_USELESS = 1.05
+_USELESS = 0.05  # accepted tokens a draft
 
 
 class AcceptanceWatch:
-    """Warns once where drafts are hardly ever accepted. Accepted length: tokens a round that
-    drafted emits, bonus included, as 1 + accepted / rounds."""
+    """Warns once where drafts are hardly ever accepted, whatever share of the rounds has any."""
 
     def __init__(self) -> None:
         self._rounds, self._accepted = 0, 0  # when last looked at
@@ -28,13 +27,13 @@ class AcceptanceWatch:
         rounds = totals.num_drafts - self._rounds
         if self._warned or rounds < _ROUNDS:
             return
-        length = 1 + (totals.num_accepted_tokens - self._accepted) / rounds
+        accepted = (totals.num_accepted_tokens - self._accepted) / rounds
         self._rounds, self._accepted = totals.num_drafts, totals.num_accepted_tokens
-        if length < _USELESS:
+        if accepted < _USELESS:
             self._warned = True
             logger.warning(
-                "accepted length %.2f over the last %d drafts: the drafter costs time and helps "
-                "with nothing; `specengine doctor` finds out why",
-                length,
+                "%.2f tokens accepted of each of the last %d drafts: the drafter costs time and "
+                "helps with nothing; `specengine doctor` finds out why",
+                accepted,
                 rounds,
             )

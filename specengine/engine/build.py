@@ -15,15 +15,15 @@ from specengine.core.config import EngineConfig
 from specengine.core.interfaces import AttentionBackend, DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
-from specengine.engine.adaptive.build import make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import engine_facts, keep_at_the_end, settle_costs
+from specengine.engine.depth_build import fixed_depth, make_adaptive
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
-from specengine.engine.fixed_depth import fixed_depth
 from specengine.engine.grammar.compiler import GrammarCompiler
-from specengine.engine.loop import Engine, EngineParts
+from specengine.engine.loop import Engine
+from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
@@ -42,17 +42,17 @@ from specengine.memory.radix_cache import RadixCache
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
-from specengine.runner.device_memory import DeviceMemory
-from specengine.runner.graph_counters import NoGraphs
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.loader.load import load_model, model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
-from specengine.runner.memory_plan import MemoryPlan
+from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.graph_memory import GraphMemory
+from specengine.runner.memory.plan import MemoryPlan
+from specengine.runner.memory.profile import peak_of_forward
 from specengine.runner.model_runner import MemoryPools, ModelRunner
-from specengine.runner.profile import peak_of_forward
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
@@ -116,7 +116,7 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, follows_drafts)
     _capture(config, engine, runner, phases, costs)
     keep_at_the_end(costs, engine)
-    engine.round.plan_ahead = make_plan_ahead(config, engine.parts)
+    engine.round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()
     logger.info("ready after %.1f s", phases.total)
@@ -220,6 +220,8 @@ def _assemble(
     limit = NodeLimit(scheduler.round_limit)
     drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
     verifier = make_verifier(config.spec, drafter)
+    if verifier.follows_drafts:  # else no text depends on the state of the drafter
+        scheduler.ledger.cache.lookahead = drafter.kv_lookahead
     by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:
         check_trees(worker.runner.attn_backend, worker.runner.attn_layers)

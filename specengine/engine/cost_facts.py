@@ -11,14 +11,14 @@ from typing import cast
 import torch
 from torch import nn
 
-from specengine import __version__
 from specengine.core.config import EngineConfig
 from specengine.core.interfaces import DecoderModel
 from specengine.core.machine import cpu_name
+from specengine.core.version import __version__
 from specengine.draft.loaded import LoadedDraft
 from specengine.draft.zoo.shipped import draft_path_of
 from specengine.engine.adaptive.cost_file import CostFile, Facts
-from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.loop import Engine
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.timing import max_context

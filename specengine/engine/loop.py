@@ -5,60 +5,29 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
-
-from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.config import EngineConfig
-from specengine.core.drafter import Drafter
 from specengine.core.errors import QueueFullError, RequestError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import DepthChoice, PrefillResult, Verifier, VerifyResult
+from specengine.core.spec import DepthChoice, VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.round import AdaptiveRound
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.detokenizer import Detokenizer
-from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats, RequestOutput
+from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
-from specengine.runner.graph_counters import GraphStats, NoGraphs, count_fallback
-from specengine.runner.worker import TpModelWorker
-from specengine.scheduler.scheduler import Scheduler
-
-# Called with first tokens, as Drafter.begin_async: where it is given, `begin` is not called.
-BeginAsync = Callable[[Tensor], None]
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """The concrete pieces that build.py chose."""
-
-    config: EngineConfig
-    model_name: str
-    tokenizer: Any  # transformers' fast tokenizer
-    eos_ids: frozenset[int]
-    vocab_size: int
-    context_length: int
-    worker: TpModelWorker
-    scheduler: Scheduler
-    drafter: Drafter
-    verifier: Verifier
-    sample_prefill: Callable[[LogitsOutput, ScheduleBatch, BeginAsync | None], PrefillResult]
-    grammars: GrammarCompiler
-    fixed_depth: Decision  # of rounds for which none is chosen
-    adaptive: AdaptiveRound | None = None
+from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
 
 
 class Engine:
@@ -180,7 +149,7 @@ class Engine:
 
     def _runs_on_device(self, pipeline: RoundPipeline, batch: ScheduleBatch) -> bool:
         if self.round.recorders:
-            count_fallback(pipeline.rounds.counters, "round", "somebody looks at rounds")
+            count_fallback(pipeline.rounds.counters, "round", OBSERVED)
             return False
         return pipeline.rounds.can_run(batch)
 
@@ -237,13 +206,12 @@ class Engine:
 
     def _told(self, choice: DepthChoice) -> DepthChoice:
         for chooser in self.choosers():
-            choice = chooser.told(choice)
+            choice = chooser.resolved(choice)
         return choice
 
     def _graph_stats(self) -> dict[str, GraphStats]:
         runner, rounds = self.parts.worker.runner, self.device_rounds or self.no_rounds
-        prefills = runner.extend_graph or runner.no_extend_graphs
-        kinds = {"decode": runner.graph, "prefill": prefills, "round": rounds}
+        kinds = {"decode": runner.decode_graphs, "prefill": runner.prefill_graphs, "round": rounds}
         counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
         counters |= self.ragged_counters
         return {kind: GraphStats.of(one) for kind, one in counters.items()}

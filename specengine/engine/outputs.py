@@ -8,8 +8,8 @@ from typing import Any
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob, count_at
 from specengine.core.spec import DepthChoice
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choice import Decision
-from specengine.runner.graph_counters import GraphStats
+from specengine.engine.adaptive.choose import Decision
+from specengine.runner.fallbacks import GraphStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.drafter import Drafter
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.choice import Decision, Shape
-from specengine.engine.adaptive.naps import Naps
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.choose import Decision, DrafterPause
+from specengine.engine.adaptive.costs import DraftShape
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.background_capture import BackgroundCapture
 from specengine.engine.draft_depth import depths_within, draft_within_limits
 from specengine.engine.lookup_prefetch import IndexAhead, LookupPrefetch
@@ -33,7 +34,7 @@ class RoundResult(NamedTuple):
     result: VerifyResult
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Launched:
     """A round in flight, and how it came to be launched."""
 
@@ -72,13 +73,13 @@ class RoundPipeline:
         self.overlaps = overlaps
         self.launched: Launched | None = None
         self.background_capture = BackgroundCapture(rounds, drafter)
-        self.naps = Naps() if depths is not None and rounds.may_pause else None
+        self.pause = DrafterPause() if depths is not None and rounds.may_pause else None
         self._deepest = Decision(rounds.steps[-1], "as deep as there are graphs", None)
         self._num_choices = 0
         self._num_paused = 0
         self._chosen: Decision | None = None  # for the next round, which could not follow
         self._collected: float | None = None  # when the last round was, if nothing has run since
-        self._last: tuple[int, Shape] | None = None  # the last collected round's batch size
+        self._last: tuple[int, DraftShape] | None = None  # the last collected round's batch size
         # Two kinds of drafters have lookup: alone, and beside a model.
         self._lookup = drafter if drafter.device == "lookup" else drafter.lookup
         self._beside_model = drafter.lookup is not None
@@ -145,7 +146,7 @@ class RoundPipeline:
             result = self.rounds.collect(done.round)
         self._collected = self.rounds.collected_at
         if self.launched is not None:
-            self.launched = replace(self.launched, started=self._collected)
+            self.launched.started = self._collected
         elif self._prefetch is not None:
             with self._all_or_nothing():
                 self.launched = self._follow_collected(self._prefetch, done.round, result.tokens)
@@ -167,7 +168,7 @@ class RoundPipeline:
             self._num_paused += 1
             if self._num_paused % _PAUSED_EVERY:
                 return False
-            self.depths.slept(len(done.round.reqs), _PAUSED_EVERY - 1)
+            self.depths.skipped(len(done.round.reqs), _PAUSED_EVERY - 1)
         # Where all requests had ended, it was in flight until the next came, and drafted past ends.
         return not all(req.is_finished for req in done.round.reqs)
 
@@ -176,18 +177,19 @@ class RoundPipeline:
         depth, took = choice.num_steps, self.rounds.collected_at - done.started
         # Plain rounds overlap: the first of them tells nothing of what they cost.
         is_usual = done.followed or depth > 0 or self._lookup is None
-        depths.observe(
+        observation = RoundObservation(
             len(in_flight.reqs),
             depth,
             result.num_drafted,
             result.num_accepted,
-            took if is_usual or not self.overlaps else None,
             choice.num_nodes,
             result.path_ranks,
-            limits=_limits(in_flight, depth),
-            drafting=done.drafting,
-            of_text=in_flight.from_lookup,
+            _limits(in_flight, depth),
+            in_flight.from_lookup,
+            took if is_usual or not self.overlaps else None,
+            done.drafting,
         )
+        depths.observe(observation)
 
     def _learn_host(self, done: Launched) -> None:
         """How long the host was busy with the round collected last, now that it waits for this one.
@@ -201,7 +203,7 @@ class RoundPipeline:
         go_on = self.launched is not None and len(self.launched.round.reqs) == len(reqs)
         is_late = done.followed and not go_on and any(req.is_finished for req in reqs)
         if not is_late and (done.followed or len(reqs) >= size):
-            self.depths.host_took(size, shape, took)
+            self.depths.observe_host(size, shape, took)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -304,12 +306,12 @@ class RoundPipeline:
             return self._deepest, False
         if self._num_choices % _CONTEXT_EVERY == 0:
             context = sum(req.kv_len for req in reqs) / batch_size
-            if self.depths.reads(batch_size, context) and self.naps is not None:
-                self.naps.wake()
+            if self.depths.set_context_length(batch_size, context) and self.pause is not None:
+                self.pause.resume()
         self._num_choices += 1
-        if self.naps is not None:
+        if self.pause is not None:
             standing = self.depths.standing(batch_size)
-            if self.naps.sleeps(None if standing is None else standing.num_steps):
+            if self.pause.is_paused(None if standing is None else standing.num_steps):
                 assert standing is not None
                 self._chosen = None
                 return standing, True

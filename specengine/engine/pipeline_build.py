@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from specengine.core.config import EngineConfig
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.adaptive.cost_table import Curve, Reading, StepCosts, measure
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.loop import EngineParts
+from specengine.engine.adaptive.costs import ContextCost, Curve, RunningCosts, StepCosts
+from specengine.engine.adaptive.estimate import HostSeconds
+from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.parts import EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.timing import max_context, seconds_of
@@ -43,7 +40,7 @@ def _depths(
     steps, by_hand = rounds.steps, None if costs is None else costs.by_hand
     if rounds.has_lookup:
         model_steps = rounds.source.model_steps if is_model else None
-        if costs is None or not costs.tells:
+        if costs is None or not costs.has_table:
             learned = RunningCosts(_without_context(rounds))
             return AdaptiveSteps(steps, learned, model_steps=model_steps, pads=True)
         depths = AdaptiveSteps(steps, by_hand, model_steps=model_steps, pads=True)
@@ -57,15 +54,19 @@ def _depths(
 
 def _measure(rounds: RoundExecutor) -> StepCosts:
     table = _without_context(rounds)
-    return StepCosts(table.seconds, table.smaller_trees, reading=_of_context(rounds, table))
+    cost = _context_cost(rounds, table)
+    return StepCosts(table.seconds, table.smaller_trees, context_cost=cost)
 
 
 def _without_context(rounds: RoundExecutor) -> StepCosts:
-    whole = measure(partial(seconds_of, rounds), rounds.batch_sizes, rounds.steps)
-    return StepCosts(whole.seconds, _smaller_trees(rounds))
+    seconds = {  # from large to small, as graphs are captured
+        size: {k: seconds_of(rounds, size, k) for k in rounds.steps}
+        for size in reversed(rounds.batch_sizes)
+    }
+    return StepCosts(seconds, _smaller_trees(rounds))
 
 
-def _of_context(rounds: RoundExecutor, table: StepCosts) -> Reading | None:
+def _context_cost(rounds: RoundExecutor, table: StepCosts) -> ContextCost | None:
     """Of a few batch sizes, the largest first and the smallest last."""
     context = min(_CONTEXT, max_context(rounds))
     sizes = [size for size in rounds.batch_sizes if size < len(rounds.table)]
@@ -75,7 +76,7 @@ def _of_context(rounds: RoundExecutor, table: StepCosts) -> Reading | None:
     for size in sorted({sizes[0], *sizes[::-_APART]}, reverse=True):
         took = {k: seconds_of(rounds, size, k, context=context) for k in rounds.steps}
         more[size] = {k: max(one - table.seconds[size][k], 0.0) for k, one in took.items()}
-    return Reading(context, dict(sorted(more.items())))
+    return ContextCost(context, dict(sorted(more.items())))
 
 
 def _smaller_trees(rounds: RoundExecutor) -> dict[int, dict[int, Curve]]:

@@ -12,7 +12,7 @@ from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
-from specengine.engine.loop import EngineParts
+from specengine.runner.model_runner import ModelRunner
 from specengine.runner.plan_stream import EagerAhead, GraphAhead, PlanStream
 
 logger = logging.getLogger(__name__)
@@ -89,11 +89,12 @@ class PlanAhead:
         ]
 
 
-def make_plan_ahead(config: EngineConfig, parts: EngineParts) -> PlanAhead | None:
+def make_plan_ahead(
+    config: EngineConfig, runner: ModelRunner, drafter: Drafter
+) -> PlanAhead | None:
     """Where it is asked for, and there is something to prepare."""
     if not config.schedule.enable_plan_stream:
         return None
-    runner, drafter = parts.worker.runner, parts.drafter
     if not runner.attn_backend.limits.plans_on_host:
         name = runner.attn_backend.name
         logger.info("no plan stream: the attention backend %s plans on the device", name)

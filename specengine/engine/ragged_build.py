@@ -12,16 +12,19 @@ from specengine.core.interfaces import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes
-from specengine.engine.round.build import TRACED
-from specengine.runner.extend_graphs import SHAPES
-from specengine.runner.graph_counters import PLANS_ON_HOST
-from specengine.runner.graph_memory import GraphDemand
+from specengine.runner.fallbacks import DRAFTER_NEEDS_HOST, PLANS_ON_HOST, TRACED
+from specengine.runner.forward_graphs.keys import (
+    LARGE_MAX_WIDTH,
+    MAX_TOKENS,
+    PREFILL_TOKENS,
+    GraphSizes,
+)
+from specengine.runner.forward_graphs.ragged import RaggedGraphs
+from specengine.runner.memory.plan import GraphDemand
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.ragged_forms import CROWD_WIDTH, MAX_TOKENS, Sizes
-from specengine.runner.ragged_graphs import RaggedGraphRunner
 
-_PROMPTS = (64, 128, 256, 512, MAX_TOKENS)  # tokens
-_CROWDS = (512, 1024, 1536, 2048)
+_PREFILLS = (64, 128, 256, 512, MAX_TOKENS)  # tokens
+_LARGE_PREFILLS = (512, 1024, 1536, 2048)
 
 
 def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int) -> int:
@@ -36,7 +39,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,
-        prompts=() if graph.disable_cuda_graph_padding else tuple(one.tokens for one in SHAPES),
+        prompts=() if graph.disable_cuda_graph_padding else PREFILL_TOKENS,
         kept_weights=_kept_weights(spec),
     ).num_bytes
 
@@ -71,16 +74,16 @@ def add_ragged_graphs(
         return {}
     padding = not graph.disable_cuda_graph_padding
     counters: dict[str, Counter[str]] = {"verify": Counter(), "draft": Counter()}
-    sizes = Sizes(graph.cuda_graph_bs, (max_nodes(spec),), padding)
+    sizes = GraphSizes(graph.cuda_graph_bs, (max_nodes(spec),), padding)
     modes = frozenset([ForwardMode.TARGET_VERIFY])
-    target.ragged_graph = RaggedGraphRunner(target, "verify", modes, sizes, counters["verify"])
+    target.ragged_graphs = RaggedGraphs(target, "verify", modes, sizes, counters["verify"])
     context = target.pools.req_to_token_pool.req_to_token.shape[1]
-    prompts = tuple(size for size in _PROMPTS if size <= context)  # what is missing to one as well
-    crowds = _CROWDS if context >= CROWD_WIDTH else ()
-    sizes = Sizes(graph.cuda_graph_bs, _draft_widths(spec), padding, prompts, crowds)
+    prefills = tuple(size for size in _PREFILLS if size <= context)  # padding has to fit, too
+    large = _LARGE_PREFILLS if context >= LARGE_MAX_WIDTH else ()
+    sizes = GraphSizes(graph.cuda_graph_bs, _draft_widths(spec), padding, prefills, large)
     modes = frozenset([ForwardMode.DECODE, ForwardMode.DRAFT_EXTEND])
     for draft in drafts:
-        draft.ragged_graph = RaggedGraphRunner(draft, "draft", modes, sizes, counters["draft"])
+        draft.ragged_graphs = RaggedGraphs(draft, "draft", modes, sizes, counters["draft"])
     return counters
 
 
@@ -109,7 +112,7 @@ def _why_no_loops(config: EngineConfig, drafter: DraftWorker) -> str | None:
     if config.trace.trace is not None:
         return TRACED
     if not can_loop(drafter):
-        return "the drafter needs the host in the middle of a draft"
+        return DRAFTER_NEEDS_HOST
     return PLANS_ON_HOST if drafter.runner.attn_backend.limits.plans_on_host else None
 
 

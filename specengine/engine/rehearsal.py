@@ -14,8 +14,8 @@ from specengine.core.interfaces import AttentionBackend
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
 from specengine.kernels.rehearsal import rehearsal
-from specengine.runner.extend_graphs import ExtendGraphRunner
-from specengine.runner.graphs import DecodeGraphRunner
+from specengine.runner.forward_graphs.decode import DecodeGraphs
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -71,16 +71,16 @@ def _telling_acts(
 ) -> Iterator[Act]:
     """The smallest of either kind, which have the most kernels of their own; the largest, for the
     kernels that take longest; and the rest."""
-    decode = DecodeGraphRunner(runner, batch_sizes, padding)
-    *larger, smallest = (partial(decode.rehearse, size) for size in telling_sizes(batch_sizes))
+    decode = DecodeGraphs(runner, batch_sizes, padding)
+    *larger, smallest = (partial(decode.precompile, size) for size in telling_sizes(batch_sizes))
     acts = [] if rounds is None else [partial(_run, rounds, one) for one in _round_keys(rounds)]
     yield smallest
     yield from acts[:1]
     yield from larger[:1]
     yield from acts[1:2]
     if padding:
-        extend = ExtendGraphRunner(runner)
-        yield from (partial(extend.rehearse, shape) for shape in extend.telling_shapes)
+        prefill = PrefillGraphs(runner)
+        yield from (partial(prefill.precompile, key) for key in prefill.precompile_keys)
     yield from larger[1:]
     yield from acts[2:]
 

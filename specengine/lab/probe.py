@@ -38,8 +38,8 @@ class EngineProbe:
     num_steps: int
 
     def __call__(self, export: Path) -> dict[str, float]:
-        """accepted_length: 1 + accepted / rounds, bonus token included. acceptance_0: the share of
-        rounds whose first drafted token stood. Both over the rounds that drafted."""
+        """accepted_length: 1 + accepted / rounds, bonus token included, over all rounds.
+        acceptance_0: of the rounds that drafted, the share whose first drafted token stood."""
         with _quiet():
             engine = build_engine(self._config(export), self.loaded)
         for index, prompt in enumerate(self.prompts):
@@ -47,11 +47,10 @@ class EngineProbe:
             engine.add_request(f"probe-{index}", prompt.token_ids, sampling)
         _run(engine)
         totals = engine.stats().spec
-        rounds = max(totals.num_drafts, 1)
         first = totals.accepted_per_pos[0] if totals.accepted_per_pos else 0
         return {
-            "accepted_length": 1.0 + totals.num_accepted_tokens / rounds,
-            "acceptance_0": first / rounds,
+            "accepted_length": totals.mean_acceptance_length,
+            "acceptance_0": first / max(totals.num_drafts, 1),
         }
 
     def _config(self, export: Path) -> EngineConfig:

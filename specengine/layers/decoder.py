@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,11 @@ from specengine.kernels import few_row, layer_tail
 from specengine.kernels.layer_tail import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
+from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
-from specengine.layers.rotary import RotaryEmbedding, config_head_dim
+from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -27,68 +27,32 @@ PACKED_MODULES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class DecoderShape:
-    """Sizes of a decoder layer, and where families differ."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    qkv_bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False  # each head of q and k normalised before the rotation (Qwen3)
-
-    @classmethod
-    def from_config(cls, config: Any, **family: bool) -> DecoderShape:
-        """Sizes of a Hugging Face configuration."""
-        return cls(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=config_head_dim(config),
-            rms_norm_eps=config.rms_norm_eps,
-            **family,
-        )
-
-    def num_weights(self, input_size: int | None = None) -> int:
-        """Of a layer's matrices. input_size: of what attention reads, if not hidden_size."""
-        heads, hidden = self.head_dim * self.num_heads, self.hidden_size
-        qkv = (heads + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
-        return qkv + heads * hidden + 3 * hidden * self.intermediate_size
-
-
 class SelfAttention(nn.Module):
     """q, k, v projections, optional q/k norm, attention over the KV pool, output projection."""
 
     def __init__(
         self,
-        shape: DecoderShape,
+        spec: LayerSpec,
         layer_id: int,
         rotary: RotaryEmbedding,
-        sliding_window: int | None = None,
         input_size: int | None = None,
     ) -> None:
         """input_size: of what the projections read, where it is not hidden_size."""
         super().__init__()
-        self.head_dim = shape.head_dim
-        self.sizes = [shape.num_heads * shape.head_dim] + [shape.num_kv_heads * shape.head_dim] * 2
-        self.qkv_proj = MergedLinear(input_size or shape.hidden_size, self.sizes, shape.qkv_bias)
-        self.o_proj = Linear(self.sizes[0], shape.hidden_size, shape.o_bias)
-        self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else None
-        self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps) if shape.qk_norm else None
+        self.head_dim = spec.head_dim
+        self.sizes = [spec.num_heads * spec.head_dim] + [spec.num_kv_heads * spec.head_dim] * 2
+        self.qkv_proj = MergedLinear(input_size or spec.hidden_size, self.sizes, spec.qkv_bias)
+        self.o_proj = Linear(self.sizes[0], spec.hidden_size, spec.o_bias)
+        self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps) if spec.qk_norm else None
+        self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps) if spec.qk_norm else None
         self.attn = Attention(
-            shape.num_heads,
-            shape.head_dim,
-            shape.head_dim**-0.5,
-            shape.num_kv_heads,
+            spec.num_heads,
+            spec.head_dim,
+            spec.attention_scale,
+            spec.num_kv_heads,
             layer_id,
             rotary,
-            sliding_window,
+            spec.sliding_window,
         )
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
@@ -116,30 +80,30 @@ class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm. The residual stream is carried beside the
     layer's output and added inside the next norm."""
 
-    def __init__(
-        self,
-        shape: DecoderShape,
-        layer_id: int,
-        rotary: RotaryEmbedding,
-        sliding_window: int | None = None,
-    ) -> None:
+    def __init__(self, spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> None:
+        """Raises ModelLoadError for a layer that is described with what nothing computes."""
         super().__init__()
-        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = SelfAttention(shape, layer_id, rotary, sliding_window)
-        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, shape.mlp_bias)
-        self.can_fuse = not shape.o_bias and not shape.mlp_bias
-        self.num_weights = shape.num_weights()
+        PLAIN.require(spec)
+        self.spec = spec
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.stream_eps)
+        self.self_attn = SelfAttention(spec, layer_id, rotary)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.stream_eps)
+        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        self.num_weights = spec.num_weights()
+        self._takes_compiled = COMPILED.takes(spec)
+        self._takes_few_rows = FEW_ROWS.takes(spec)
+        self._takes_tail = LAYER_TAIL.takes(spec)
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor | None]:
         """Output of the layer [T, hidden_size], perhaps in parts, for RMSNorm.add, and the residual
         stream before it is added; None where the output is the whole stream already."""
-        if batch.compiles:
+        if batch.compiles and self._takes_compiled:
             return self.forward_compiled(positions, hidden, residual, batch)
         stream = hidden if residual is None else residual
-        if self.can_fuse and few_row.fits(stream, self.num_weights):
+        few_rows = self._takes_few_rows and not batch.compiles
+        if few_rows and few_row.fits(stream, self.num_weights):
             stream = self.input_layernorm.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch), None
         hidden, residual = self.input_layernorm.add(hidden, residual)
@@ -149,7 +113,7 @@ class DecoderLayer(nn.Module):
 
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""
-        if batch.compiles or not self.can_fuse or self.self_attn.o_proj.kernel is not None:
+        if batch.compiles or not self._takes_tail or self.self_attn.o_proj.kernel is not None:
             return False
         whole_tiles = sum(self.self_attn.sizes) % layer_tail.TILE == 0
         return whole_tiles and layer_tail.fits(hidden, self._tail_weights())

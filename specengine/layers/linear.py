@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.kernels import head_best, head_stream, head_topk, row_argmax, split_linear
-from specengine.layers.norm import RMSNorm
-
-_MAX_MEETING_ROWS = 4096  # rows whose best token one kernel finds
+from specengine.kernels import split_linear
 
 
 class LinearKernel(Protocol):
@@ -79,45 +76,10 @@ class MergedLinear(Linear):
 class LMHead(Linear):
     """The output projection. Weight-only quantization keeps more bits here than elsewhere."""
 
-    _meeting: row_argmax.Meeting | None = None
-    _slots: Tensor | None = None
-
     def tie(self, embedding: Tensor) -> None:
         """Use the embedding's own rows."""
         assert isinstance(embedding, nn.Parameter)
         self.weight = embedding
-
-    def best(
-        self, hidden: Tensor, norm: RMSNorm | None = None, ids: Tensor | None = None
-    ) -> Tensor:
-        """The token of the largest logit of each row, the first among equals, int64 [R]; ids of
-        that, where given. hidden: [R, H], before `norm`, where given."""
-        if self._is_plain and head_stream.fits(hidden, self.plain):
-            if self._slots is None:
-                self._slots = head_best.slots_for(hidden.device)
-            given = hidden, self.plain, self._slots, *_of(norm), ids
-            return head_best.head_best(*given, backend="cuda")
-        logits = self(hidden if norm is None else norm(hidden))
-        if self._meeting is None:
-            self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)
-        return row_argmax.row_argmax(logits, self._meeting, ids)
-
-    def shares(
-        self, hidden: Tensor, topk: int, norm: RMSNorm | None = None
-    ) -> head_topk.Shares | None:
-        """The topk best of each row and its log-sum-exp by share of the columns; None where logits
-        are as fast. hidden: [R, H], before `norm`, where given."""
-        if not self._is_plain or not head_topk.fits(hidden, self.plain, topk):
-            return None
-        return head_topk.head_topk(hidden, self.plain, topk, *_of(norm), backend="cuda")
-
-    @property
-    def _is_plain(self) -> bool:
-        return self.kernel is None and self.bias is None
-
-
-def _of(norm: RMSNorm | None) -> tuple[Tensor | None, float]:
-    return (None, 0.0) if norm is None else (norm.weight, norm.eps)
 
 
 def _parameter(*shape: int) -> nn.Parameter:

@@ -9,41 +9,38 @@ from torch import Tensor
 
 from specengine.kernels import decoder_stack
 from specengine.kernels.decoder_stack import LayerWeights, StackKV, StackShape, StackWeights
+from specengine.layers.layer_spec import WHOLE_STACK
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
-    from specengine.layers.decoder import DecoderLayer, DecoderShape
+    from specengine.layers.decoder import DecoderLayer
     from specengine.layers.rotary import RotaryEmbedding
 
 
 class WholeStack:
-    """Layers of one shape without biases, norms of q and k, or windows."""
+    """Layers of one description, which the kernel computes."""
 
-    def __init__(
-        self, layers: Sequence[DecoderLayer], shape: DecoderShape, rotary: RotaryEmbedding
-    ) -> None:
+    def __init__(self, layers: Sequence[DecoderLayer], rotary: RotaryEmbedding) -> None:
+        spec = layers[0].spec
         self.layers = layers
         self.rotary = rotary
-        self.eps = shape.rms_norm_eps
+        self.spec = spec
         self.shape = StackShape(
-            shape.hidden_size,
-            shape.num_heads,
-            shape.num_kv_heads,
-            shape.head_dim,
-            shape.intermediate_size,
+            spec.hidden_size,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            spec.intermediate_size,
             len(layers),
         )
-        has_bias = shape.qkv_bias or shape.o_bias or shape.mlp_bias
-        has_window = any(layer.self_attn.attn.sliding_window is not None for layer in layers)
-        is_whole_head = rotary.cos_sin_cache.shape[1] == shape.head_dim
-        self.is_plain = is_whole_head and not (has_bias or has_window or shape.qk_norm)
+        self.takes_layers = WHOLE_STACK.takes(spec) and all(one.spec == spec for one in layers)
 
     def run(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | None:
         """[T, H], the stream before the first layer -> behind the last. Outputs of
         batch.capture_layers are left on the batch. None, and nothing done, where layers have to run
         one by one."""
         is_packed = self.layers[0].self_attn.o_proj.kernel is not None
-        if not len(hidden) or not self.is_plain or is_packed or batch.compiles:
+        if not len(hidden) or not self.takes_layers or is_packed or batch.compiles:
             return None
         paged = batch.attn_backend.paged_batch(batch)
         if paged is None or not decoder_stack.fits(hidden, self.shape, paged):
@@ -51,13 +48,11 @@ class WholeStack:
         attention = [layer.self_attn.attn for layer in self.layers]
         buffers = [batch.token_to_kv_pool.get_kv_buffer(one.layer_id) for one in attention]
         kv = StackKV([k for k, _ in buffers], [v for _, v in buffers], batch.out_cache_loc)
-        out = decoder_stack.decoder_stack(
-            hidden, self._weights(attention[0].scale), kv, paged, batch.capture_layers
-        )
-        batch.captured.extend(out.captured)
+        out = decoder_stack.decoder_stack(hidden, self._weights(), kv, paged, batch.capture_layers)
+        batch.captured.extend(map(self.spec.true_stream, out.captured))
         return out.stream
 
-    def _weights(self, scale: float) -> StackWeights:
+    def _weights(self) -> StackWeights:
         layers = [
             LayerWeights(
                 input_gain=layer.input_layernorm.weight,
@@ -69,4 +64,5 @@ class WholeStack:
             )
             for layer in self.layers
         ]
-        return StackWeights(self.shape, layers, self.rotary.cos_sin_cache, self.eps, scale)
+        spec, angles = self.spec, self.rotary.cos_sin_cache
+        return StackWeights(self.shape, layers, angles, spec.stream_eps, spec.attention_scale)

@@ -22,7 +22,7 @@ class RadixNode:
     lock_ref counts the locks on this node and on its descendants.
     """
 
-    tokens: IntArray  # int64 [n]
+    tokens: IntArray  # int64 [n]; with a lookahead [n, 1 + lookahead], those that follow it behind
     slots: IntArray  # int32 [n]
     parent: RadixNode | None
     children: dict[bytes, RadixNode] = field(default_factory=dict)  # by their first page of tokens
@@ -43,11 +43,16 @@ class RadixCache:
     used leaves first.
 
     Prefixes are matched in whole pages. With `disable` it remembers nothing.
+
+    lookahead: how many of the tokens that follow its own a slot's content was computed from, as a
+    draft model's may be. A slot is found where these agree too, so sequences are given with that
+    many tokens more than they have slots. Set before the first sequence.
     """
 
-    def __init__(self, page_size: int, disable: bool = False) -> None:
+    def __init__(self, page_size: int, disable: bool = False, lookahead: int = 0) -> None:
         self.page_size = page_size
         self.disable = disable
+        self.lookahead = lookahead
         self.reset()
 
     def reset(self) -> None:
@@ -61,17 +66,18 @@ class RadixCache:
 
     def match_prefix(self, token_ids: Tokens) -> tuple[IntArray, RadixNode]:
         """The slots of the longest known prefix (int32 [n], whole pages) and the node it ends at,
-        which the caller may lock. A match inside a node splits it."""
+        which the caller may lock. The last `lookahead` tokens get none. A match inside a node
+        splits it."""
         return self._descend(self.root, self._aligned(token_ids))
 
     def append(
         self, node: RadixNode, token_ids: Tokens, slots: IntArray
     ) -> tuple[IntArray, RadixNode]:
-        """Remember the KV of tokens that follow the sequence that ends at `node`, up to their last
-        whole page. Returns the slots that the cache has for those of them that were known
-        (int32 [n]), and the node at which the whole ends, which the caller may lock. Of `slots`,
-        those of known tokens stay the caller's; all later ones, up to the last whole page, now
-        belong to the cache."""
+        """Remember the KV of tokens that follow the sequence that ends at `node`, up to the last
+        whole page of those before the last `lookahead`. Returns the slots that the cache has for
+        those of them that were known (int32 [n]), and the node at which the whole ends, which the
+        caller may lock. Of `slots`, those of known tokens stay the caller's; all later ones, up to
+        that whole page's end, now belong to the cache."""
         tokens = self._aligned(token_ids)
         if self.disable or not len(tokens):
             return self.root.slots, node
@@ -148,7 +154,10 @@ class RadixCache:
 
     def _aligned(self, token_ids: Tokens) -> IntArray:
         tokens = np.asarray(token_ids, dtype=np.int64)
-        return tokens[: len(tokens) // self.page_size * self.page_size]
+        count = max(0, len(tokens) - self.lookahead)
+        if self.lookahead and count:
+            tokens = np.lib.stride_tricks.sliding_window_view(tokens, 1 + self.lookahead)
+        return tokens[: count // self.page_size * self.page_size]
 
     def _key(self, tokens: IntArray) -> bytes:
         return tokens[: self.page_size].tobytes()
@@ -160,6 +169,8 @@ class RadixCache:
         """Tokens in common, in whole pages."""
         size = min(len(left), len(right))
         differ = left[:size] != right[:size]
+        if self.lookahead:
+            differ = differ.any(1)
         first = int(differ.argmax())
         common = first if size and differ[first] else size
         return common // self.page_size * self.page_size

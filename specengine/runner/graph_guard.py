@@ -1,5 +1,5 @@
-"""A watch over the inputs of CUDA graphs: a graph reads and writes the addresses that it was
-captured with, whatever lies there by then (--debug-cuda-graph)."""
+"""Checks that the inputs of CUDA graphs have not moved (--debug-cuda-graph): a graph uses the
+addresses that it was captured with, even after a tensor there was freed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _DECLARED = ("_parameters", "_buffers", "_modules")  # what an nn.Module shows a
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Place:
+    def of(cls, tensor: Tensor) -> Location:
         return cls(tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
 
 
 @dataclass(frozen=True)
 class Input:
-    """is_weight: a parameter or buffer of a model. They are all there from the start; others may
-    be made when they are first needed."""
+    """is_weight: a parameter or buffer of a model, which must exist at capture; other tensors
+    may be made at their first use."""
 
     name: str
     tensor: Tensor
@@ -37,17 +37,17 @@ class Input:
 
 
 class GraphGuard:
-    """Remembers where the inputs of a graph lie, or of several; those that come later from the
-    first check on that finds them. find: gives them as they are now."""
+    """Remembers the locations of the inputs of one or more graphs. Inputs that appear later are
+    remembered from the first check that finds them. find: gives the inputs as they are now."""
 
     def __init__(self, find: Callable[[], Iterator[Input]]) -> None:
         self.find = find
-        self.known = {one.name: Place.of(one.tensor) for one in find()}
+        self.known = {one.name: Location.of(one.tensor) for one in find()}
 
     def check(self) -> None:
         """Raise GraphInputError, naming the first input that is not where it was."""
         found = {one.name: one for one in self.find()}
-        places = {name: Place.of(one.tensor) for name, one in found.items()}
+        places = {name: Location.of(one.tensor) for name, one in found.items()}
         late = {name for name, one in found.items() if one.is_weight} - self.known.keys()
         for name in sorted(self.known.keys() | late):
             before, now = self.known.get(name), places.get(name)
@@ -60,9 +60,9 @@ class GraphGuard:
 
 
 def inputs_of(owners: Mapping[str, object]) -> Iterator[Input]:
-    """Every tensor that the owners hold, and the objects of this package that they hold, by its
-    path of attributes. So a buffer that is added is watched; what no graph reads, and what graphs
-    make themselves, a class names in `unguarded`."""
+    """Every tensor that the owners hold, directly or through objects of this package, by its path
+    of attributes. So an added buffer is checked without further code. A class names in `unguarded`
+    the attributes that no graph reads, and those that graphs make."""
     seen: set[int] = set()
     for name, owner in owners.items():
         yield from _walk(name, owner, seen)
@@ -70,7 +70,7 @@ def inputs_of(owners: Mapping[str, object]) -> Iterator[Input]:
 
 def _walk(path: str, value: object, seen: set[int], is_weight: bool = False) -> Iterator[Input]:
     if isinstance(value, Tensor):
-        if value.layout is torch.strided:  # others have no address, and come with no GPU
+        if value.layout is torch.strided:  # others have no address, and do not occur on a GPU
             yield Input(path, value, is_weight)
     elif isinstance(value, dict | list | tuple):
         if _is_new(value, seen):
@@ -88,14 +88,14 @@ def _walk(path: str, value: object, seen: set[int], is_weight: bool = False) -> 
 
 
 def _is_new(value: object, seen: set[int]) -> bool:
-    """By identity: the owners keep it alive while they are walked."""
+    """By identity: owners keep their values alive during the walk."""
     is_new = id(value) not in seen
     seen.add(id(value))
     return is_new
 
 
 def _is_walked(value: object) -> bool:
-    """Requests come and go; what other packages keep is theirs."""
+    """Only objects of this package and modules; requests are not inputs of graphs."""
     if isinstance(value, type | Req) or not hasattr(value, "__dict__"):
         return False
     bases = type(value).__mro__

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,20 +21,19 @@ from specengine.core.interfaces import (
 from specengine.kernels.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.limits import check_layers
-from specengine.runner.extend_graphs import ExtendGraphRunner
-from specengine.runner.graph_counters import PLANS_ON_HOST, NoGraphs
-from specengine.runner.graph_guard import GraphGuard, inputs_of
-from specengine.runner.graph_memory import GraphMemory
-from specengine.runner.graphs import DecodeGraphRunner
-from specengine.runner.prepared import (
+from specengine.runner.context import joined_features
+from specengine.runner.fallbacks import PADDING_OFF, PLANS_ON_HOST, NoGraphs
+from specengine.runner.forward_graphs.decode import DecodeGraphs
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
+from specengine.runner.forward_graphs.prepared import (
     EagerForward,
     GraphForward,
     PartsForward,
     PreparedForward,
 )
-from specengine.runner.ragged_graphs import RaggedGraphRunner
-
-logger = logging.getLogger(__name__)
+from specengine.runner.forward_graphs.ragged import RaggedGraphs
+from specengine.runner.graph_guard import GraphGuard, inputs_of
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class MemoryPools:
 class ModelRunner:
     """Owns a model, its attention backend and its graphs.
 
-    `forward` is the one door: a captured graph where one fits, otherwise
+    `forward` runs a captured graph where one serves the batch, otherwise
     forward_decode / forward_extend / forward_split_prefill / forward_idle by the batch's mode.
     """
 
@@ -61,22 +60,21 @@ class ModelRunner:
         capture_layers: tuple[int, ...] = (),
         graph_memory: GraphMemory | None = None,
     ) -> None:
-        """capture_layers: ascending; what a drafter takes its features from. graph_memory: of
-        another runner of the engine, to share it."""
+        """capture_layers: ascending; the layers whose outputs a drafter reads. graph_memory: of the
+        engine, whose runners share it."""
         self.model = model
         self.device = device
         self.pools = pools
         self.attn_backend = attn_backend
         self.attn_layers = attention_layers(model)
         self.capture_layers = capture_layers
-        self.graph: DecodeGraphRunner | None = None  # set by capture_graphs
-        self.extend_graph: ExtendGraphRunner | None = None  # likewise
-        self.no_extend_graphs: NoGraphs | None = None  # likewise, where there are no others
-        self.ragged_graph: RaggedGraphRunner | None = None  # set by whoever wants it
+        self.decode_graphs: DecodeGraphs | None = None  # set by capture_graphs, as are these two
+        self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
+        self.ragged_graphs: RaggedGraphs | None = None  # set by engine/ragged_build.py
         self.graph_memory = graph_memory or GraphMemory()
-        self.guards_graphs = False  # checks their inputs before each replay
+        self.guards_graphs = False  # check the inputs of graphs before each replay
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
-        self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that may sleep
+        self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that can pause
         self.num_eager = 0  # forwards that no graph served
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for layer in self.attn_layers[:1]:
@@ -88,14 +86,28 @@ class ModelRunner:
         graphs do not exist (CPU)."""
         if self.device.type != "cuda" or not batch_sizes:
             return
-        self.graph = DecodeGraphRunner(self, batch_sizes, padding)
-        self.graph.capture()
+        self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
+        self.decode_graphs.capture()
         if not padding or self.attn_backend.limits.plans_on_host:
-            reason = PLANS_ON_HOST if padding else "padding off"
-            self.no_extend_graphs = NoGraphs("prefill", reason)
+            self.prefill_graphs = NoGraphs("prefill", PLANS_ON_HOST if padding else PADDING_OFF)
             return
-        self.extend_graph = ExtendGraphRunner(self)
-        self.extend_graph.capture()
+        self.prefill_graphs = PrefillGraphs(self)
+        self.prefill_graphs.capture()
+
+    @property
+    def page_table(self) -> Tensor:
+        return self.pools.req_to_token_pool.req_to_token
+
+    @property
+    def batch_fields(self) -> dict[str, Any]:
+        """The fields that every ForwardBatch of this runner shares."""
+        return {
+            "req_to_token_pool": self.pools.req_to_token_pool,
+            "token_to_kv_pool": self.pools.token_to_kv_pool,
+            "attn_backend": self.attn_backend,
+            "attn_layers": self.attn_layers,
+            "capture_layers": self.capture_layers,
+        }
 
     def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
         on_device = ForwardBatch.init_new(
@@ -110,26 +122,29 @@ class ModelRunner:
         return on_device
 
     def guard_of(self, **owners: object) -> GraphGuard | None:
-        """Over all that they hold, this runner among it, where graphs are guarded."""
+        """A guard over all tensors that the owners hold, or None where graphs are not guarded."""
         return GraphGuard(partial(inputs_of, owners)) if self.guards_graphs else None
 
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
-        """A forward whose tokens and tree may still be filled in when it runs."""
-        graphs = self.ragged_graph
+        """A planned forward whose tokens and tree may be given when it runs."""
+        graphs = self.ragged_graphs
         if graphs is not None:
-            parts = [GraphForward(graphs, form, part) for form, part in graphs.forms_of(batch)]
+            parts = [GraphForward(graphs, key, part) for key, part in graphs.parts_of(batch)]
             if parts:
                 return parts[0] if len(parts) == 1 else PartsForward(batch, parts)
-        return EagerForward(self, self.new_forward_batch(batch))
+        on_device = self.new_forward_batch(batch)
+        self.attn_backend.init_forward_metadata(on_device)
+        return EagerForward(on_device, self.forward)
 
     def new_row_batch(
         self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
     ) -> ForwardBatch:
-        """A forward over W new tokens of each request, `offset` places after those that stand:
-        planned, and made on the device alone. A tree's past nodes are all that lies between."""
+        """A planned forward over tokens_BW, int64 [B, W], made on the device alone: W new tokens of
+        each request, `offset` positions after its committed ones. For a tree, the nodes in between
+        are its past nodes: offset must equal tree.num_past."""
         B, W = tokens_BW.shape
-        table = self.pools.req_to_token_pool.req_to_token
-        assert tree is None or tree.num_past == offset, "depths count from what stands"
+        table = self.page_table
+        assert tree is None or tree.num_past == offset, "tree.num_past is the offset"
         depths_T = None if tree is None else tree.depths_T
         places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
         is_decode = W == 1 and tree is None
@@ -145,24 +160,20 @@ class ModelRunner:
             extend_lens=self._even_lens(B, W)[0],
             seq_lens=places.seq_lens_B,
             qo_indptr=self._even_lens(B, W)[1],
-            prefix_lens_cpu=[table.shape[1] - W] * B,  # as long as they may get
+            prefix_lens_cpu=[table.shape[1] - W] * B,  # upper bounds
             extend_lens_cpu=[W] * B,
             logits_rows=None,
-            req_to_token_pool=self.pools.req_to_token_pool,
-            token_to_kv_pool=self.pools.token_to_kv_pool,
-            attn_backend=self.attn_backend,
-            attn_layers=self.attn_layers,
             tree=tree,
             first_keys=self.first_keys,
             compiles=self.compile_max_bs >= B,
-            capture_layers=self.capture_layers,
+            **self.batch_fields,
         )
         self.attn_backend.init_forward_metadata_capture(batch)
         return batch
 
     def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
-        """extend_lens and qo_indptr of requests of one width. Made once, so that a graph, which
-        runs before it is captured, holds no node for them."""
+        """extend_lens and qo_indptr of requests of one width. Cached: a function runs once before
+        its capture, so the graph has no node for them."""
         key = (requests, width)
         if key not in self._even:
             lens = torch.full((requests,), width, dtype=torch.int64, device=self.device)
@@ -181,20 +192,27 @@ class ModelRunner:
         that it carries, and PlanMismatchError is raised if that does not fit.
         """
         if isinstance(batch, ModelWorkerBatch):
-            if self.graph is not None and self.graph.can_run(batch):
-                return self.graph.replay(batch)
-            if self.extend_graph is not None:
-                output = self.extend_graph.run(batch)
-                if output is not None:
-                    return output
-            elif self.no_extend_graphs is not None and batch.forward_mode is ForwardMode.EXTEND:
-                self.no_extend_graphs.count()
-            if self.ragged_graph is not None:
-                form = self.ragged_graph.form_of(batch)
-                if form is not None:
-                    return self.ragged_graph.replay(form, batch, batch.input_ids)[0]
+            output = self._replay(batch)
+            if output is not None:
+                return output
             batch = self.new_forward_batch(batch)
         return self.forward_eager(batch, skip_attn_backend_init)
+
+    def _replay(self, batch: ModelWorkerBatch) -> LogitsOutput | None:
+        """The forward of a captured graph; None where none serves the batch."""
+        if self.decode_graphs is not None and self.decode_graphs.can_run(batch):
+            return self.decode_graphs.replay(batch)
+        if isinstance(self.prefill_graphs, PrefillGraphs):
+            output = self.prefill_graphs.run(batch)
+            if output is not None:
+                return output
+        elif self.prefill_graphs is not None and batch.forward_mode is ForwardMode.EXTEND:
+            self.prefill_graphs.count()
+        if self.ragged_graphs is not None:
+            key = self.ragged_graphs.key_of(batch)
+            if key is not None:
+                return self.ragged_graphs.replay(key, batch, batch.input_ids)[0]
+        return None
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         self.num_eager += 1
@@ -243,7 +261,7 @@ class ModelRunner:
     def split_prefill(
         self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
     ) -> LogitsOutput | None:
-        """One call of a split prefill: plans on the first, gives logits on the last."""
+        """One call of a split prefill: the first plans, the last gives logits, others None."""
         if batch.forward_mode is not ForwardMode.SPLIT_PREFILL:
             raise ValueError(f"split_prefill needs a SPLIT_PREFILL batch, not {batch.forward_mode}")
         if batch.split_index == 0 and not skip_attn_backend_init:
@@ -254,5 +272,5 @@ class ModelRunner:
 
     def _logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
         rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]
-        features = torch.cat(batch.captured, dim=-1) if batch.captured else None
-        return LogitsOutput(self.model.compute_logits(rows), hidden=hidden, features=features)
+        logits = self.model.head.logits(rows)
+        return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))

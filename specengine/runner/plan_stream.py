@@ -1,4 +1,4 @@
-"""Forwards prepared on a stream of their own, beside what the current stream does meanwhile."""
+"""Plans forwards on a second stream while the current stream runs other work."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ import torch
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import sent
+from specengine.runner.forward_graphs.ragged import ForwardBuffers, RaggedGraphs
+from specengine.runner.graph_cache import Captured
 from specengine.runner.model_runner import ModelRunner
-from specengine.runner.ragged_graphs import CapturedForward, RaggedGraphRunner
 
 
 @dataclass(frozen=True)
 class EagerAhead:
-    """A forward that lacks its tokens and its tree. Its plan carries the event of its being ready,
-    for which the runner makes the current stream wait."""
+    """A planned forward without tokens and tree. Its plan carries an event for which the runner
+    makes the current stream wait."""
 
     runner: ModelRunner
     batch: ForwardBatch
 
     @torch.inference_mode()
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput:
-        """batch: what was prepared, with tokens and tree."""
+        """batch: the one that was planned, now with tokens and tree."""
         self.runner.check_plan(self.batch)
         self.batch.input_ids = sent(batch.input_ids, self.runner.device)
         if batch.tree is not None:
@@ -35,39 +36,38 @@ class EagerAhead:
         return self.runner.forward(self.batch, skip_attn_backend_init=True)
 
     def drop(self) -> None:
-        """It is not run. What it holds is the plan stream's own."""
+        """Called instead of run. No other stream uses its tensors: nothing to do."""
 
 
 @dataclass(frozen=True)
 class GraphAhead:
-    """The same in the buffers of a graph, which no other forward may use in between."""
+    """A forward planned in the buffers of a graph, which no other forward may use in between."""
 
-    graphs: RaggedGraphRunner
-    captured: CapturedForward
+    graphs: RaggedGraphs
+    captured: Captured[ForwardBuffers]
     ready: torch.cuda.Event | None
 
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput:
         self.drop()
-        tokens = sent(batch.input_ids, self.captured.buffer.device)
+        tokens = sent(batch.input_ids, self.captured.buffers.buffer.device)
         return self.graphs.launch(self.captured, batch, tokens)
 
     def drop(self) -> None:
-        """The next forward on the current stream finds the buffers at rest."""
+        """Called instead of run: makes the current stream wait until the buffers are written."""
         if self.ready is not None:
             torch.cuda.current_stream().wait_event(self.ready)
 
 
 @dataclass
 class PlanStream:
-    """Hands over three times, each time by an event:
+    """Three orders are kept, each by an event:
 
-    - All that the current stream was given so far comes before what is prepared: the page table,
-      and forwards whose plans, buffers and memory are used again.
-    - What is prepared comes before the forward that runs on it, or before whatever uses its
-      buffers in its place.
-    - What the host wrote to pinned memory stays until it was copied: the backend's affair.
+    - Work launched on the current stream so far precedes the plan: it writes the page table, and
+      uses plans, buffers and memory that the plan reuses.
+    - The plan precedes the forward that runs on it, or the next use of its buffers.
+    - Pinned memory that the host wrote stays until it was copied; the backend ensures this.
 
-    Without a GPU it prepares on the spot.
+    Without a GPU a forward is planned at once on the only stream.
     """
 
     runner: ModelRunner
@@ -79,17 +79,17 @@ class PlanStream:
 
     @torch.inference_mode()
     def begin(self, batch: ModelWorkerBatch) -> EagerAhead | GraphAhead | None:
-        """batch: tokens and tree are placeholders of the right size; depths are 0. None where a
-        graph that serves it is still to be captured."""
-        graphs = self.runner.ragged_graph
-        form = None if graphs is None else graphs.form_of(batch)
-        if graphs is None or form is None:
+        """batch: tokens and tree are placeholders of the right size; depths are 0. None where the
+        graph for it has not been captured yet."""
+        graphs = self.runner.ragged_graphs
+        key = None if graphs is None else graphs.key_of(batch)
+        if graphs is None or key is None:
             return self._eager(batch)
-        captured = graphs.captured.get(form)
+        captured = graphs.cache.captured.get(key)
         if captured is None:
             return None
         with self._beside() as ready:
-            graphs.load(captured, form, batch, batch.input_ids)
+            graphs.load(captured, key, batch, batch.input_ids)
         return GraphAhead(graphs, captured, ready)
 
     def _eager(self, batch: ModelWorkerBatch) -> EagerAhead:
@@ -101,7 +101,7 @@ class PlanStream:
 
     @contextmanager
     def _beside(self) -> Iterator[torch.cuda.Event | None]:
-        """Gives the event that is recorded when all of it was launched."""
+        """Runs the body on the plan stream; gives the event that is recorded at its end."""
         if self.stream is None:
             yield None
             return

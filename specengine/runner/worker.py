@@ -1,4 +1,4 @@
-"""The base of every worker that runs a model."""
+"""Base class of the workers that run a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specengine.runner.model_runner import MemoryPools, ModelRunner
 
 
 class TpModelWorker:
-    """Owns one ModelRunner. The target's worker is one; draft workers subclass it."""
+    """Owns one ModelRunner: the target's worker; draft workers subclass it."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -16,7 +16,7 @@ class TpModelWorker:
     def forward_batch_generation(
         self, batch: ModelWorkerBatch, skip_attn_backend_init: bool = False
     ) -> LogitsOutput:
-        """Run the model on a batch. Logits are float32 [R, V], for the rows it asks for."""
+        """Run the model on a batch. Logits are float32 [R, V], for the batch's logits_rows."""
         return self.runner.forward(batch, skip_attn_backend_init)
 
     def get_memory_pool(self) -> MemoryPools:

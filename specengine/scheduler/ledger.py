@@ -60,7 +60,8 @@ class KVLedger:
         row = self.rows.alloc()
         if row is None:
             return False
-        slots, node = self.cache.match_prefix(req.token_ids[:match_limit])
+        visible = match_limit + self.cache.lookahead
+        slots, node = self.cache.match_prefix(req.token_ids[:visible])
         self.cache.inc_lock_ref(node)
         if len(slots):
             self.rows.write(row, 0, slots)
@@ -173,16 +174,23 @@ class KVLedger:
         """`share`, but for the lock, which stays where it was. Gives the node at which the shared
         tokens end."""
         page_size, start = self.allocator.page_size, req.cached_len
-        end, node = req.kv_len // page_size * page_size, cast(RadixNode, req.last_node)
+        end, node = self._final_len(req) // page_size * page_size, cast(RadixNode, req.last_node)
         if self.cache.disable or end <= start:
             return node
-        tokens, slots = _tokens(req, start, end), self.rows.slots(_row(req), start, end)
+        tokens = _tokens(req, start, end + self.cache.lookahead)
+        slots = self.rows.slots(_row(req), start, end)
         known, node = self.cache.append(node, tokens, slots)
         if len(known):
             self._free(req, start, start + len(known))
             self.rows.write(_row(req), start, known)
         req.cached_len = end
         return node
+
+    def _final_len(self, req: Req) -> int:
+        """Leading committed slots that nothing writes again, and whose lookahead is known. The last
+        token that any committed slot has seen is the one behind them all."""
+        lookahead = self.cache.lookahead
+        return min(req.kv_len - max(0, lookahead - 1), req.seq_len - lookahead)
 
     def _free(self, req: Req, start: int, end: int) -> None:
         """Free the private pages of tokens start .. end - 1; `start` is on a page boundary."""

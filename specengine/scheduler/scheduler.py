@@ -124,6 +124,7 @@ class Scheduler:
             logprobs = [logprob] if logprob is not None else []
             if req.state is ReqState.RUNNING:
                 self._commit_run(req, tokens, logprobs, drafted=0)
+                self.spec_totals.num_rounds += 1
                 continue
             req.prompt_logprobs += result.prompt_logprobs[index]
             self._commit_chunk(req, batch.extend_lens[index])
@@ -135,16 +136,18 @@ class Scheduler:
         written it. Requests that ended meanwhile are skipped."""
         drafts: list[int] = []
         accepted: list[int] = []
+        num_rounds = 0
         for index, req in enumerate(reqs):
             if req.state is not ReqState.FINISHED:
                 logprobs = result.logprobs[index] if result.logprobs is not None else []
                 req.spec.is_lossy |= result.is_lossy
                 tokens, drafted = result.tokens[index], result.num_drafted[index]
                 kept = self._commit_run(req, tokens, logprobs, drafted, result.depth)
+                num_rounds += 1
                 if drafted:
                     drafts.append(drafted)
                     accepted.append(kept - 1)
-        self.spec_totals.record(drafts, accepted)
+        self.spec_totals.record(num_rounds, drafts, accepted)
 
     # ---- how things stand
 

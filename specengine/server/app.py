@@ -8,7 +8,7 @@ import orjson
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from specengine import __version__
+from specengine.core.version import __version__
 from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
 
 PREFIX = "specengine:"
@@ -100,6 +100,10 @@ def _gauges(stats: EngineStats) -> Iterable[Metric]:
         "kv_slots": ("KV slots", stats.num_slots),
         "kv_usage_ratio": ("Share of the KV slots that requests hold", stats.kv_usage),
         "prefix_cache_hit_ratio": ("Prompt tokens found cached", stats.prefix_hit_rate),
+        "spec_decode_mean_acceptance_length": (
+            "Tokens a round, bonus token included: 1 + accepted / rounds, over all rounds",
+            stats.spec.mean_acceptance_length,
+        ),
     }
     for name, (text, value) in values.items():
         yield GaugeMetricFamily(PREFIX + name, text, value=value)
@@ -114,7 +118,11 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
         "request_retractions": ("Requests sent back to the queue", stats.num_retractions),
         "graph_forwards": ("Forwards replayed from a graph", stats.num_graph_forwards),
         "eager_forwards": ("Forwards run eagerly", stats.num_eager_forwards),
-        "spec_decode_num_drafts": ("Drafts verified", spec.num_drafts),
+        "spec_decode_num_rounds": ("Rounds, one a request, drafted or not", spec.num_rounds),
+        "spec_decode_num_drafts": (
+            "Rounds that had a draft to verify; accepted length counts the others as well",
+            spec.num_drafts,
+        ),
         "spec_decode_num_draft_tokens": ("Tokens drafted", spec.num_draft_tokens),
         "spec_decode_num_accepted_tokens": (
             "Drafted tokens accepted, without bonus tokens",

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from specengine import __version__
 from specengine.core.config import EngineConfig
 from specengine.core.sampling import SamplingParams
+from specengine.core.version import __version__
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.server.errors import ApiError
 from specengine.server.metrics import ServerMetrics

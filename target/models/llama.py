@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError
-from specengine.kernels.head_topk import Shares
 from specengine.kernels.layer_tail import Tail
-from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, DecoderShape
+from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import (
+    FAST_HEADS,
+    FAST_PATHS,
+    LAYER_TAIL,
+    SPLIT_PREFILL,
+    HeadSpec,
+    LayerSpec,
+    Multipliers,
+    log_refusals,
+)
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
@@ -25,31 +36,68 @@ if TYPE_CHECKING:
 class DecoderStack(nn.Module):
     """Embedding, decoder layers and the final norm: `model.*` of a checkpoint."""
 
-    def __init__(self, config: Any, shape: DecoderShape, windows: list[int | None]) -> None:
+    def __init__(self, config: Any, specs: Sequence[LayerSpec]) -> None:
+        """specs: one a layer."""
         super().__init__()
+        self.spec = spec = specs[0]  # what concerns the stream is the same in all layers
+        if any(_stream_fields(one) != _stream_fields(spec) for one in specs):
+            raise ValueError("layers of one model need one eps and one set of multipliers")
         rotary = RotaryEmbedding.from_config(config)
-        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = VocabEmbedding(config.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(shape, layer_id, rotary, window) for layer_id, window in enumerate(windows)
+            DecoderLayer(spec, layer_id, rotary) for layer_id, spec in enumerate(specs)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.whole = WholeStack([cast(DecoderLayer, one) for one in self.layers], shape, rotary)
+        self.norm = RMSNorm(spec.hidden_size, spec.stream_eps)
+        self.whole = WholeStack([cast(DecoderLayer, one) for one in self.layers], rotary)
+        self.takes_tail = LAYER_TAIL.takes(*specs)
+        self.takes_split = SPLIT_PREFILL.takes(*specs)
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
-        hidden: Tensor = self.embed_tokens(input_ids)
+        hidden = self.spec.start_stream(self.embed_tokens(input_ids))
         stream = self.whole.run(hidden, batch)
         if stream is not None:
             return self.norm.add(stream, None)[0]
         first = cast(DecoderLayer, self.layers[0])
-        if first.is_streamed(hidden, batch):
+        if self.takes_tail and first.is_streamed(hidden, batch):
             return self.norm.add(self._stream(positions, hidden, batch), None)[0]
-        residual: Tensor | None = None
-        for layer_id, layer in enumerate(self.layers):
+        return self.norm.add(*self._run(positions, hidden, None, batch, 0, len(self.layers)))[0]
+
+    def forward_split(
+        self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
+    ) -> Tensor | None:
+        """Layers batch.split_index .. end_layer - 1, with the state of the batch. Layers that may
+        not run apart all run in the last call."""
+        is_last = end_layer == len(self.layers)
+        if not self.takes_split:
+            batch.split_index = end_layer
+            return self(input_ids, positions, batch) if is_last else None
+        if batch.split_index == 0:
+            batch.hidden_states = self.spec.start_stream(self.embed_tokens(input_ids))
+            batch.residual = None
+        hidden = batch.hidden_states
+        assert hidden is not None
+        start, residual = batch.split_index, batch.residual
+        hidden, residual = self._run(positions, hidden, residual, batch, start, end_layer)
+        batch.hidden_states, batch.residual, batch.split_index = hidden, residual, end_layer
+        return self.norm.add(hidden, residual)[0] if is_last else None
+
+    def _run(
+        self,
+        positions: Tensor,
+        hidden: Tensor,
+        residual: Tensor | None,
+        batch: ForwardBatch,
+        start: int,
+        end: int,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Layers start .. end - 1, one by one."""
+        for layer_id, layer in islice(enumerate(self.layers), start, end):
             hidden, residual = layer(positions, hidden, residual, batch)
             if layer_id in batch.capture_layers:
-                batch.captured.append(self.norm.stream(hidden, residual))
-        return self.norm.add(hidden, residual)[0]
+                stream = self.norm.stream(hidden, residual)
+                batch.captured.append(self.spec.true_stream(stream))
+        return hidden, residual
 
     def _stream(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """The residual stream behind the layers. A layer's last product is the next one's first."""
@@ -58,36 +106,66 @@ class DecoderStack(nn.Module):
             following = layers[layer_id + 1] if layer_id + 1 < len(layers) else None
             tail = layer.forward_streamed(positions, tail, batch, following)
             if layer_id in batch.capture_layers:
-                batch.captured.append(tail.stream)
+                batch.captured.append(self.spec.true_stream(tail.stream))
         return tail.stream
 
 
+def _stream_fields(spec: LayerSpec) -> tuple[float, ...]:
+    return spec.rms_norm_eps, spec.embedding_multiplier, spec.residual_multiplier
+
+
 class LlamaForCausalLM(nn.Module):
-    """A core.interfaces.DecoderModel. A family overrides `decoder_shape` and `sliding_windows`."""
+    """A core.interfaces.DecoderModel. A family overrides what differs: `layer_spec`,
+    `sliding_windows`, `multipliers`."""
 
     def __init__(self, config: Any) -> None:
-        """config: the Hugging Face configuration. Weights are uninitialised until load_weights."""
+        """config: the Hugging Face configuration. Weights are uninitialised until load_weights.
+        Raises ModelLoadError for a family that states what nothing computes."""
         super().__init__()
-        if config.hidden_act != "silu":
-            raise ModelLoadError(f"hidden_act {config.hidden_act!r} is not supported; only silu is")
+        specs = self.layer_specs(config)
         self.config = config
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
-        self.model = DecoderStack(config, self.decoder_shape(config), self.sliding_windows(config))
+        self.model = DecoderStack(config, specs)
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.tie(self.model.embed_tokens.weight)
+        self.head = Head(self.lm_head, HeadSpec(self.multipliers(config).logits))
+        device = self.lm_head.plain.device
+        log_refusals(FAST_PATHS, specs, device)
+        log_refusals(FAST_HEADS, [self.head.spec], device)
 
     @classmethod
-    def decoder_shape(cls, config: Any) -> DecoderShape:
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        """Of every layer, but for what the other two state."""
         bias = bool(config.attention_bias)
         mlp_bias = bool(config.mlp_bias)
-        return DecoderShape.from_config(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+        return LayerSpec.from_config(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:
         """Tokens that each layer sees, itself included; None is all."""
         return [None] * config.num_hidden_layers
+
+    @classmethod
+    def multipliers(cls, config: Any) -> Multipliers:
+        return Multipliers()
+
+    @classmethod
+    def layer_specs(cls, config: Any) -> list[LayerSpec]:
+        """One a layer."""
+        factors = cls.multipliers(config)
+        spec = replace(
+            cls.layer_spec(config),
+            embedding_multiplier=factors.embedding,
+            residual_multiplier=factors.residual,
+            attention_multiplier=factors.attention,
+        )
+        return [replace(spec, sliding_window=window) for window in cls.sliding_windows(config)]
+
+    @property
+    def embed(self) -> VocabEmbedding:
+        return self.model.embed_tokens
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], int64 [T] -> hidden states after the final norm, [T, H]."""
@@ -99,30 +177,7 @@ class LlamaForCausalLM(nn.Module):
     ) -> Tensor | None:
         """Run layers batch.split_index .. end_layer - 1, carrying state on the batch. Returns the
         final hidden states [T, H] once the last layer is done, None before."""
-        if batch.split_index == 0:
-            batch.hidden_states = self.model.embed_tokens(input_ids)
-            batch.residual = None
-        hidden, residual = batch.hidden_states, batch.residual
-        assert hidden is not None
-        for layer in self.model.layers[batch.split_index : end_layer]:
-            hidden, residual = layer(positions, hidden, residual, batch)
-        batch.hidden_states, batch.residual, batch.split_index = hidden, residual, end_layer
-        if end_layer < self.num_layers:
-            return None
-        return self.model.norm.add(hidden, residual)[0]
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> float32 [R, V]."""
-        logits: Tensor = self.lm_head(hidden)
-        return logits.float()
-
-    def compute_shares(self, hidden: Tensor, topk: int) -> Shares | None:
-        """A draft.tree_rows.TreeModel's, of trees of STANDALONE."""
-        return self.lm_head.shares(hidden, topk)
-
-    def best_tokens(self, hidden: Tensor) -> Tensor:
-        """[R, H] -> int64 [R], the token of the largest logit."""
-        return self.lm_head.best(hidden)
+        return self.model.forward_split(input_ids, positions, batch, end_layer)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill every parameter from (checkpoint name, tensor) pairs. Raises ModelLoadError naming
@@ -143,8 +198,8 @@ class MistralForCausalLM(LlamaForCausalLM):
     """Llama without biases, perhaps with a sliding window in every layer."""
 
     @classmethod
-    def decoder_shape(cls, config: Any) -> DecoderShape:
-        return DecoderShape.from_config(config)
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        return LayerSpec.from_config(config)
 
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specengine.layers.decoder import DecoderShape
+from specengine.layers.layer_spec import LayerSpec
 from specengine.target.models.llama import LlamaForCausalLM
 
 
@@ -12,8 +12,8 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     """Biases on q, k and v; a sliding window in the layers that the configuration marks."""
 
     @classmethod
-    def decoder_shape(cls, config: Any) -> DecoderShape:
-        return DecoderShape.from_config(config, qkv_bias=True)
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        return LayerSpec.from_config(config, qkv_bias=True)
 
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:
@@ -25,6 +25,6 @@ class Qwen3ForCausalLM(Qwen2ForCausalLM):
     """Heads of q and k normalised; biases only where the configuration says so."""
 
     @classmethod
-    def decoder_shape(cls, config: Any) -> DecoderShape:
+    def layer_spec(cls, config: Any) -> LayerSpec:
         bias = bool(config.attention_bias)
-        return DecoderShape.from_config(config, qk_norm=True, qkv_bias=bias, o_bias=bias)
+        return LayerSpec.from_config(config, qk_norm=True, qkv_bias=bias, o_bias=bias)

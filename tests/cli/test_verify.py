@@ -22,10 +22,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules have tests of their own, and so have mutants."""
     monkeypatch.setattr(rules, "rule_checks", lambda effort: iter(()))
     monkeypatch.setattr(suite, "of_rules", list)
+    monkeypatch.setattr(suite, "of_drafts", list)
     monkeypatch.setattr(suite, "AROUND_RULES", engine_mutants.AROUND_RULES[1:2])
     plan = replace(
         suite.QUICK,
-        engine=replace(suite.QUICK.engine, num_requests=12, greedy_tokens=12),
+        engine=replace(suite.QUICK.engine, num_requests=12, draft_requests=40, greedy_tokens=12),
         states=suite.QUICK.states[:1],
     )
     monkeypatch.setattr(suite, "QUICK", plan)

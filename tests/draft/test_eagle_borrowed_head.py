@@ -11,8 +11,9 @@ from torch import nn
 
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm
-from specengine.layers.decoder import DecoderShape
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import LMHead
 from specengine.layers.linear_cpu import pack_linears
 from tests.draft import eagle_checkpoints as checkpoints
@@ -24,8 +25,8 @@ IDS = torch.tensor([3, 4, 100, 101, 319])
 def make_model(target: Path, folder: Path) -> Eagle3Model:
     checkpoint = EagleCheckpoint.read(str(checkpoints.eagle3(folder, target)))
     config: Any = checkpoint.layer_config(64)
-    shape = DecoderShape.from_config(config)
-    form = EagleForm(config, shape, VOCAB, DRAFT_VOCAB, feature_size=3 * SIZE)
+    spec = LayerSpec.from_config(config)
+    form = EagleForm(config, spec, VOCAB, DRAFT_VOCAB, feature_size=3 * SIZE)
     model = Eagle3Model(form)
     nn.init.ones_(model.norm.weight)
     model.set_target_ids(IDS - torch.arange(DRAFT_VOCAB))
@@ -44,10 +45,9 @@ def test_its_logits_are_the_targets_rows(
     head.weight = nn.Parameter(weight.clone(), requires_grad=False)
     if is_packed:
         pack_linears(nn.ModuleList([head]), None)
-    model.share(VocabEmbedding(VOCAB, SIZE), head)
+    model.share(VocabEmbedding(VOCAB, SIZE), Head(head))
     states = torch.randn(7, SIZE)
     expected = model.norm(states) @ weight[IDS].T
-    assert torch.allclose(model.compute_logits(states), expected, atol=1e-5)
-    assert model.lm_head is not None
-    cut = model.lm_head.weight
+    assert torch.allclose(model.head.logits(states), expected, atol=1e-5)
+    cut = model.head.product.weight
     assert (cut is not None and len(cut) == DRAFT_VOCAB) != is_packed

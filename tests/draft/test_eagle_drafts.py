@@ -48,12 +48,22 @@ FORMS: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
 
 
 @dataclass
+class Level:
+    """What the children of each row were chosen from, and which they are."""
+
+    logits_RV: Tensor
+    paths_RD: Tensor
+    tokens_RK: Tensor
+
+
+@dataclass
 class Round:
-    """What one round knew, and what each level of its drafts was chosen from."""
+    """What one round knew, each level of its drafts, and what became of them."""
 
     texts: list[list[int]]
     depths: list[int]
-    levels: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # logits and paths of rows
+    levels: list[Level] = field(default_factory=list)
+    proposal: DraftProposal | None = None
 
 
 @pytest.fixture
@@ -65,17 +75,24 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     def watched_draft(self: EagleWorker, batch: ScheduleBatch) -> DraftProposal:
         depths = [self.levels(req) for req in batch.reqs]
         seen.append(Round([req.token_ids for req in batch.reqs], depths))
-        return draft(self, batch)
+        seen[-1].proposal = draft(self, batch)
+        return seen[-1].proposal
+
+    def note(logits_RV: Tensor, paths_RD: Tensor, tokens_RK: Tensor) -> None:
+        columns = (logits_RV.cpu().clone(), paths_RD.cpu(), tokens_RK.cpu())
+        seen[-1].levels.append(Level(*columns))
 
     def watched_best(self: DraftChoice, logits_RV: Tensor, paths_RD: Tensor) -> Tensor:
-        seen[-1].levels.append((logits_RV.cpu().clone(), paths_RD.cpu()))
-        return best(self, logits_RV, paths_RD)
+        tokens_R = best(self, logits_RV, paths_RD)
+        note(logits_RV, paths_RD, tokens_R[:, None])
+        return tokens_R
 
     def watched_children(
         self: DraftChoice, logits_RV: Tensor, paths_RD: Tensor, count: int, first_node: int
     ) -> Chosen:
-        seen[-1].levels.append((logits_RV.cpu().clone(), paths_RD.cpu()))
-        return children(self, logits_RV, paths_RD, count, first_node)
+        chosen = children(self, logits_RV, paths_RD, count, first_node)
+        note(logits_RV, paths_RD, chosen.tokens_RK)
+        return chosen
 
     monkeypatch.setattr(EagleWorker, "draft", watched_draft)
     monkeypatch.setattr(DraftChoice, "best", watched_best)
@@ -84,19 +101,45 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
 
 
 def check(rounds: list[Round], reading: EagleReading) -> int:
-    """Compares the logits after every node that was looked at; returns how many."""
+    """Compares the logits after every node that was looked at, and the target's tokens that were
+    chosen by them; returns how many."""
     compared = 0
     for one in rounds:
-        for level, (logits, paths) in enumerate(one.levels):
-            per_request = len(logits) // len(one.texts)
-            for row, (found, path) in enumerate(zip(logits, paths.tolist(), strict=True)):
-                if level >= one.depths[row // per_request]:
+        drafted = paths_of(one)
+        for depth, level in enumerate(one.levels):
+            per_request = len(level.logits_RV) // len(one.texts)
+            rows = zip(level.logits_RV, level.paths_RD.tolist(), level.tokens_RK, strict=True)
+            for row, (found, path, tokens) in enumerate(rows):
+                request = row // per_request
+                if depth >= one.depths[request]:
                     continue
-                expected = reading.logits(one.texts[row // per_request], path)[-1]
+                expected = reading.logits(one.texts[request], path)[-1]
                 largest = max(1.0, float(expected.abs().max()))
                 assert float((found - expected).abs().max()) < TOLERANCE * largest
+                best = reading.target_ids[found.topk(len(tokens)).indices]
+                assert tokens.tolist() == best.tolist()
+                drafted[request] -= {(*path, token) for token in tokens.tolist()}
                 compared += 1
+        assert not any(drafted), "verified, and chosen after no node"
     return compared
+
+
+def paths_of(one: Round) -> list[set[tuple[int, ...]]]:
+    """Of each request the tokens from the root's child down to each node that is to be verified."""
+    if one.proposal is None or one.proposal.is_empty:
+        return []
+    found = []
+    for tokens, parents, count in zip(
+        one.proposal.tokens.tolist(),
+        one.proposal.parents.tolist(),
+        one.proposal.num_nodes,
+        strict=True,
+    ):
+        paths: list[tuple[int, ...]] = [()]
+        for node in range(1, count):
+            paths.append((*paths[parents[node]], tokens[node]))
+        found.append(set(paths[1:]))
+    return found
 
 
 def make(target: Path, algorithm: str, draft: Path, topk: int, **flags: Any) -> LLM:

@@ -190,5 +190,5 @@ def test_tables_are_shared_where_the_checkpoint_has_none(checkpoint: tuple[str, 
     target = load_target(checkpoint[1])
     target_model = cast(Any, target.loaded.model)
     [model] = cast(list[MtpModel], list(load_mtp(target).models))
-    assert model.embed_tokens is target_model.model.embed_tokens
-    assert model.lm_head is target_model.lm_head
+    assert model.embed is target_model.embed
+    assert model.head is target_model.head

@@ -12,15 +12,13 @@ import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import AttentionBackend
-from specengine.draft import loop_graphs
 from specengine.engine.chat_template import render_chat
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.kernels import flash_attention, flash_attention_ref
-from specengine.runner import ragged_graphs
 from specengine.runner.attention.flash_backend import FlashAttentionBackend
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.runner.test_attention_flashinfer import in_pytorch  # noqa: F401
-from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
+from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 
 PROMPTS = ["What is the capital of France?", "Count from one to ten.", "Hello! Who are you?"]
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.0)
@@ -90,8 +88,7 @@ def test_an_engine_over_fixed_buffers(
     plain: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    use_functions(monkeypatch)
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
     counters = graphs_on_the_cpu(llm)

@@ -13,8 +13,9 @@ from specengine import LLM, SamplingParams, SpecControl
 from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.grammar import GrammarSpec
 from specengine.core.spec import DraftProposal, VerifyResult
-from specengine.engine.adaptive.choice import Decision, Shape
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
+from specengine.engine.adaptive.acceptance import HybridAcceptance
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.draft_nodes import best_nodes
 from tests.e2e.test_adaptive_engine import adaptive_of, make, run
 from tests.e2e.test_spec_control import CASES, TREE, Case, folders
@@ -34,9 +35,9 @@ class Seen:
     """What is verified, round by round, and the shape that was chosen for it."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rounds: list[tuple[Shape, DraftProposal]] = []
+        self.rounds: list[tuple[DraftShape, DraftProposal]] = []
         steps, prepare = adaptive_of(llm).steps, llm.engine.round.verifier.prepare
-        rng, self.shape = random.Random(1), Shape(0)
+        rng, self.shape = random.Random(1), DraftShape(0)
         cut = [one for one in steps.shapes if one.num_nodes is not None]
 
         def choose(batch_size: int) -> Decision:
@@ -109,7 +110,7 @@ def test_left_to_itself_it_learns_of_sizes(
     expected = run(make(folders, None), **asks) if ruled else plain
     for _ in range(2):
         assert run(llm, **asks) == expected
-    assert adaptive_of(llm).steps.acceptance.is_told
+    assert adaptive_of(llm).steps.acceptance.has_ranks
 
 
 @pytest.mark.parametrize("case", TREES, ids=str)
@@ -123,7 +124,7 @@ def test_a_request_that_limits_its_depth_teaches_nothing_of_deeper_places(
     )
     llm.generate(["abcabcabcabc"] * 2, shallow)
     found = adaptive_of(llm).steps.acceptance
-    sources = [found.model, found.text] if isinstance(found, MixedAcceptance) else [found]
-    places = [one.least.shares.tried for one in sources]
+    sources = [found.model, found.lookup] if isinstance(found, HybridAcceptance) else [found]
+    places = [one.smallest.tried for one in sources]
     assert any(first > 0 for first, *_ in places)
     assert not any(any(deeper) for _, *deeper in places)

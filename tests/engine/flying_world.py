@@ -18,7 +18,7 @@ from specengine.engine import graph_round, graph_ruled
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _row_drafter, new_round
 from specengine.engine.graph_round import GraphRound
-from tests.engine.test_graph_round import DeviceLengths
+from tests.support.device_lengths import DeviceLengths
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from specengine.engine.round_form import Form
 from specengine.kernels.cuda import program
 from specengine.kernels.rehearsal import rehearsal as stage
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from specengine.runner.extend_graphs import ExtendGraphRunner
-from specengine.runner.graphs import DecodeGraphRunner
+from specengine.runner.forward_graphs.decode import DecodeGraphs
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.loader import load
 from specengine.runner.model_runner import ModelRunner
 from tests.kernels import offline_triton
@@ -101,11 +101,11 @@ def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound | None]:
 
 def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
     """All that is captured."""
-    decode, extend = DecodeGraphRunner(runner, SIZES, True), ExtendGraphRunner(runner)
+    decode, prefill = DecodeGraphs(runner, SIZES, True), PrefillGraphs(runner)
     for size in SIZES:
-        yield decode.rehearse(size)
-    for shape in extend.shapes:
-        yield extend.rehearse(shape)
+        yield decode.precompile(size)
+    for key in prefill.keys:
+        yield prefill.precompile(key)
     if flying is None:
         return
     for size in SIZES:

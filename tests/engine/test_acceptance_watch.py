@@ -10,7 +10,7 @@ def warnings_of(accepted: list[int], caplog: pytest.LogCaptureFixture) -> list[s
     """Warnings while rounds of 3 drafted tokens accept so many of them."""
     totals, watch = SpecTotals(), AcceptanceWatch()
     for count in accepted:
-        totals.record([3], [count])
+        totals.record(1, [3], [count])
         watch.check(totals)
     return [record.getMessage() for record in caplog.records]
 
@@ -18,7 +18,7 @@ def warnings_of(accepted: list[int], caplog: pytest.LogCaptureFixture) -> list[s
 def test_warns_once_of_a_drafter_that_never_helps(caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = warnings_of([0] * 1000, caplog)
     assert "specengine doctor" in warning
-    assert "accepted length 1.00 over the last 200" in warning
+    assert "0.00 tokens accepted of each of the last 200 drafts" in warning
 
 
 def test_says_nothing_before_two_hundred_rounds(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,10 +16,10 @@ from specengine.core.batch import RowBatch, ScheduleBatch
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
 from specengine.draft.eagle import worker as eagle
-from specengine.draft.loop_graphs import DraftLoops, LoopForm
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.naps import Naps
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.draft.loop_graphs import DraftLoops, LoopKey
+from specengine.engine.adaptive.choose import DrafterPause
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.llm import Generation
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round import sampling
@@ -377,10 +377,10 @@ def test_request_of_which_a_layer_has_seen_too_little_runs_on_the_host(spec_of: 
     assert not rounds.can_run(batch)
     assert rounds.counters[f"fallback: {NOT_READY}"] == 1
     loops = DraftLoops(worker, (1,), True, rounds.counters)
-    assert loops._form(batch, 3) == NOT_READY
+    assert loops._key_of(batch, 3) == NOT_READY
     worker._first[req] -= 2
     assert rounds.can_run(batch)
-    assert loops._form(batch, 3) == LoopForm(1, 3, edited=False)
+    assert loops._key_of(batch, 3) == LoopKey(1, 3, edited=False)
 
 
 @ON_CPU
@@ -395,7 +395,7 @@ def test_rounds_that_a_paused_drafter_misses_change_no_token(spec_of: Specs) -> 
         costs = StepCosts({4: {0: cost_of_none, 1: 1.01, 2: 1.02, 3: 4.0}})
         depths = AdaptiveSteps(rounds.steps, costs)
         pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps=True)
-        pipeline.naps = Naps(asleep=4, awake=3)
+        pipeline.pause = DrafterPause(paused=4, active=3)
         llm.engine.pipeline = pipeline
         assert_plain(llm.generate(PROMPTS, params), folder, PROMPTS, params)
     keys = {(key.num_steps, key.paused) for key in rounds.captured}

@@ -15,7 +15,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.grammar import GrammarSpec
 from specengine.core.spec import VerifyResult
 from specengine.engine import pipeline_build
-from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.proof.any_depth import AnyDepth
 from specengine.engine.round import executor
@@ -102,7 +102,7 @@ def test_sizes_that_change_do_not_change_tokens(
     assert rounds.source.num_nodes(3) == 16
     assert llm.engine.pipeline is not None
     assert llm.engine.pipeline.depths is not None
-    assert llm.engine.pipeline.depths.acceptance.is_told
+    assert llm.engine.pipeline.depths.acceptance.has_ranks
 
 
 @ON_CPU

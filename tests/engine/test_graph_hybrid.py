@@ -15,10 +15,10 @@ from torch import Tensor
 
 from specengine import GrammarSpec, SpecConfig, SpecControl
 from specengine.draft.hybrid import HybridDrafter
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import RunningCosts, StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round_form import Flight, Wish
@@ -227,18 +227,19 @@ def test_depths_that_change_do_not_change_tokens(
     depths = AdaptiveSteps(flying.steps, costs, model_steps=3)
     landed, kinds = list[tuple[int, int]](), set[tuple[int, str]]()
     decisions = cycle([Decision(depth, "it is told so", None) for depth in chosen])
-    monkeypatch.setattr(depths, "_decide", lambda *_: next(decisions))
+    monkeypatch.setattr(depths, "choose", lambda *_: next(decisions))
     observe = depths.observe
 
-    def observed(size: int, num_steps: int, drafted: Any, *more: Any, **others: Any) -> None:
-        limits, of_text = others["limits"], others["of_text"] or [False] * size
+    def observed(one: RoundObservation) -> None:
+        num_steps, limits = one.num_steps, one.limits or []
+        of_text = one.from_lookup or [False] * one.batch_size
         assert max(limits) <= num_steps
         assert all(mark or limit <= 3 for mark, limit in zip(of_text, limits, strict=True))
         landed.append((num_steps, max(limits)))
         if num_steps:
             kind = "text" if all(of_text) else "both" if any(of_text) else "model"
             kinds.add((num_steps, kind))
-        observe(size, num_steps, drafted, *more, **others)
+        observe(one)
 
     monkeypatch.setattr(depths, "observe", observed)
     parts = llm.engine.parts
@@ -269,7 +270,7 @@ def test_what_start_and_idle_moments_capture_is_all_that_rounds_need(
     flying.capture()
     decisions = cycle([Decision(depth, "it is told so", None) for depth in (*flying.steps, 3, 2)])
     depths, parts = AdaptiveSteps(flying.steps), llm.engine.parts
-    monkeypatch.setattr(depths, "_decide", lambda *_: next(decisions))
+    monkeypatch.setattr(depths, "choose", lambda *_: next(decisions))
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, depths, overlaps=True)
     while llm.engine.use_idle_moment():
         pass

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.draft import loop_graphs
-from specengine.runner import graph_memory, ragged_graphs
-from specengine.runner.graph_counters import MEMORY_SPENT, GraphStats
+from specengine.runner import graph_cache
+from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.memory import graph_memory
+from tests.support.cpu_graphs import capture, graphs_on_the_cpu
 from tests.support.device_rounds import run_on_device
-from tests.support.forward_graphs import capture, graphs_on_the_cpu
 from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, SAMPLED, make
 
 GRAPH = 10  # bytes
@@ -163,8 +163,7 @@ def test_forwards_and_drafts_without_a_graph_run_without_one(
 ) -> None:
     """There is room for three graphs, of whatever is needed first."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", card.taken_by(capture))
+    monkeypatch.setattr(graph_cache, "capture", card.taken_by(capture))
     counters = graphs_on_the_cpu(llm)
     memory = llm.engine.parts.worker.runner.graph_memory
     memory.budget = 3 * GRAPH

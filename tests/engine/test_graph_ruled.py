@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
-from specengine.engine.adaptive.cost_table import StepCosts
-from specengine.engine.adaptive.naps import Naps
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import DrafterPause
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.graph_round import GraphRound
 from tests.engine.flying_world import let_fly
@@ -182,7 +182,7 @@ def test_rounds_that_the_drafter_sleeps_through(
     dear = AdaptiveSteps([0, 3], StepCosts({4: {0: 1e-3, 3: 1.0}}))
     parts = llm.engine.parts
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, dear, overlaps=True)
-    llm.engine.flights.naps = Naps(asleep=3, awake=2)
+    llm.engine.flights.pause = DrafterPause(paused=3, active=2)
     for batch in ("one of four", "all"):
         assert tokens(llm, BATCHES[batch]) == expected[batch]
     assert {form.asleep for form in flying.captured if form.choosing.masks} == {True, False}

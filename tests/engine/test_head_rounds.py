@@ -12,7 +12,7 @@ import torch
 from specengine import LLM, SamplingParams
 from specengine.engine.llm import Generation
 from specengine.kernels import head_best_cuda, head_topk_cuda
-from specengine.layers.linear import LMHead
+from specengine.layers.head import Head
 from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.engine.flying_world import chain_of, let_fly
@@ -92,7 +92,7 @@ def test_trees_grow_from_the_heads_shares(
     found = answer()
     # Of four requests, one of them nobody's: of the roots a row each, below them four.
     assert {4, 16} <= set(tree_rows), set(tree_rows)
-    monkeypatch.setattr(LMHead, "shares", lambda *_: None)
+    monkeypatch.setattr(Head, "top", lambda *_: None)
     expected = answer()
     assert not tree_rows
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]

@@ -16,8 +16,8 @@ from specengine.core.spec import DraftProposal, TextTreeDrafter, TreeRowDrafter
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.engine import host_trees
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.cost_facts import _round_facts
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
 from specengine.engine.graph_tree import GraphTreeRound

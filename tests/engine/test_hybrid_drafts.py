@@ -18,9 +18,9 @@ from specengine.core.spec import DraftProposal, HesitantRowDrafter, RowDrafter, 
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.acceptance import HybridAcceptance
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.flights import Flights
 from specengine.engine.graph_build import _depths, _row_drafter, make_graph_round
 from specengine.engine.graph_hybrid import GraphHybridRound, GraphHybridTreeRound
@@ -201,9 +201,9 @@ def test_what_the_engine_makes(
     assert isinstance(depths.costs, RunningCosts)
     assert depths.costs.of(2, steps[-1]) == 1.0 + steps[-1]
     assert depths.host is None
-    assert isinstance(depths.acceptance, MixedAcceptance)
+    assert isinstance(depths.acceptance, HybridAcceptance)
     assert depths.acceptance.model.depth == deepest
-    assert depths.acceptance.text.depth == steps[-1]
+    assert depths.acceptance.lookup.depth == steps[-1]
 
 
 def made_of(llm: LLM) -> GraphRound | str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
 
 import pytest
 
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObservation
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.flights import Flights
 from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.row_choices import BEST
@@ -35,16 +34,18 @@ def test_what_start_and_idle_moments_capture_is_all_that_rounds_need(
     decisions = cycle([Decision(depth, "it is told so", None) for depth in (*flying.steps, 3, 2)])
     parts = llm.engine.parts
     depths = AdaptiveSteps(flying.steps, model_steps=3, pads=True)
-    monkeypatch.setattr(depths, "_decide", lambda *_: next(decisions))
-    seen, observe = list[dict[str, Any]](), depths.observe
+    monkeypatch.setattr(depths, "choose", lambda *_: next(decisions))
+    seen, observe = list[RoundObservation](), depths.observe
 
-    def observed(size: int, num_steps: int, drafted: Any, *more: Any, **others: Any) -> None:
-        assert max(others["limits"]) <= num_steps
-        of_text = others["of_text"] or [False] * size
-        own = [n for n, mark in zip(drafted, of_text, strict=True) if not mark]
-        assert max(own, default=0) < flying.drafter.own_nodes(num_steps) or not num_steps
-        seen.append(others)
-        observe(size, num_steps, drafted, *more, **others)
+    def observed(one: RoundObservation) -> None:
+        assert one.limits is not None
+        assert max(one.limits) <= one.num_steps
+        from_lookup = one.from_lookup or [False] * one.batch_size
+        own = [n for n, mark in zip(one.num_drafted, from_lookup, strict=True) if not mark]
+        most = flying.drafter.own_nodes(one.num_steps)
+        assert max(own, default=0) < most or not one.num_steps
+        seen.append(one)
+        observe(one)
 
     monkeypatch.setattr(depths, "observe", observed)
     llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, depths, overlaps=True)
@@ -60,7 +61,7 @@ def test_what_start_and_idle_moments_capture_is_all_that_rounds_need(
     assert flying.counters["captures"] == captures
     assert sources.rounds.keys() == {"model", "both", "text"}
     assert {form.num_steps for form in sources.forms} == {0, 1, 2, 3, NODES - 1}
-    assert any(one["of_text"] for one in seen)
+    assert any(one.from_lookup for one in seen)
     assert not fallbacks(flying)
 
 
@@ -79,10 +80,10 @@ def test_depths_are_chosen_by_cost(
     for params in ([LONG] * 3, [SURE] * 3, [LONG] * 3):
         check(llm, folder, torn[folder][:3], params)
     acceptance = steps.acceptance
-    assert isinstance(acceptance, MixedAcceptance)
-    assert acceptance.model.least.shares.tried[0] > 0
-    assert acceptance.text.least.shares.tried[0] > 0
-    assert 0.0 < acceptance.text_share < 1.0
+    assert isinstance(acceptance, HybridAcceptance)
+    assert acceptance.model.smallest.tried[0] > 0
+    assert acceptance.lookup.smallest.tried[0] > 0
+    assert 0.0 < acceptance.lookup_share < 1.0
     assert steps.standing(3) is not None
     assert None not in {steps.costs.of(4, one) for one in flying.steps}
     assert len(Counter(form.num_steps for form in sources.forms)) > 2

@@ -13,9 +13,9 @@ import torch
 from specengine.core.batch import RowBatch
 from specengine.core.spec import RowDrafter, TreeRowDrafter
 from specengine.draft.proposals import Draft, assemble
-from specengine.engine.adaptive.host_seconds import HostSeconds
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.running_costs import RunningCosts
+from specengine.engine.adaptive.acceptance import HybridAcceptance
+from specengine.engine.adaptive.costs import RunningCosts
+from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.graph_build import _depths
 from specengine.engine.graph_hybrid import GraphHybridTreeRound
 from specengine.engine.hybrid_trees import HybridTrees
@@ -217,9 +217,9 @@ def test_what_the_engine_makes(
     assert isinstance(depths.costs, RunningCosts)
     assert depths.costs.of(2, NODES - 1) == float(NODES)
     assert depths.host is None
-    assert isinstance(depths.acceptance, MixedAcceptance)
+    assert isinstance(depths.acceptance, HybridAcceptance)
     assert depths.acceptance.model.depth == 3
-    assert depths.acceptance.text.depth == NODES - 1
+    assert depths.acceptance.lookup.depth == NODES - 1
 
 
 @ON_CPU

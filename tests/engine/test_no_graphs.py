@@ -20,7 +20,8 @@ from specengine.engine.phases import Phases
 from specengine.engine.ragged_build import add_draft_loops
 from specengine.runner import model_runner
 from specengine.server.metrics import ServerMetrics
-from tests.engine.test_graph_round import GREEDY, PROMPTS, DeviceLengths, make
+from tests.engine.test_graph_round import GREEDY, PROMPTS, make
+from tests.support.device_lengths import DeviceLengths
 
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="engines with a GPU make their graphs themselves"
@@ -171,10 +172,10 @@ def test_every_prefill_is_counted(
     runner.attn_backend = backend
     decode = SimpleNamespace(capture=lambda: None)
     with monkeypatch.context() as patch:
-        patch.setattr(model_runner, "DecodeGraphRunner", lambda *_: decode)
+        patch.setattr(model_runner, "DecodeGraphs", lambda *_: decode)
         patch.setattr(runner, "device", torch.device("cuda"))
         runner.capture_graphs([1, 2], padding)
-    runner.graph = None
+    runner.decode_graphs = None
     prefills = counted(llm.engine, "_prefill", monkeypatch)
     for prompt in PROMPTS:
         llm.generate([prompt], GREEDY)

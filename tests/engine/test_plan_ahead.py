@@ -19,11 +19,9 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import AttentionLimits, LogitsOutput
 from specengine.core.sampling import SpecControl
 from specengine.core.spec import DraftProposal, VerifyResult
-from specengine.draft import loop_graphs
 from specengine.engine.plan_ahead import PlanAhead, PlannedVerify, make_plan_ahead
-from specengine.runner import ragged_graphs
 from specengine.runner.plan_stream import GraphAhead, PlanStream
-from tests.runner.test_ragged_graphs import capture, graphs_on_the_cpu
+from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 
 PROMPTS = ["One day, Tom went to", "x", "The cat and the dog", "Once upon a time"]
 GREEDY = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.0)
@@ -112,8 +110,7 @@ def test_the_same_bits(shape: str) -> None:
 
 def test_into_the_buffers_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which on a CPU are functions that are called again."""
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    use_functions(monkeypatch)
     for shape in ("chain", "tree"):
         on_the_spot, ahead = make(SHAPES[shape]), make(SHAPES[shape])
         for llm in (on_the_spot, ahead):
@@ -260,7 +257,7 @@ def stall(llm: LLM, where: str) -> None:
         drafter.draft = late(drafter.draft, before, after)  # type: ignore[method-assign]
     elif where in ("consumer", "consumed"):
         runner.model.forward = late(runner.model.forward, before, after)  # type: ignore[method-assign]
-        graphs = runner.ragged_graph
+        graphs = runner.ragged_graphs
         if graphs is not None:
             graphs.launch = late(graphs.launch, before, after)  # type: ignore[method-assign]
     else:

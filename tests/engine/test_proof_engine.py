@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.core.spec import DraftProposal
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.draft.proposals import Draft, assemble
+from specengine.draft.worker import DraftWorker
 from specengine.engine.loop import Engine
 from specengine.engine.proof.catalogue import with_models, without_models
-from specengine.engine.proof.check import Check
-from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant
+from specengine.engine.proof.check import AS_REPORTED, Check
+from specengine.engine.proof.draft_mutants import Spoil, neighbouring_parent, next_node
+from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant, of_drafts
 from specengine.engine.proof.matrix import Effort, EngineProof
 from specengine.engine.proof.runs import Divergences, complete, divergences
 from specengine.engine.proof.subjects import (
@@ -30,11 +36,15 @@ from specengine.engine.proof.subjects import (
 )
 from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, sections, together
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
-from specengine.engine.registry import DRAFTERS, VERIFIERS
+from specengine.engine.registry import DRAFTERS, VERIFIERS, DraftContext
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
-EFFORT = Effort(num_requests=60, mutant_requests=6000, greedy_tokens=12)
+EFFORT = Effort(num_requests=60, mutant_requests=6000, draft_requests=1000, greedy_tokens=12)
+
+
+# Those of them that draft chains and trees.
+BOTH_SHAPES = {"NGRAM", "SUFFIX", "STANDALONE", "EAGLE", "EAGLE3", "MTP"}
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +81,13 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         has_model = tiny.draft_of(algorithm) is not None
         sampled = {"sibling"} if has_model else set()
         of_chains = sampled | ({"rejection", "block"} if has_model else set())
-        assert seen[algorithm, True] == {"match", "target_only"} | sampled
-        assert seen[algorithm, False] == {"match", "target_only"} | of_chains
+        expected = {
+            True: {"match", "target_only"} | sampled,
+            False: {"match", "target_only"} | of_chains,
+        }
+        found = {trees: names for (name, trees), names in seen.items() if name == algorithm}
+        assert found, f"nothing proves {algorithm}"
+        assert found == (expected if algorithm in BOTH_SHAPES else found)
     assert seen[None, False] | {"relaxed"} == set(VERIFIERS)
     assert len(ALL_STATES) == 8
     assert FULL.states == ALL_STATES
@@ -128,6 +143,96 @@ def test_a_state_that_is_not_met_fails(kind: str, proof: EngineProof) -> None:
     assert again.check("s", other).passed
     assert not again.check("s", fresh).passed
     assert again.outputs == run.outputs
+
+
+class SaysItAgain:
+    """Drafts the last token again, in chains whatever is asked for."""
+
+    needs_hidden = writes_kv = proposes_tree = emits_probs = False
+
+    def __init__(self, context: DraftContext) -> None:
+        self.max_nodes = context.spec.max_nodes
+        self._node_limit = context.node_limit
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        sizes = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
+        return assemble(
+            [
+                Draft([req.last_token] * size, confidence=[1.0] * size)
+                for req, size in zip(batch.reqs, sizes, strict=True)
+            ]
+        )
+
+    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None: ...
+
+    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None: ...
+
+    def release(self, req: Req) -> None: ...
+
+
+def test_a_registered_drafter_of_chains_is_proved_by_what_it_declares(
+    proof: EngineProof, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DRAFTERS, "AGAIN", SaysItAgain)
+    (subject,) = [one for one in without_models() if one.spec.algorithm == "AGAIN"]
+    assert subject.name == "AGAIN chain"
+    checks = [*proof.in_state(subject, State(PREFIX_HIT, 16)), *proof.of_drafts(subject)]
+    assert failures(checks) == []
+    rules = {check.subject.partition(";")[0] for check in checks}
+    assert rules == {"AGAIN chain, match", "AGAIN chain, target_only"}
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, mistake: Spoil) -> None:
+    """In whatever drafts with a model."""
+    right = DraftWorker.draft
+
+    def draft(self: DraftWorker, batch: ScheduleBatch) -> DraftProposal:
+        proposal = right(self, batch)
+        probs_BNV = proposal.draft_probs
+        return proposal if probs_BNV is None else mistake(proposal, probs_BNV)
+
+    monkeypatch.setattr(DraftWorker, "draft", draft)
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [("EAGLE3 sampled chain", next_node), ("EAGLE3 sampled tree", neighbouring_parent)],
+)
+def test_thousands_of_drafts_show_whose_weights_they_report(
+    name: str,
+    mistake: Spoil,
+    proof: EngineProof,
+    tiny: TinyModels,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject = subject_of(tiny, name)
+    assert [check.passed for check in proof.of_drafts(subject)] == [True, True]
+    spoil(monkeypatch, mistake)
+    assert [check.passed for check in proof.of_drafts(subject)] == [False, False]
+
+
+def test_what_reports_nothing_is_not_held_against_it(proof: EngineProof, tiny: TinyModels) -> None:
+    assert list(proof.of_drafts(subject_of(tiny, "EAGLE3 tree"))) == []
+
+
+def draft_cases() -> list[Any]:
+    """What convicts by its own report, and the two that passed once; all in make test-all."""
+    at_once = ("weights of the next node", "weights of a neighbouring parent")
+    return [
+        pytest.param(
+            mutant,
+            id=f"{mutant.name}, {mutant.caught_by}",
+            marks=()
+            if mutant.caught_by == AS_REPORTED or mutant.name.endswith(at_once)
+            else pytest.mark.slow,
+        )
+        for mutant in of_drafts()
+    ]
+
+
+@pytest.mark.parametrize("mutant", draft_cases())
+def test_spoilt_drafts_are_caught(mutant: EngineMutant, proof: EngineProof) -> None:
+    assert proof.catches(mutant, State(FRESH)).passed
 
 
 @pytest.mark.parametrize("mutant", AROUND_RULES, ids=lambda mutant: mutant.name)

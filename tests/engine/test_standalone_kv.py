@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specengine import SpecConfig
 from specengine.core.request import Req
-from specengine.draft import loop_graphs
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.ragged_build import add_draft_loops
 from specengine.engine.row_choices import rows_of
@@ -24,7 +23,7 @@ from tests.engine.test_graph_round import GREEDY, PROMPTS
 from tests.engine.test_graph_weighed import ON_CPU
 from tests.engine.test_no_graphs import with_graphs
 from tests.engine.test_standalone_trees import pair_of, specs_of
-from tests.runner.test_ragged_graphs import capture
+from tests.support.cpu_graphs import use_functions
 
 Folders = dict[str, tuple[Path, SpecConfig]]
 
@@ -67,7 +66,7 @@ def test_whatever_rounds_were_all_before_the_last_two_have_their_kv(
     flying = let_fly(llm, monkeypatch, overlaps=False)
     counters = Counter[str]()
     if loops:
-        monkeypatch.setattr(loop_graphs, "capture", capture)
+        use_functions(monkeypatch)
         counters = add_draft_loops(with_graphs(llm), llm.engine.drafter)["draft loop"]
     can_fly, asked = llm.engine._can_fly, 0
 

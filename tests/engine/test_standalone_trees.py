@@ -15,7 +15,7 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ForwardBatch
 from specengine.core.sampling import SpecControl
 from specengine.engine import graph_tree
-from specengine.engine.adaptive.choice import smaller_sizes
+from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.flights import Flights
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.proof.any_depth import AnyDepth

@@ -13,7 +13,8 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
@@ -269,9 +270,9 @@ def test_depths_that_change_change_no_token(
     flights.depths = steered = Steered(lambda number: plan[number % len(plan)])
     seen, observe = list[tuple[int, Any, Any]](), steered.observe
 
-    def watched(size: int, steps: int, drafted: Any, *given: Any, **more: Any) -> None:
-        seen.append((steps, drafted, more["limits"]))
-        observe(size, steps, drafted, *given, **more)
+    def watched(one: RoundObservation) -> None:
+        seen.append((one.num_steps, one.num_drafted, one.limits))
+        observe(one)
 
     monkeypatch.setattr(steered, "observe", watched)
     for params in ([LONG] * 3, DRAWN):
@@ -302,7 +303,7 @@ def test_depths_are_chosen_by_cost(
         check(llm, target, prompts, params)
     assert steps.standing(3) is not None
     assert {one for one in flying.steps if steps.costs.of(4, one) is None} == set()
-    assert steps.acceptance.least.shares.tried[0] > 0
+    assert steps.acceptance.smallest.tried[0] > 0
     assert landed.steps[0]
     assert flying.counters.keys() == {"captures", "replays"}
 

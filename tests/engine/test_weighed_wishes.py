@@ -14,7 +14,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
-from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopForm
+from specengine.draft.loop_graphs import DraftLoops, LoopDrafter, LoopKey
 from specengine.engine.llm import Generation
 from specengine.engine.row_choices import Choosing
 from specengine.kernels import accept_block, accept_chain, edit_rows, weigh_rows
@@ -169,10 +169,10 @@ def test_loops_of_the_host_draft_what_seeds_follow_from(
     batch = llm.engine.scheduler.schedule()
     assert batch is not None
     assert isinstance(llm.engine.drafter, LoopDrafter)
-    form = LoopForm(1, 3, edited=True)
+    form = LoopKey(1, 3, edited=True)
     for weighed in (True, False):
         loops = DraftLoops(llm.engine.drafter, (1,), True, Counter(), weighed)
-        assert (loops._form(batch, 3) == form) == (is_drafted or not weighed)
+        assert (loops._key_of(batch, 3) == form) == (is_drafted or not weighed)
 
 
 @ON_CPU

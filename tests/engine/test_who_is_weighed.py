@@ -22,8 +22,9 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.graph_weighed import GraphWeighedRound, WeighingRound
 from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from specengine.target.verify.sibling import SiblingVerifier
-from tests.engine.test_graph_round import DeviceLengths, make
+from tests.engine.test_graph_round import make
 from tests.engine.test_no_graphs import with_graphs
+from tests.support.device_lengths import DeviceLengths
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from specengine.kernels import head_best as module
 from specengine.kernels import head_best_cuda, head_stream
 from specengine.kernels.head_best import head_best
 from specengine.kernels.norm import rms_norm
+from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from tests.kernels.emulated_cuda import Compiled
@@ -110,7 +111,7 @@ class TestOfAModel:
         x = draw(3, 64)
         logits = head(norm(x) if with_norm else x).float()
         monkeypatch.setattr(head, "forward", None)
-        chosen = head.best(x, norm if with_norm else None, ids) // 3
+        chosen = Head(head, norm=norm if with_norm else None, ids=ids).best(x) // 3
         behind = logits.max(-1).values - logits.gather(1, chosen[:, None])[:, 0]
         assert (behind <= 0.01 * logits.abs().max()).all()
 
@@ -120,7 +121,7 @@ class TestOfAModel:
     ) -> None:
         monkeypatch.setattr(module, "head_best", None)
         head, x = self.head(bias), draw(rows, 64)
-        assert torch.equal(head.best(x), head(x).argmax(-1))
+        assert torch.equal(Head(head).best(x), head(x).argmax(-1))
 
 
 def test_what_it_does_not_take() -> None:

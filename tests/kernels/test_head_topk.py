@@ -9,10 +9,11 @@ from torch import Tensor
 
 from specengine.kernels import few_row, head_stream, head_topk_cuda
 from specengine.kernels.cuda import program
-from specengine.kernels.head_topk import Shares, can_take, head_topk
-from specengine.kernels.head_topk_ref import shares_of
+from specengine.kernels.head_topk import BlockPartials, can_take, head_topk
+from specengine.kernels.head_topk_ref import partials_of
 from specengine.kernels.norm import rms_norm
 from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 from tests.kernels.captured import assert_waits, capture
@@ -59,24 +60,24 @@ def logits_of(x: Tensor, weight: Tensor) -> Tensor:
 
 def run(
     x: Tensor, weight: Tensor, topk: int, norm_weight: Tensor | None = None, eps: float = 0.0
-) -> Shares:
+) -> BlockPartials:
     return head_topk(x, weight, topk, norm_weight, eps, backend="cuda")
 
 
-def assert_tells(shares: Shares, logits: Tensor, topk: int) -> None:
-    """The best exactly, each of them once and falling within a share; and the log-sum-exp."""
-    columns, values = shares.best()
+def assert_tells(partials: BlockPartials, logits: Tensor, topk: int) -> None:
+    """The best exactly, each of them once and falling within a block; and the log-sum-exp."""
+    columns, values = partials.best()
     expected = logits.float().sort(dim=-1, descending=True, stable=True)
     assert torch.equal(columns, expected.indices[:, :topk])
     assert torch.equal(values, expected.values[:, :topk])
-    ours = torch.arange(shares.keys_RSK.shape[1], device=columns.device)[None, :, None]
-    owners = (2**31 - 1 - (shares.keys_RSK & (2**31 - 1))) // shares.width % ours.numel()
-    assert ((owners == ours) | (shares.keys_RSK == 0)).all()
-    falls = shares.keys_RSK[..., 1:] < shares.keys_RSK[..., :-1]
-    assert (falls | (shares.keys_RSK[..., 1:] == 0)).all()
-    apart = shares_of(logits, topk, ours.numel(), shares.width)
-    torch.testing.assert_close(shares.sums_RS2, apart.sums_RS2)
-    torch.testing.assert_close(shares.log_sums(), logits.float().logsumexp(-1))
+    ours = torch.arange(partials.keys_RSK.shape[1], device=columns.device)[None, :, None]
+    owners = (2**31 - 1 - (partials.keys_RSK & (2**31 - 1))) // partials.width % ours.numel()
+    assert ((owners == ours) | (partials.keys_RSK == 0)).all()
+    falls = partials.keys_RSK[..., 1:] < partials.keys_RSK[..., :-1]
+    assert (falls | (partials.keys_RSK[..., 1:] == 0)).all()
+    apart = partials_of(logits, topk, ours.numel(), partials.width)
+    torch.testing.assert_close(partials.sums_RS2, apart.sums_RS2)
+    torch.testing.assert_close(partials.log_sums(), logits.float().logsumexp(-1))
 
 
 @pytest.mark.parametrize("topk", [1, 4, 32])
@@ -122,15 +123,15 @@ def test_what_the_head_says_where_there_is_no_kernel() -> None:
     torch.testing.assert_close(told.log_sums(), logits.logsumexp(-1))
 
 
-@pytest.mark.parametrize(("num_shares", "width"), [(1, 1), (3, 1), (3, 4), (7, 2), (50, 1)])
-def test_shares_of_logits(num_shares: int, width: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "width"), [(1, 1), (3, 1), (3, 4), (7, 2), (50, 1)])
+def test_partials_of_logits(num_blocks: int, width: int) -> None:
     torch.manual_seed(0)
     logits = torch.randint(-5, 6, (4, 40)).float()
     logits[2] = -logits[2].abs() - 300
     logits[3, :30] = MINUS_INFINITY
-    shares = shares_of(logits, 4, num_shares, width)
-    assert shares.keys_RSK.shape == (4, num_shares, 4)
-    assert_tells(shares, logits, 4)
+    partials = partials_of(logits, 4, num_blocks, width)
+    assert partials.keys_RSK.shape == (4, num_blocks, 4)
+    assert_tells(partials, logits, 4)
 
 
 @pytest.mark.parametrize("outs", [5, 40, 1000])
@@ -174,8 +175,8 @@ def test_it_waits_for_what_comes_before_it(like: Tensor) -> None:
     weight = draw(like, 16384, 576)
 
     def told(rows: Tensor) -> tuple[Tensor, Tensor]:
-        shares = run(rows, weight, 4)
-        return shares.keys_RSK, shares.sums_RS2
+        partials = run(rows, weight, 4)
+        return partials.keys_RSK, partials.sums_RS2
 
     assert_waits(draw(like, 4, 576), told)
 
@@ -189,7 +190,7 @@ def test_trees_wait_for_their_shares(like: Tensor) -> None:
     states = [draw(like, 1 if step == 0 else topk, 576) for step in range(steps)]
     counters = torch.zeros(1, dtype=torch.int32, device=like.device)
     found = Found.of(1, topk, steps, weight.device)
-    told: list[Shares] = []
+    told: list[BlockPartials] = []
 
     def grow() -> None:
         told.clear()
@@ -206,8 +207,8 @@ def test_trees_wait_for_their_shares(like: Tensor) -> None:
         graph.replay()
         torch.cuda.synchronize()
         again, beams = Found.of(1, topk, steps, weight.device), None
-        for shares in told:
-            beams = tree_step(shares, beams, again, topk, counters)
+        for partials in told:
+            beams = tree_step(partials, beams, again, topk, counters)
             torch.cuda.synchronize()
         assert torch.equal(found.tokens_BC, again.tokens_BC)
         assert torch.equal(found.scores_BC, again.scores_BC)
@@ -246,11 +247,11 @@ class TestOfAModel:
         head, norm = self.head(), RMSNorm(64, EPS)
         norm.weight = torch.nn.Parameter(torch.ones(64).bfloat16(), requires_grad=False)
         x = small(norm.weight, 3, 64)
-        told = head.shares(x, 4)
+        told = Head(head).top(x, 4)
         assert told is not None
         assert told.keys_RSK.shape == (3, BLOCKS, 4)
         assert_tells(told, head(x), 4)
-        normed = head.shares(x, 4, norm)
+        normed = Head(head, norm=norm).top(x, 4)
         assert normed is not None
         torch.testing.assert_close(
             normed.log_sums(), head(norm(x)).float().logsumexp(-1), rtol=0.02, atol=0.02
@@ -259,7 +260,7 @@ class TestOfAModel:
     @pytest.mark.parametrize(("rows", "bias"), [(3, True), (17, False)], ids=["bias", "many rows"])
     def test_what_it_leaves_to_others(self, rows: int, bias: bool) -> None:
         head = self.head(bias)
-        assert head.shares(small(head.plain, rows, 64), 4) is None
+        assert Head(head).top(small(head.plain, rows, 64), 4) is None
 
 
 def test_a_rehearsal_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

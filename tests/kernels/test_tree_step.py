@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.head_topk_ref import shares_of
+from specengine.kernels.head_topk_ref import partials_of
 from specengine.kernels.tree_build import TreeLimits, tree_build
 from specengine.kernels.tree_step import Beams, Drawn, Found, tree_step
 
@@ -28,8 +28,8 @@ PLAIN: Given = ("torch", 0, 0)
 def by(request: pytest.FixtureRequest) -> Given:
     """The backend, how many shares of the logits it is told (0 is the logits themselves), and their
     width."""
-    backend, num_shares, width = request.param
-    return backend, num_shares, width
+    backend, num_blocks, width = request.param
+    return backend, num_blocks, width
 
 
 def grow(
@@ -40,7 +40,7 @@ def grow(
     ranks: Tensor | None = None,
 ) -> tuple[Found, list[Beams]]:
     """levels: logits [B, K, V] of each; of the first only [:, 0] is read."""
-    backend, num_shares, width = by
+    backend, num_blocks, width = by
     device, batch_size = levels[0].device, len(levels[0])
     found = Found.of(batch_size, topk, len(levels), device)
     counters = torch.zeros(batch_size, dtype=torch.int32, device=device)
@@ -49,7 +49,7 @@ def grow(
     for level, logits_BKV in enumerate(levels):
         logits = logits_BKV[:, :1] if level == 0 else logits_BKV
         rows = logits.reshape(-1, logits.shape[2])
-        told = shares_of(rows, topk, num_shares, width) if num_shares else rows
+        told = partials_of(rows, topk, num_blocks, width) if num_blocks else rows
         beams = tree_step(told, beams, found, topk, counters, ids, ranks, backend=backend)
         every.append(beams)
     assert not counters.any()
@@ -246,7 +246,7 @@ def test_limited_trees_of_both_backends(topk: int, num_nodes: int, device: torch
 
 def test_children_that_were_drawn(by: Given, device: torch.device) -> None:
     """Of the second request and the third; the first wants the best."""
-    backend, num_shares, width = by
+    backend, num_blocks, width = by
     logits = logits_of(3, 3, 40, device)[1].flatten(0, 1)
     roots = torch.zeros(3, 40, device=device)
     found = Found.of(3, 3, 2, device)
@@ -255,7 +255,7 @@ def test_children_that_were_drawn(by: Given, device: torch.device) -> None:
     greedy = torch.tensor([True, False, False], device=device)
     drawn = Drawn(torch.arange(100, 109, device=device).view(3, 3), scores, greedy)
     drawn.tokens_TK[2, 1:] = -1
-    told = shares_of(roots, 3, num_shares, width) if num_shares else roots
+    told = partials_of(roots, 3, num_blocks, width) if num_blocks else roots
     given = told, None, found, 3, counters
     beams = tree_step(*given, drawn=drawn, backend=backend)
     best, _ = grow([roots[:, None].expand(-1, 3, -1)], 3, PLAIN)
@@ -268,7 +268,7 @@ def test_children_that_were_drawn(by: Given, device: torch.device) -> None:
     assert found.scores_BC[1:, :3].tolist() == [scores.tolist()] * 2
     assert beams.tokens_BK[1:].tolist() == [[103, 104, 105], [106, -1, -1]]
     lower = Drawn(torch.arange(200, 227, device=device).view(9, 3), scores, greedy)
-    told = shares_of(logits, 3, num_shares, width) if num_shares else logits
+    told = partials_of(logits, 3, num_blocks, width) if num_blocks else logits
     given = told, beams, found, 3, counters
     after = tree_step(*given, drawn=lower, backend=backend)
     assert found.tokens_BC[1, 3:].tolist() == list(range(209, 218))

@@ -13,7 +13,8 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch
 from specengine.layers import compiled, decoder
 from specengine.layers.attention import Attention
-from specengine.layers.decoder import DecoderLayer, DecoderShape
+from specengine.layers.decoder import DecoderLayer
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import RotaryEmbedding
 
 
@@ -33,12 +34,12 @@ def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> De
     wanted = traced if request.param == "traced" else lambda function: function
     monkeypatch.setattr(decoder, "compiled", wanted)
     has_biases = request.param == "plain"
-    shape = DecoderShape(
+    spec = LayerSpec(
         *(32, 48, 4, 2, 8, 1e-5), qkv_bias=has_biases, o_bias=has_biases, qk_norm=has_biases
     )
     torch.manual_seed(0)
     made = DecoderLayer(
-        shape, 0, RotaryEmbedding(8, 64, {"rope_type": "default", "rope_theta": 1e4})
+        spec, 0, RotaryEmbedding(8, 64, {"rope_type": "default", "rope_theta": 1e4})
     )
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

@@ -238,3 +238,29 @@ def test_deep_trees_need_no_recursion(page_size: int) -> None:
     cache.inc_lock_ref(node)
     cache.dec_lock_ref(node)
     assert len(cache.evict(len(tokens))) == len(tokens)
+
+
+def test_with_a_lookahead_slots_are_found_where_the_next_tokens_agree_too() -> None:
+    cache = RadixCache(page_size=1, lookahead=2)
+    assert insert(cache, [1, 2, 3, 4, 5], np.arange(1, 4)) == 0
+    for tokens, slots in (
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3]),
+        ([1, 2, 3, 4, 9], [1, 2]),
+        ([1, 2, 3, 9, 9], [1]),
+        ([1, 2, 3], [1]),
+        ([1, 2], []),
+        ([], []),
+    ):
+        assert cache.match_prefix(tokens)[0].tolist() == slots
+    assert insert(cache, [1, 2, 3, 9, 9], np.arange(11, 14)) == 1
+    assert cache.match_prefix([1, 2, 3, 9, 9])[0].tolist() == [1, 12, 13]
+    assert cache.match_prefix([1, 2, 3, 4, 5])[0].tolist() == [1, 2, 3]
+    assert sorted(cache.evict(5).tolist()) == [1, 2, 3, 12, 13]
+
+
+def test_with_a_lookahead_pages_are_whole() -> None:
+    cache = RadixCache(page_size=2, lookahead=1)
+    insert(cache, [1, 2, 3, 4, 5, 6], np.arange(4, 9))
+    assert cache.match_prefix([1, 2, 3, 4, 5])[0].tolist() == [4, 5, 6, 7]
+    assert cache.match_prefix([1, 2, 3, 4, 9])[0].tolist() == [4, 5]
+    assert cache.match_prefix([1, 2, 3, 4])[0].tolist() == [4, 5]

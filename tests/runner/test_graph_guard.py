@@ -1,4 +1,4 @@
-"""What the guard of a graph finds, and what it says of it."""
+"""The guard of a graph finds inputs that moved and names them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from specengine.core.errors import GraphInputError
 from specengine.kernels.sample_rows import ChoiceTable
 from specengine.runner.graph_guard import GraphGuard, inputs_of
-from specengine.runner.graph_memory import GraphMemory
+from specengine.runner.memory.graph_memory import GraphMemory
 
 
 class Buffers(GraphMemory):
-    """Of the package, as whoever takes part in a graph is."""
+    """An object of the package: its base class is."""
 
     unguarded = ("of_this_round",)
 
@@ -33,14 +33,14 @@ class Buffers(GraphMemory):
 
 
 class OthersBuffers:
-    """What other packages keep is theirs."""
+    """An object of another package: not walked."""
 
     def __init__(self) -> None:
         self.states = torch.zeros(3)
 
 
 class MoreBuffers(Buffers):
-    """What a base class keeps to itself stays so."""
+    """Adds to the unguarded attributes of its base class."""
 
     unguarded = ("more",)
 
@@ -54,7 +54,7 @@ def guard_of(**owners: object) -> GraphGuard:
     return GraphGuard(partial(inputs_of, owners))
 
 
-def test_every_tensor_by_its_path() -> None:
+def test_inputs_are_named_by_their_path_of_attributes() -> None:
     names = [one.name for one in inputs_of({"graphs": MoreBuffers(), "batch": torch.zeros(1)})]
     assert names == [
         "graphs.states",
@@ -70,7 +70,7 @@ def test_every_tensor_by_its_path() -> None:
     ]
 
 
-def test_one_that_moved_is_named() -> None:
+def test_moved_tensor_is_named_in_the_error() -> None:
     buffers = Buffers()
     guard = guard_of(graphs=buffers)
     guard.check()
@@ -79,7 +79,7 @@ def test_one_that_moved_is_named() -> None:
     guard.check()
     before = buffers.layers[1]
     buffers.layers[1] = before.clone()
-    with pytest.raises(GraphInputError, match=r"captured with graphs\.layers\[1\] at Place\(addr"):
+    with pytest.raises(GraphInputError, match=r"with graphs\.layers\[1\] at Location\(addr"):
         guard.check()
     buffers.layers[1] = before.view(1, 2)
     with pytest.raises(GraphInputError, match=r"graphs\.layers\[1\] at .*shape=\(1, 2\)"):
@@ -88,7 +88,7 @@ def test_one_that_moved_is_named() -> None:
     guard.check()
 
 
-def test_what_comes_late_stays_from_then_on() -> None:
+def test_late_tensor_is_checked_from_its_first_check_on() -> None:
     buffers = Buffers()
     guard = guard_of(graphs=buffers)
     buffers.late = torch.zeros(2)
@@ -102,7 +102,7 @@ def test_what_comes_late_stays_from_then_on() -> None:
         guard.check()
 
 
-def test_a_weight_that_comes_late_is_told() -> None:
+def test_late_weight_is_refused() -> None:
     buffers = Buffers()
     guard = guard_of(graphs=buffers)
     buffers.model[1].bias = nn.Parameter(torch.zeros(2))

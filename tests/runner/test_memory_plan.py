@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from specengine.core.errors import OutOfMemoryError
-from specengine.runner.device_memory import DeviceMemory
-from specengine.runner.graph_memory import GraphDemand
-from specengine.runner.memory_plan import GIB, MemoryPlan
+from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.plan import GIB, GraphDemand, MemoryPlan
 
 PLAN = MemoryPlan(
     total=16 * GIB,
@@ -22,20 +21,20 @@ PLAN = MemoryPlan(
 )
 
 
-def test_the_formula() -> None:
+def test_kv_budget_follows_the_formula() -> None:
     """16 x 0.5 - 2 used - 3 peak + 2 current = 5 GiB."""
     assert PLAN.kv_budget == 5 * GIB
     assert PLAN.num_tokens == 5 * 1024
 
 
-def test_graphs_take_their_part_before_the_kv_does() -> None:
+def test_memory_of_graphs_is_taken_from_the_kv_budget() -> None:
     plan = replace(PLAN, graphs=GIB)
     assert plan.kv_budget == PLAN.kv_budget - GIB
     assert "1.00 graphs" in plan.describe()
     assert plan.graph_budget == GIB + 4 * GIB
 
 
-def test_what_graphs_are_expected_to_take() -> None:
+def test_graph_demand_adds_logits_forward_and_launches() -> None:
     """Logits that stay, a forward at its largest, and the launches of 2 x 3 graphs."""
     demand = GraphDemand((1, 8), 4, 1, num_layers=2, vocab_size=1000, bytes_per_token=500)
     launches = 6 * 2 * 65536
@@ -48,16 +47,16 @@ def test_what_graphs_are_expected_to_take() -> None:
     assert prompts.num_bytes == plain.num_bytes + (64 + 20) * 500 + 2 * 2 * 65536
 
 
-def test_whole_pages_and_the_limit() -> None:
+def test_num_tokens_is_whole_pages_within_the_limit() -> None:
     assert replace(PLAN, limit_tokens=1000).num_tokens == 992
     assert replace(PLAN, used=9 * GIB).num_tokens == 0
 
 
-def test_enough_is_enough() -> None:
+def test_check_passes_where_the_tokens_fit() -> None:
     PLAN.check(5 * 1024)
 
 
-def test_the_error_names_a_fraction_that_fits() -> None:
+def test_error_names_a_fraction_that_fits() -> None:
     with pytest.raises(OutOfMemoryError, match=r"--mem-fraction-static 0\.\d+ fits") as error:
         PLAN.check(6 * 1024)
     words = str(error.value).split()
@@ -65,17 +64,17 @@ def test_the_error_names_a_fraction_that_fits() -> None:
     replace(PLAN, fraction=fraction).check(6 * 1024)
 
 
-def test_the_error_names_a_context_that_fits() -> None:
+def test_error_names_a_context_that_fits() -> None:
     with pytest.raises(OutOfMemoryError, match="--context-length 5120 fits"):
         PLAN.check(100 * 1024)
 
 
-def test_weights_alone_too_large() -> None:
+def test_error_names_the_weights_where_they_alone_do_not_fit() -> None:
     with pytest.raises(OutOfMemoryError, match="weights alone"):
         replace(PLAN, used=15 * GIB, fraction=0.9).check(100 * 1024)
 
 
-def test_readings_of_this_machine() -> None:
+def test_readings_of_this_machine_are_consistent() -> None:
     memory = DeviceMemory(torch.device("cpu"))
     assert 0 < memory.used() < memory.total()
     assert memory.peak() >= memory.current() > 0

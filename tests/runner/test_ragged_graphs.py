@@ -6,8 +6,7 @@ On a CPU the same code runs, its graphs being functions that are called again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,11 @@ import torch
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.errors import GraphInputError
 from specengine.core.sampling import SpecControl
-from specengine.core.spec import PreparingDrafter
-from specengine.draft import loop_graphs
 from specengine.draft.worker import DraftWorker
-from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
-from specengine.runner import ragged_graphs
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
+from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 from tests.support.mtp_targets import predictable
-from tests.engine.test_graph_round import DeviceLengths
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 4, "to be or not to be, that is to be"]
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
@@ -50,7 +45,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE3 sampled drafts": ("EAGLE3", CHAIN | {"draft_sampling": True}),
     "EAGLE3 tree": ("EAGLE3", TREE),
     "EAGLE3 tree of samples": ("EAGLE3", TREE | {"draft_sampling": True}),
-    "EAGLE3 beside suffixes": (
+    "EAGLE3 and suffixes": (
         "EAGLE3",
         CHAIN | {"hybrid_suffix": True, "hybrid_suffix_min_match": 3, "num_draft_tokens": 8},
     ),
@@ -91,46 +86,8 @@ def with_mtp(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFac
     return predictable(folder, "mimo", 3, residue=0.2)
 
 
-@dataclass
-class Function:
-    """Stands for a graph: runs again, and writes to the tensors that it wrote at first."""
-
-    run: Callable[[], Any]
-    output: Any
-
-    def replay(self) -> None:
-        for place, found in zip(vars(self.output).values(), vars(self.run()).values(), strict=True):
-            if place is not None:
-                place.copy_(found)
-
-
-def capture(run: Callable[[], Any], pool: object) -> tuple[Function, Any]:
-    output = run()
-    return Function(run, output), output
-
-
 def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
     return LLM(str(target), spec, **{"dtype": "float32", "max_total_tokens": 2048, **flags})
-
-
-def graphs_on_the_cpu(llm: LLM, in_one: bool = True) -> dict[str, Any]:
-    """in_one: chains and trees are drafted in one graph. Gives the counters."""
-    parts = llm.engine.parts
-    config = parts.config
-    graph = replace(
-        config.graph,
-        disable_cuda_graph=False,
-        cuda_graph_bs=(1, 2, 4),
-    )
-    target = parts.worker.runner
-    drafter = getattr(parts.drafter, "inner", parts.drafter)
-    drafts = drafter.runners if isinstance(drafter, DraftWorker) else ()
-    backend = DeviceLengths(torch.device("cpu"))
-    for runner in (target, *drafts):
-        runner.attn_backend = backend
-    config = replace(config, graph=graph)
-    loops = add_draft_loops(config, parts.drafter) if in_one else {}
-    return dict(add_ragged_graphs(config, target, drafts) | loops)
 
 
 def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
@@ -148,7 +105,7 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
         pytest.param("EAGLE3 tree", False, marks=pytest.mark.slow),
     ],
 )
-def test_rounds_of_functions(
+def test_replayed_rounds_give_the_tokens_of_eager_rounds(
     name: str,
     in_one: bool,
     target: Path,
@@ -156,8 +113,7 @@ def test_rounds_of_functions(
     specs: dict[str, SpecConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    use_functions(monkeypatch)
     folder = with_mtp if name == "MTP" else target
     eager, replayed = make(folder, specs[name]), make(folder, specs[name])
     counters = graphs_on_the_cpu(replayed, in_one)
@@ -179,12 +135,11 @@ LEARNED = {"EAGLE3", "STANDALONE", "MTP"}
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 @pytest.mark.parametrize("name", ["EAGLE3 tree", "STANDALONE tree"])
-def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
+def test_stochastic_tree_is_the_same_whatever_other_requests_draft(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Near the end of a request its trees are smaller in a loop, too."""
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    """Near the end of a request its trees are smaller, in a draft loop too."""
+    use_functions(monkeypatch)
     spec = replace(specs[name], verify="target_only")
     eager, replayed = make(target, spec), make(target, spec)
     counters = graphs_on_the_cpu(replayed)
@@ -201,20 +156,18 @@ def test_trees_that_are_weighed_do_not_depend_on_who_drafts_beside_them(
 
 
 @pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE", "MTP"])
-def test_prompts_find_graphs_that_were_captured_before(
+def test_prompts_replay_graphs_that_were_captured_ahead(
     name: str,
     target: Path,
     with_mtp: Path,
     specs: dict[str, SpecConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    use_functions(monkeypatch)
     folder = with_mtp if name == "MTP" else target
     eager, replayed = (make(folder, specs[name], device="cpu") for _ in range(2))
     counters = graphs_on_the_cpu(replayed)["draft"]
     drafter = replayed.engine.drafter
-    assert isinstance(drafter, PreparingDrafter)
     captures = [*drafter.captures()]
     assert len(captures) >= 5
     for prepare in captures:
@@ -232,16 +185,15 @@ def test_prompts_find_graphs_that_were_captured_before(
 
 
 @pytest.mark.parametrize(("name", "context"), [("EAGLE3", 60), ("EAGLE3", 140), ("STANDALONE", 64)])
-def test_prompts_where_the_context_is_short(
+def test_short_context_limits_the_width_of_prefill_graphs(
     name: str,
     context: int,
     target: Path,
     specs: dict[str, SpecConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What fills graphs has no place past the page table's end."""
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    """Padding tokens need positions within the page table."""
+    use_functions(monkeypatch)
     given = {"device": "cpu", "context_length": context}
     eager, replayed = (make(target, specs[name], **given) for _ in range(2))
     graphs_on_the_cpu(replayed)
@@ -249,23 +201,22 @@ def test_prompts_where_the_context_is_short(
         assert tokens(replayed, [GREEDY] * count) == tokens(eager, [GREEDY] * count)
     drafter = replayed.engine.drafter
     assert isinstance(drafter, DraftWorker)
-    assert drafter.runner.ragged_graph is not None
-    widths = {form.width for form in drafter.runner.ragged_graph.captured}
+    assert drafter.runner.ragged_graphs is not None
+    widths = {key.width for key in drafter.runner.ragged_graphs.cache.captured}
     assert (max(widths, default=0) >= 64) == (context >= 64)
     assert max(widths, default=0) <= context
 
 
-def test_a_buffer_that_moved_is_noticed(
+def test_moved_page_table_is_refused_by_the_guard(
     target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    use_functions(monkeypatch)
     llm = make(target, specs["EAGLE3"], device="cpu")
     runner = llm.engine.parts.worker.runner
     runner.guards_graphs = True
     graphs_on_the_cpu(llm)
     tokens(llm, BATCHES[1])
-    assert runner.ragged_graph is not None
+    assert runner.ragged_graphs is not None
     table = runner.pools.req_to_token_pool
     table.req_to_token = table.req_to_token.clone()
     with pytest.raises(GraphInputError, match=r"captured with .*\.req_to_token at"):
@@ -273,11 +224,10 @@ def test_a_buffer_that_moved_is_noticed(
 
 
 @pytest.mark.parametrize("name", ["EAGLE3", "EAGLE3 tree", "STANDALONE", "STANDALONE tree"])
-def test_a_buffer_of_a_draft_loop_that_moved_is_noticed(
+def test_moved_buffer_of_a_draft_loop_is_refused_by_the_guard(
     name: str, target: Path, specs: dict[str, SpecConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ragged_graphs, loop_graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    use_functions(monkeypatch)
     llm = make(target, specs[name], device="cpu")
     drafter: Any = llm.engine.drafter
     drafter.runner.guards_graphs = True
@@ -296,7 +246,7 @@ def test_a_buffer_of_a_draft_loop_that_moved_is_noticed(
 class TestOnTheGpu:
     @pytest.mark.parametrize("in_one", [False, True], ids=["level by level", "in one"])
     @pytest.mark.parametrize("name", SHAPES)
-    def test_graphs_change_nothing(
+    def test_graphs_give_the_tokens_of_eager_rounds(
         self, name: str, in_one: bool, target: Path, with_mtp: Path, specs: dict[str, SpecConfig]
     ) -> None:
         folder = with_mtp if name == "MTP" else target
@@ -307,7 +257,7 @@ class TestOnTheGpu:
         drafter = replayed.engine.parts.drafter
         if isinstance(drafter, DraftWorker) and not in_one:
             drafter.loops = None
-        replayed.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
+        replayed.engine._runs_on_device = lambda *_: False  # type: ignore[method-assign]
         for params in [[GREEDY] * 4, *BATCHES, [GREEDY]]:
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()
@@ -315,18 +265,18 @@ class TestOnTheGpu:
         assert not stats.graphs["verify"].fallbacks
         assert replayed.engine.scheduler.spec_totals.num_accepted_tokens > 0
 
-    def test_padding_off(self, target: Path, specs: dict[str, SpecConfig]) -> None:
+    def test_padding_off_is_counted(self, target: Path, specs: dict[str, SpecConfig]) -> None:
         flags = {"cuda_graph_bs": (2,), "disable_cuda_graph_padding": True}
         eager = make(target, specs["EAGLE3"], disable_cuda_graph=True)
         replayed = make(target, specs["EAGLE3"], **flags)
-        replayed.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
+        replayed.engine._runs_on_device = lambda *_: False  # type: ignore[method-assign]
         for params in (BATCHES[1], BATCHES[1][:1]):
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()
         assert stats.graphs["verify"].fallbacks["batch size not captured, padding off"] > 0
         assert stats.graphs["verify"].replays > 0
 
-    def test_a_buffer_that_moved_is_noticed(
+    def test_moved_buffer_is_refused_by_the_guard(
         self, target: Path, specs: dict[str, SpecConfig]
     ) -> None:
         llm = make(target, specs["EAGLE3"], cuda_graph_bs=(2,), debug_cuda_graph=True)

@@ -19,7 +19,7 @@ from specengine.core.errors import SpecEngineError
 from specengine.core.request import FinishReason, SpecStats, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_totals import SpecTotals
-from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.choose import Decision
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import EngineStats, RequestOutput, RequestTimes
 from specengine.engine.tokens import encode_text
@@ -143,7 +143,7 @@ class FakeEngine:
             num_prompt_tokens=40,
             num_cached_tokens=10,
             num_generated_tokens=7,
-            spec=SpecTotals(5, 20, 9, [5, 4]),
+            spec=SpecTotals(8, 5, 20, 9, [5, 4]),
             depth=Decision(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
         )
 

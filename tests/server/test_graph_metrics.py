@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from specengine.engine.outputs import EngineStats
-from specengine.runner.graph_counters import GraphStats
+from specengine.runner.fallbacks import GraphStats
 from specengine.server.metrics import ServerMetrics
 
 

@@ -104,6 +104,8 @@ def metrics(site: Any) -> dict[tuple[str, ...], float]:
 def test_metrics_of_the_engine(site: Any, engine: Any) -> None:
     values = metrics(site)
     for name, value in {
+        "spec_decode_num_rounds_total": 8,
+        "spec_decode_mean_acceptance_length": 1 + 9 / 8,
         "spec_decode_num_drafts_total": 5,
         "spec_decode_num_draft_tokens_total": 20,
         "spec_decode_num_accepted_tokens_total": 9,

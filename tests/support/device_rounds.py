@@ -11,35 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.batch import ForwardBatch
-from specengine.core.interfaces import AttentionLayer
 from specengine.draft.worker import DraftWorker
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import Eager, RoundExecutor
 from specengine.engine.round.key import RoundEvent
-from specengine.kernels.paged_attention import PagedBatch
-from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from tests.support.padded_attention import attention
+from tests.support.device_lengths import DeviceLengths
 from tests.support.rounds import make
-
-
-class DeviceLengths(TritonAttentionBackend):
-    """Like the Triton backend it believes the batch's tensors alone, never the host's lengths."""
-
-    def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
-    ) -> Tensor | None:
-        return None
-
-    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        assert batch.attn_plan is not None
-        paged: PagedBatch = batch.attn_plan.metadata
-        caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        return attention(q, *caches, paged, layer.scale, layer.sliding_window)
 
 
 def chain_of(name: str, drafters: dict[str, str]) -> SpecConfig | None:

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.choice import Decision, Shape
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.key import RoundPlan
 
@@ -93,14 +95,14 @@ class ScriptedDepths:
     hosts: list[tuple[int, int]] = field(default_factory=list)  # requests and steps
     contexts: list[float] = field(default_factory=list)
 
-    def reads(self, size: int, tokens: float) -> bool:
+    def set_context_length(self, size: int, tokens: float) -> bool:
         self.contexts.append(tokens)
         return self.pays and len(self.contexts) > 1
 
-    def slept(self, size: int, rounds: int) -> None:
+    def skipped(self, size: int, rounds: int) -> None:
         self.paused.append((size, rounds))
 
-    def host_took(self, size: int, shape: Shape, seconds: float) -> None:
+    def observe_host(self, size: int, shape: DraftShape, seconds: float) -> None:
         assert seconds >= 0
         self.hosts.append((size, shape.num_steps))
 
@@ -111,28 +113,17 @@ class ScriptedDepths:
         num_nodes = self.sizes.pop(0) if self.sizes else None
         return Decision(self.plan.pop(0), f"of {batch_size}", None, num_nodes)
 
-    def observe(
-        self,
-        size: int,
-        steps: int,
-        drafted: Any,
-        accepted: Any,
-        seconds: float | None,
-        num_nodes: int | None,
-        ranks: Any,
-        limits: Any,
-        drafting: float,
-        of_text: Any,
-    ) -> None:
-        assert len(limits) == len(drafted)
-        assert of_text is None
-        assert seconds is None or seconds >= drafting >= 0
-        self.limits.append(limits)
-        self.drafting.append(drafting)
-        self.drafted.append(drafted)
-        self.trees.append((num_nodes, ranks))
-        self.observed.append((size, steps))
-        self.timed.append(seconds is not None)
+    def observe(self, one: RoundObservation) -> None:
+        assert one.limits is not None
+        assert len(one.limits) == len(one.num_drafted)
+        assert one.from_lookup is None
+        assert one.seconds is None or one.seconds >= one.drafting_seconds >= 0
+        self.limits.append([*one.limits])
+        self.drafting.append(one.drafting_seconds)
+        self.drafted.append([*one.num_drafted])
+        self.trees.append((one.num_nodes, one.path_ranks))
+        self.observed.append((one.batch_size, one.num_steps))
+        self.timed.append(one.seconds is not None)
 
 
 class NoDrafter:

@@ -46,7 +46,7 @@ class MiniRunner:
         self.model = model
         slots = torch.randperm(num_requests * _ROOM, generator=torch.Generator().manual_seed(1)) + 1
         self.table = _PageTable(slots.view(num_requests, _ROOM).to(torch.int32))
-        dtype = model.model.embed_tokens.weight.dtype
+        dtype = model.embed.weight.dtype
         self.pool = _Pool(model.config, num_requests * _ROOM + 1, dtype)
         self.backend = TorchAttentionBackend()
         self.lens = [0] * num_requests
@@ -75,7 +75,7 @@ class MiniRunner:
         """float32 [T, V]."""
         batch = self.batch(mode, tokens)
         hidden = self.model(batch.input_ids, batch.positions, batch)
-        found: Tensor = self.model.compute_logits(hidden)
+        found: Tensor = self.model.head.logits(hidden)
         return found
 
 

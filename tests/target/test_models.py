@@ -9,28 +9,21 @@ import torch
 import transformers
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode
+from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
 from specengine.kernels import (
-    decoder_stack,
-    decoder_stack_cuda,
-    decoder_stack_ref,
-    layer_tail,
-    layer_tail_cuda,
-    layer_tail_ref,
     split_linear,
 )
-from specengine.kernels.paged_attention import paged_attention
-from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.registry import find_model_class
+from tests.conftest import FAMILIES
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
 OTHER = [(5 * i * i + i + 11) % 300 for i in range(33)]
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama3 rope": {
         "rope_parameters": {
@@ -139,7 +132,7 @@ def test_split_prefill_equals_extend(
         results.append(model.forward_split_prefill(batch.input_ids, batch.positions, batch, end))
         assert batch.split_index == end
     assert all(result is None for result in results[:-1])
-    assert torch.equal(model.compute_logits(results[-1]), whole)
+    assert torch.equal(model.head.logits(results[-1]), whole)
 
 
 @pytest.fixture
@@ -160,81 +153,12 @@ def test_split_prefill_carries_products_in_parts(
     model.forward_split_prefill(batch.input_ids, batch.positions, batch, 1)
     assert batch.hidden_states.dim() == 3
     last = model.forward_split_prefill(batch.input_ids, batch.positions, batch, 3)
-    _assert_near(model.compute_logits(last), whole)
+    _assert_near(model.head.logits(last), whole)
 
 
 def test_idle_runs_on_zero_tokens(small_models: dict[str, Path], mini_runner: Any) -> None:
     logits = mini_runner(_load(small_models["llama"])).logits(ForwardMode.IDLE, [])
     assert logits.shape == (0, 320)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fused_layer_equals_the_plain_one(
-    family: str, unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The path of a GPU with few rows, on the reference kernels."""
-    model = unpacked(family)
-    tokens = PROMPT[:12]
-    plain = mini_runner(model).logits(ForwardMode.EXTEND, [tokens])
-    monkeypatch.setattr("specengine.kernels.few_row.fits", lambda *_: True)
-    _assert_near(mini_runner(model).logits(ForwardMode.EXTEND, [tokens]), plain)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_streamed_layers_equal_the_plain_ones(
-    family: str, unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Layers that go on to the next one's projection; hidden states are kept on the way."""
-    model = unpacked(family)
-    found = []
-    for streams in (False, True):
-        if streams:
-            monkeypatch.setattr(layer_tail, "fits", lambda *_: True)
-            monkeypatch.setattr(layer_tail_cuda, "layer_tail", layer_tail_ref.layer_tail)
-        runner = mini_runner(model)
-        found.append(_streams(model, runner.batch(ForwardMode.EXTEND, [PROMPT[:12]])))
-    for plain, streamed in zip(*found, strict=True):
-        _assert_near(streamed, plain)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_whole_stack_equals_its_layers(
-    family: str, unpacked: Model, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All layers as one operation, where a family's layers allow it; the others go on as ever."""
-    model = unpacked(family)
-    calls = []
-
-    def whole(*given: Any) -> decoder_stack.StackOutput:
-        calls.append(given)
-        return decoder_stack_ref.decoder_stack(*given)
-
-    found = []
-    for at_once in (False, True):
-        monkeypatch.setattr(decoder_stack, "fits", lambda *_, at_once=at_once: at_once)
-        monkeypatch.setattr(decoder_stack_cuda, "decoder_stack", whole)
-        runner = mini_runner(model)
-        runner.backend = TritonAttentionBackend(torch.device("cpu"))
-        monkeypatch.setattr(runner.backend, "forward_fused", lambda *_: None)
-        monkeypatch.setattr(runner.backend, "forward_extend", _attend)
-        found.append(_streams(model, runner.batch(ForwardMode.EXTEND, [PROMPT[:12], OTHER[:3]])))
-    for plain, together in zip(*found, strict=True):
-        _assert_near(together, plain)
-    assert bool(calls) == (family == "llama")  # the others: a window, biases, norms of q and k
-
-
-def _streams(model: Any, batch: ForwardBatch) -> list[Tensor]:
-    """Behind all layers, and what two of them leave on the way."""
-    batch.capture_layers = (0, 2)
-    hidden = model(batch.input_ids, batch.positions, batch)
-    return [hidden, *batch.captured]
-
-
-def _attend(q: Tensor, layer: Any, batch: ForwardBatch) -> Tensor:
-    k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-    return paged_attention(
-        q, k_cache, v_cache, batch.attn_plan.metadata, layer.scale, window=layer.sliding_window
-    )
 
 
 @pytest.mark.parametrize(("quantization", "error"), [(None, 0.03), ("int8", 0.05), ("int4", 0.5)])

@@ -11,6 +11,7 @@ from specengine.core.config import SpecConfig
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
 from specengine.engine.proof.tiny_model import TinyModels
+from specengine.engine.registry import DRAFT_LOADERS, DRAFTERS, DraftContext, make_drafter
 
 _NODES = 6
 _CHAIN: dict[str, Any] = {"num_steps": 3}
@@ -42,7 +43,18 @@ def without_models() -> list[Subject]:
         Subject("NGRAM tree, any depth", ngrams["NGRAM tree"], any_depth=True),
         Subject("sampled chain", SpecConfig(), CHAIN),
         Subject("sampled tree", SpecConfig(), TREE),
+        *_registered(),
     ]
+
+
+def _registered() -> Iterator[Subject]:
+    """Drafters of the registry that nothing here names and that need no draft model, by the shape
+    that they declare."""
+    for algorithm in sorted(DRAFTERS.keys() - DRAFT_LOADERS.keys() - {"NGRAM", "SUFFIX"}):
+        spec = SpecConfig(algorithm=algorithm, num_draft_tokens=_NODES)
+        drafter = make_drafter(DraftContext(spec, node_limit=lambda req: _NODES))
+        shape = "tree" if drafter.proposes_tree else "chain"
+        yield Subject(f"{algorithm} {'sampled ' * drafter.emits_probs}{shape}", spec)
 
 
 def with_models(models: TinyModels) -> list[Subject]:

@@ -14,6 +14,7 @@ Sense = Literal["<=", ">="]
 
 
 CHI_SQUARED = "χ² of the engine"
+AS_REPORTED = "drafts as reported"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Mistakes around the rules, which only the real engine can make: what it proves must notice."""
+"""Mistakes around the rules and in drafts, made in the real engine: what it proves must notice."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,8 @@ from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.engine.proof.check import AS_REPORTED
+from specengine.engine.proof.draft_mutants import Spoil, draft_mutants
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
@@ -70,13 +73,14 @@ class ShiftsPositions(_WrongTree):
 
 @dataclass(frozen=True)
 class EngineMutant:
-    """caught_by: "χ²" or "greedy identity"."""
+    """caught_by: "χ²", "greedy identity" or check.AS_REPORTED. spoil: what becomes of drafts."""
 
     name: str
     verifier: TreeVerifier
     subject: Subject
     caught_by: str
     setting: str = "temperature"
+    spoil: Spoil | None = None
 
 
 _ON_CHAINS = Subject("sampled chain", SpecConfig(), CHAIN)
@@ -109,3 +113,21 @@ def of_rules() -> list[EngineMutant]:
             subject = _ON_TREES if on_trees else _ON_CHAINS
             found.append(EngineMutant(f"{name}: {mutant.name}", mutant(rule), subject, "χ²"))
     return found
+
+
+def of_drafts() -> Iterator[EngineMutant]:
+    """Spoilt drafts under every rule that weighs them, and once more for what they report."""
+    for trees, subject in ((False, _ON_CHAINS), (True, _ON_TREES)):
+        for mutant in draft_mutants(trees=trees):
+            for name, make in VERIFIERS.items():
+                rule = make(SpecConfig())
+                if rule.needs_draft_probs and not rule.is_lossy and (rule.takes_trees or not trees):
+                    label = f"{name}: {mutant.name}"
+                    yield EngineMutant(label, rule, subject, "χ²", spoil=mutant.spoil)
+            yield EngineMutant(
+                mutant.name, rule_of(trees), subject, AS_REPORTED, spoil=mutant.spoil
+            )
+
+
+def rule_of(trees: bool) -> TreeVerifier:
+    return VERIFIERS["sibling" if trees else "rejection"](SpecConfig())

@@ -15,7 +15,8 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import PrefillResult
-from specengine.engine.loop import BeginAsync, Engine
+from specengine.engine.loop import Engine
+from specengine.engine.parts import BeginAsync
 from specengine.engine.proof.check import chi_squared_p
 from specengine.layers.logits import RowMap, edit_logits, target_weights
 

@@ -15,7 +15,9 @@ from specengine.core.sampling import SamplingParams
 from specengine.engine.build import load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
-from specengine.engine.proof.check import CHI_SQUARED, Check
+from specengine.engine.proof.check import AS_REPORTED, CHI_SQUARED, Check
+from specengine.engine.proof.draft_log import DraftLog
+from specengine.engine.proof.draft_mutants import SpoiltDrafter
 from specengine.engine.proof.engine_mutants import EngineMutant
 from specengine.engine.proof.joint import Continuations, LogitProbe, Text
 from specengine.engine.proof.runs import (
@@ -35,6 +37,7 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
+from specengine.engine.registry import VERIFIERS, verifier_name
 from specengine.runner.loader.loaded_model import LoadedModel
 
 _TEXTS = (
@@ -82,6 +85,7 @@ Seen = tuple[Counter[Text], Counter[Text]]  # of the two prompts
 class Effort:
     num_requests: int  # of each histogram; half as many where few run at a time
     mutant_requests: int  # at most, before a mutant counts as missed
+    draft_requests: int  # of each histogram of sampled drafts alone
     greedy_tokens: int
 
 
@@ -127,8 +131,35 @@ class EngineProof:
                 p = self._p(self._seen(run.outputs), setting)
                 yield Check(CHI_SQUARED, label, p, ">=", MIN_P)
 
+    def of_drafts(self, subject: Subject) -> Iterator[Check]:
+        """Sampled drafts of thousands of requests: whether they are drawn from what they report,
+        and a histogram as large. Nothing where drafts report nothing, or no rule that weighs them
+        is to be proved."""
+        state = State(FRESH)
+        drafter = subject.build(self.config, state, self.loaded, self.tokens).drafter
+        asked = self.config.spec.verify
+        name = verifier_name(subject.spec, drafter) if asked == "auto" else asked
+        if not (drafter.emits_probs and VERIFIERS[name](subject.spec).needs_draft_probs):
+            return
+        label = f"{subject.name}, {name}; many, fresh"
+        judged, log = subject.verified_by(name), DraftLog()
+        engine = judged.build(self.config, state, self.loaded, self.tokens)
+        asks = self._sampled_asks("temperature", self.effort.draft_requests, 1, state)
+        log.watch(engine.round.drafter)
+        seen = self._seen(complete(engine, asks, state).outputs)
+        yield Check(CHI_SQUARED, label, self._p(seen, "temperature"), ">=", MIN_P)
+        if engine.pipeline is not None:  # its drafts are not seen
+            graph = replace(self.config.graph, disable_cuda_graph=True)
+            eager, log = replace(self.config, graph=graph), DraftLog()
+            engine = judged.build(eager, state, self.loaded, self.tokens)
+            log.watch(engine.round.drafter)
+            complete(engine, asks, state)
+        yield Check(AS_REPORTED, label, log.p_value, ">=", MIN_P, f"{log.num_drafts} drafts")
+
     def catches(self, mutant: EngineMutant, state: State) -> Check:
         parts = mutant.subject.build(self.config, state, self.loaded, self.tokens).parts
+        if mutant.spoil is not None:
+            parts = replace(parts, drafter=SpoiltDrafter(parts.drafter, mutant.spoil))
         engine = Engine(replace(parts, verifier=mutant.verifier))
         label = f"{mutant.subject.name}, {mutant.name}; {state}"
         self._warm_up(engine, state)
@@ -136,7 +167,10 @@ class EngineProof:
             found = self._identity(label, complete(engine, self.greedy_asks, state).outputs)
             return replace(found, check="greedy identity catches", sense=">=", threshold=1.0)
         seen: Seen = (Counter(), Counter())
-        count, p = 0, 1.0
+        count, p, log = 0, 1.0, DraftLog()
+        looks_at_drafts = mutant.caught_by == AS_REPORTED
+        if looks_at_drafts:
+            log.watch(engine.round.drafter)
         while p > MAX_MUTANT_P and count < self.effort.mutant_requests:
             asks = self._sampled_asks(mutant.setting, _MUTANT_STEP, count, state)
             for total, new in zip(
@@ -144,9 +178,10 @@ class EngineProof:
             ):
                 total.update(new)
             count += _MUTANT_STEP
-            p = self._p(seen, mutant.setting)
+            p = log.p_value if looks_at_drafts else self._p(seen, mutant.setting)
         note = f"after {count} requests"
-        return Check(f"{CHI_SQUARED} catches", label, p, "<=", MAX_MUTANT_P, note)
+        name = AS_REPORTED if looks_at_drafts else CHI_SQUARED
+        return Check(f"{name} catches", label, p, "<=", MAX_MUTANT_P, note)
 
     def _engines(self, subject: Subject, state: State) -> Iterator[tuple[str, Engine]]:
         """One for each verifier, built as it is served: on a GPU a graph may hold the round."""

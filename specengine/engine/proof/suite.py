@@ -9,7 +9,7 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
 from specengine.engine.proof import rules
 from specengine.engine.proof.check import CHI_SQUARED, Check, combined_p
-from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant, of_rules
+from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant, of_drafts, of_rules
 from specengine.engine.proof.matrix import SETTINGS, Effort, EngineProof
 from specengine.engine.proof.runs import MIN_P
 from specengine.engine.proof.subjects import (
@@ -41,7 +41,7 @@ class Plan:
 QUICK = Plan(
     name="quick",
     rules=rules.QUICK,
-    engine=Effort(num_requests=150, mutant_requests=8000, greedy_tokens=16),
+    engine=Effort(num_requests=150, mutant_requests=8000, draft_requests=2000, greedy_tokens=16),
     states=(State(PREFIX_HIT, 16), State(RETRACTED)),
     settings=(),
     mutant_states=(State(FRESH),),
@@ -49,7 +49,7 @@ QUICK = Plan(
 FULL = Plan(
     name="full",
     rules=rules.FULL,
-    engine=Effort(num_requests=400, mutant_requests=8000, greedy_tokens=24),
+    engine=Effort(num_requests=400, mutant_requests=8000, draft_requests=6000, greedy_tokens=24),
     states=ALL_STATES,
     settings=tuple(SETTINGS),
     mutant_states=(State(FRESH), State(RETRACTED, 16)),
@@ -74,9 +74,10 @@ def sections(config: EngineConfig, subjects: list[Subject], plan: Plan) -> Itera
     for subject in subjects:
         for state in plan.states:
             yield _section(proof, subject, state)
+        yield _drafts_section(proof, subject)
         if plan.settings:
             yield _settings_section(proof, subject, plan.settings)
-    for mutant in of_rules():
+    for mutant in (*of_rules(), *of_drafts()):
         yield _mutant_section(proof, mutant, plan.mutant_states)
     for mutant in AROUND_RULES:
         yield _mutant_section(proof, mutant, plan.states)
@@ -96,6 +97,10 @@ def together(checks: Iterable[Check]) -> Iterator[Check]:
 
 def _section(proof: EngineProof, subject: Subject, state: State) -> Section:
     return Section(f"{subject.name}; {state}", lambda: proof.in_state(subject, state))
+
+
+def _drafts_section(proof: EngineProof, subject: Subject) -> Section:
+    return Section(f"{subject.name}; drafts", lambda: proof.of_drafts(subject))
 
 
 def _settings_section(proof: EngineProof, subject: Subject, settings: tuple[str, ...]) -> Section:

@@ -9,8 +9,8 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.spec import Verifier
-from specengine.engine.adaptive.choice import smaller_sizes
-from specengine.engine.round.executor import Captured, Executor, RoundExecutor
+from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.round.executor import Executor, InGraphs, RoundExecutor
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.round import Round
 from specengine.engine.round.rules import Relaxed, Rule, Stochastic
@@ -23,12 +23,10 @@ from specengine.engine.round.sources import (
     make_lookup,
 )
 from specengine.kernels.accept_chain import RoundState, Simulated
-from specengine.runner.graph_counters import PLANS_ON_HOST
+from specengine.runner import fallbacks
 from specengine.runner.model_runner import ModelRunner
 from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier
-
-TRACED = "rounds are traced"
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 _BETWEEN = 3  # depth of drafts from lookup, beside the deepest and none
@@ -54,12 +52,12 @@ def make_rounds(
     sizes, limits = config.graph.cuda_graph_bs, runner.attn_backend.limits
     assert sizes is not None
     if limits.plans_on_host:
-        return PLANS_ON_HOST
+        return fallbacks.PLANS_ON_HOST
     if config.trace.trace is not None:
-        return TRACED
+        return fallbacks.TRACED
     drafted = drafted_by(drafter, max(sizes), runner.device, chooses)
     if drafted is None:
-        return "the drafter needs the host in the middle of a round"
+        return fallbacks.ROUND_NEEDS_HOST
     rule = make_rule(verifier, drafter)
     if isinstance(rule, str):
         return rule
@@ -68,7 +66,7 @@ def make_rounds(
         drafted,
         rule,
         list(sizes),
-        Captured(),
+        InGraphs(),
         padding=not config.graph.disable_cuda_graph_padding,
         forced_length=config.spec.simulate_accept_length,
         may_pause=chooses and limits.first_keys and drafter.can_pause,
@@ -114,14 +112,14 @@ def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | str | None:
     if declared == "stochastic":
         assert isinstance(verifier, SampledVerifier)
         if not verifier.has_keyed_numbers():
-            return "the verifier has random numbers of its own"
+            return fallbacks.OWN_NUMBERS
         # Without probabilities of drafts it has nothing to judge, and matches.
         if drafter.emits_probs or not verifier.needs_draft_probs:
             return Stochastic(verifier)
     elif declared != "match":
-        return "the verifier does more than compare tokens"
+        return fallbacks.VERIFIER_COMPARES_MORE
     if drafter.emits_probs:
-        return "drafts are sampled, and the verifier does not weigh them"
+        return fallbacks.UNWEIGHED_DRAFTS
     return None
 
 

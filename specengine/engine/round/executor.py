@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,41 +16,39 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.round.key import InFlightRound, RoundEvent, RoundGraph, RoundKey, RoundPlan
+from specengine.engine.round.key import InFlightRound, RoundEvent, RoundKey, RoundPlan
 from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.sources import DeviceDraft, num_slots
 from specengine.engine.round.state import HostView
-from specengine.runner.graph_counters import MEMORY_SPENT, count_fallback
+from specengine.runner import fallbacks
+from specengine.runner.graph_cache import Captured, Graph, GraphCache
 from specengine.runner.graph_guard import GraphGuard
-from specengine.runner.graphs import capture, capture_parts, without_garbage_collection
-
-logger = logging.getLogger(__name__)
 
 _MANY = 128  # tokens of a batch's whole trees, from which on smaller ones are worth a graph
 _NONE: Mapping[int, Sequence[int]] = {}
+
+Part = Callable[[], object]
+RoundCache = GraphCache[RoundKey, None]  # rounds keep their buffers themselves
 
 
 class Executor(Protocol):
     """How a round runs."""
 
-    def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
-        """parts: functions without arguments, run in order. What one leaves for the next stays
-        where it is."""
+    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
+        """parts: run in order. What one leaves for the next stays where it is."""
         ...
 
     def new_event(self) -> RoundEvent: ...
 
 
-class Captured:
+class InGraphs:
     """In CUDA graphs."""
 
-    def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
-        if len(parts) == 1:
-            return [capture(parts[0], pool)[0]]
-        return list(capture_parts(parts, pool))
+    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
+        return cache.record_parts(parts)
 
     def new_event(self) -> RoundEvent:
         return torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -59,7 +57,7 @@ class Captured:
 class Eager:
     """Operator by operator, on any device, and awaited at once."""
 
-    def prepare(self, parts: Sequence[Any], pool: Any) -> list[RoundGraph]:
+    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
         for part in parts:  # once, as before a capture
             part()
         return [_Uncaptured(part) for part in parts]
@@ -69,7 +67,7 @@ class Eager:
 
 
 class _Uncaptured:
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Part) -> None:
         self.replay = run
 
 
@@ -91,7 +89,7 @@ class GrammarRound:
     them the token masks. What the steps leave for each other lies in the graphs' pool: between
     `replay` and `finish` no other graph may run."""
 
-    def __init__(self, bound: BoundRound, graphs: list[RoundGraph], event: RoundEvent) -> None:
+    def __init__(self, bound: BoundRound, graphs: Sequence[Graph], event: RoundEvent) -> None:
         self.bound = bound
         self._draft, self._verify, self._accept = graphs
         self._copy = torch.zeros(bound.host_copy().shape, dtype=torch.int64)
@@ -127,7 +125,7 @@ class RoundExecutor:
     they are first needed.
     """
 
-    unguarded = ("captured", "guard")
+    unguarded = ("guard",)
 
     def __init__(
         self,
@@ -146,9 +144,8 @@ class RoundExecutor:
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
         self.tree_sizes: Mapping[int, Sequence[int]] = _NONE  # by num_steps: nodes to cut trees to
-        self.captured: dict[RoundKey, RoundGraph] = {}
-        self.guard: GraphGuard | None = None  # of all of them
-        self.counters: Counter[str] = Counter()
+        self.cache = RoundCache("round", self.runner.graph_memory, self._guard_of)
+        self.guard: GraphGuard | None = None  # of all graphs
         self.state = round.commit.state
         self.sampling = round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
@@ -156,6 +153,8 @@ class RoundExecutor:
         largest, device = self.batch_sizes[-1], self.runner.device
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self.num_slots = num_slots(self.source)
+        rule, simulated = round.rule, round.commit.simulated
+        self.is_lossy = simulated is not None or (rule is not None and rule.is_lossy)
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
         self._stale: set[int] = set()  # rows of rounds that a paused drafter has not observed
@@ -170,21 +169,22 @@ class RoundExecutor:
         """The most tokens that a request gains in a round."""
         return self.steps[-1] + 1
 
+    @property
+    def counters(self) -> Counter[str]:
+        return self.cache.counters
+
+    @property
+    def captured(self) -> Mapping[RoundKey, object]:
+        return self.cache.captured
+
     def capture(self) -> None:
         """Every key of greedy rounds, from large to small; and one of requests that sample."""
-        start, memory = perf_counter(), self.runner.graph_memory
-        used_before = memory.used
-        with without_garbage_collection():
-            for bs in memory.affordable(self.batch_sizes[::-1], "round graphs"):
-                for key in self.keys(bs, self.sampling.greedy):
-                    self._capture(key)
-            self.batch_sizes = sorted({key.batch_size for key in self.captured})
-            if not memory.is_spent:
-                key = RoundKey(self.batch_sizes[0], self.steps[-1], self.sampling.sampled)
-                self.graph(key, logging.DEBUG)
-        took, used = perf_counter() - start, (memory.used - used_before) / (1 << 30)
-        what = f"{len(self.captured)} round graphs of {self.steps} drafts"
-        logger.info("captured %s in %.1f s, %.2f GiB", what, took, used)
+        greedy, sizes = self.sampling.greedy, self.batch_sizes[::-1]
+        done = self.cache.capture_at_start(sizes, lambda bs: self.keys(bs, greedy), self._make)
+        self.batch_sizes = sorted(done)
+        if not self.runner.graph_memory.is_spent:
+            key = RoundKey(self.batch_sizes[0], self.steps[-1], self.sampling.sampled)
+            self.graph(key, logging.DEBUG)
 
     def keys(self, batch_size: int, features: SamplingFeatures) -> list[RoundKey]:
         """Of all rounds of one batch size."""
@@ -221,7 +221,12 @@ class RoundExecutor:
         self.rows.zero_()
         self._rows = []
 
-    def _capture(self, key: RoundKey) -> None:
+    def _guard_of(self, _: None) -> GraphGuard | None:
+        if self.guard is None:
+            self.guard = self.runner.guard_of(rounds=self)
+        return self.guard
+
+    def _make(self, key: RoundKey) -> tuple[Graph, None]:
         """Runs rounds of no request: none may be in flight."""
         self.rows[: key.batch_size].zero_()
         self._rows = []
@@ -230,54 +235,45 @@ class RoundExecutor:
         if key.features.masks:
             self.round.masks.prepare()
         try:
-            self.captured[key] = self._prepare(self.bind(key))
+            return self._prepare(self.bind(key)), None
         finally:
             self.state.turn.fill_(self._turn)  # the run before the capture has taken one
-        self.counters["captures"] += 1
-        if self.guard is None:
-            self.guard = self.runner.guard_of(rounds=self)
 
-    def _prepare(self, bound: BoundRound) -> RoundGraph:
-        pool = self.runner.graph_memory.pool
+    def _prepare(self, bound: BoundRound) -> Graph:
         if not bound.key.features.masks:
-            return self.executor.prepare([bound.run], pool)[0]
-        graphs = self.executor.prepare([bound.draft, bound.verify, bound.accept], pool)
+            return self.executor.prepare([bound.run], self.cache)[0]
+        parts = [bound.draft, bound.verify, bound.accept]
+        graphs = self.executor.prepare(parts, self.cache)
         return GrammarRound(bound, graphs, self.executor.new_event())
 
-    def graph(self, key: RoundKey, level: int = logging.INFO) -> RoundGraph:
+    def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[None]:
         """level: of what the log says of a capture, before which no round may be in flight."""
-        if key not in self.captured:
-            start = perf_counter()
-            with without_garbage_collection(), self.runner.graph_memory.measured():
-                self._capture(key)
-            logger.log(level, "captured a round of %s in %.2f s", key, perf_counter() - start)
-        return self.captured[key]
+        return self.cache.get(key, self._make, level)
 
     def can_run(self, batch: ScheduleBatch) -> bool:
         """Whether a batch may run on the device. Counts the reason why not."""
         if (reason := self.fallback_reason(batch)) is not None:
-            count_fallback(self.counters, "round", reason)
+            self.cache.count_fallback(reason)
         return reason is None
 
     def fallback_reason(self, batch: ScheduleBatch) -> str | None:
         size = batch.batch_size
         if size > self.batch_sizes[-1]:
-            return "batch larger than any captured"
+            return fallbacks.BATCH_TOO_LARGE
         if not self.padding and size not in self.batch_sizes:
-            return "batch size not captured, padding off"
+            return fallbacks.SIZE_NOT_CAPTURED
         if not self.sampling.fits(batch.reqs):
-            return "more requests edit their logits than there are tables for"
+            return fallbacks.NO_EDIT_TABLE
         if self.source.may_be_unready and not all(map(self.source.is_ready, batch.reqs)):
-            return "a request that the drafter has seen too little of"
+            return fallbacks.DRAFTER_NOT_READY
         if not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
-            return "memory nearly full"
-        return None if self.has_graphs(batch.reqs) else MEMORY_SPENT
+            return fallbacks.NEARLY_FULL
+        return None if self.has_graphs(batch.reqs) else fallbacks.MEMORY_SPENT
 
     def has_graphs(self, reqs: list[Req]) -> bool:
         """Or memory for them."""
         keys = self.keys(self._size(len(reqs)), self.sampling.features_of(reqs))
-        needed = (one for one in keys if one.num_nodes is None)
-        return not self.runner.graph_memory.is_spent or all(one in self.captured for one in needed)
+        return self.cache.has_memory_for(*(one for one in keys if one.num_nodes is None))
 
     def has_slots(self, req: Req, count: int) -> bool:
         """Whether `count` tokens past those that stand have slots. Of chains they may lie past the
@@ -338,8 +334,7 @@ class RoundExecutor:
         if plan.num_nodes not in self.smaller_trees(key.batch_size).get(key.num_steps, ()):
             return key
         smaller = key._replace(num_nodes=plan.num_nodes)
-        is_there = smaller in self.captured or not self.runner.graph_memory.is_spent
-        return smaller if is_there else key
+        return smaller if self.cache.has_memory_for(smaller) else key
 
     def _launch(self, reqs: list[Req], plan: RoundPlan, key: RoundKey) -> InFlightRound:
         self._send_counts(plan, key)
@@ -352,10 +347,7 @@ class RoundExecutor:
         if rows != self._rows:
             self.rows[: key.batch_size] = sent(torch.tensor(rows), self.rows.device)
             self._rows = rows
-        if self.guard is not None:
-            self.guard.check()
-        graph.replay()
-        self.counters["replays"] += 1
+        self.cache.replay(graph)
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
@@ -375,7 +367,7 @@ class RoundExecutor:
 
     def send_masks(self, in_flight: InFlightRound) -> None:
         """Where grammars constrain a request of a round: token masks, and the rest of the round."""
-        graph = self.captured[in_flight.key]
+        graph = self.cache.captured[in_flight.key].graph
         if isinstance(graph, GrammarRound):
             in_flight.kept_depths.update(graph.finish(in_flight.reqs))
             self._end(in_flight)
@@ -413,11 +405,6 @@ class RoundExecutor:
     def has_lookup(self) -> bool:
         """Whether the host drafts for rounds."""
         return not isinstance(self.source, DeviceDraft)
-
-    @property
-    def is_lossy(self) -> bool:
-        rule = self.round.rule
-        return self.round.commit.simulated is not None or (rule is not None and rule.is_lossy)
 
     def num_drafts(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         """Of a round in which each request drafted so many levels."""

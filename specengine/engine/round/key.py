@@ -35,12 +35,6 @@ class RoundPlan(NamedTuple):
     from_lookup: list[bool] | None = None  # as in core.spec.DraftProposal
 
 
-class RoundGraph(Protocol):
-    """A CUDA graph, or several that are launched one after the other."""
-
-    def replay(self) -> None: ...
-
-
 class RoundEvent(Protocol):
     """torch.cuda.Event, as far as rounds use it."""
 

@@ -138,7 +138,7 @@ class Round:
         layout, sampling = self.layout_of(key), self.sampling
         rule = self.rule_of(key)
         if rule is None and key.features in (PLAIN, sampling.greedy):
-            best_T = self.runner.model.best_tokens(output.hidden_TH)
+            best_T = self.runner.model.head.best(output.hidden_TH)
             return layout.match(self.commit, drafts, best_T, key.num_steps), None
         if rule is not None and key.features.masks:
             drafts = layout.constrained(drafts)
@@ -159,7 +159,7 @@ class Round:
         return self.rule if key.features.stochastic and key.num_steps else None
 
     def node_logits(self, rows: RowBatch, output: TargetOutput, key: RoundKey) -> NodeLogits:
-        logits_TV = self.runner.model.compute_logits(output.hidden_TH)
+        logits_TV = self.runner.model.head.logits(output.hidden_TH)
         raw_TV = logits_TV.clone() if key.features.logprobs else None
         if key.features.masks:
             logits_TV = self.masks.apply(logits_TV)

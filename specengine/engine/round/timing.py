@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.key import RoundGraph
 from specengine.kernels.accept_chain import RoundState
+from specengine.runner.graph_cache import Graph
 
 _REPLAYS = 4  # of a graph that is timed; even, since rounds take turns
 _ALIGNED = 256  # slots: contexts begin where pages do
@@ -30,7 +30,7 @@ def seconds_of(
     rounds.clear_rows()
     given = rounds.rows[:batch_size], rounds.table, rounds.state, num_slots(rounds), context
     with pretend_context(*given):
-        return least_seconds(graph, _REPLAYS)
+        return least_seconds(graph.graph, _REPLAYS)
 
 
 def max_context(rounds: RoundExecutor) -> int:
@@ -77,7 +77,7 @@ def pretend_context(
             one.zero_()
 
 
-def least_seconds(graph: RoundGraph, replays: int) -> float:
+def least_seconds(graph: Graph, replays: int) -> float:
     """Of a replay."""
     times = []
     for _ in range(replays):

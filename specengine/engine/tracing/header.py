@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from specengine import __version__
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
+from specengine.core.version import __version__
 from specengine.draft.worker import DraftWorker
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.runner.loader.loaded_model import LoadedModel

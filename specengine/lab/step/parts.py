@@ -15,13 +15,13 @@ HOST, WAIT = "host", "wait for the device"
 
 def captured_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
     """Of a round on the device. The rest of it begins and accepts."""
-    drafter, round, target = engine.drafter.model, rounds.round, rounds.runner.model
+    drafter, round, head = engine.drafter.model, rounds.round, rounds.runner.model.head
     parts = [] if round.rule is None else [Watched(round.rule, "decide", "accept")]
     return [
         *parts,
-        *_heads(drafter, "compute_logits", "draft head"),
-        *_heads(drafter, "compute_shares", "draft head"),
-        *_heads(drafter, "best_tokens", "draft head"),
+        *_heads(drafter, "logits", "draft head"),
+        *_heads(drafter, "top", "draft head"),
+        *_heads(drafter, "best", "draft head"),
         Watched(drafter, "draft_rows", "draft"),
         Watched(drafter, "draft_tree_rows", "draft"),
         Watched(round.layout, "keep_kv", "keep"),
@@ -29,8 +29,8 @@ def captured_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
         Watched(rounds.sampling, "tokens", "sample"),
         Watched(rounds.runner, "forward_extend", "verify"),
         Watched(round, "node_logits", "verify"),
-        Watched(target, "best_tokens", "verify head"),
-        Watched(target, "compute_logits", "verify head"),
+        Watched(head, "best", "verify head"),
+        Watched(head, "logits", "verify head"),
         Watched(drafter, "sync_accepted", "observe"),
         Watched(drafter, "observe_rows", "observe"),
     ]
@@ -43,10 +43,10 @@ def eager_parts(engine: Engine) -> list[Watched]:
     return [
         Watched(engine, "step", HOST),
         Watched(parts.drafter, "draft", "draft"),
-        *_heads(parts.drafter, "compute_logits", "draft head"),
+        *_heads(parts.drafter, "logits", "draft head"),
         Watched(parts.verifier, "prepare", "prepare"),
         Watched(parts.worker, "forward_batch_generation", "verify"),
-        Watched(parts.worker.runner.model, "compute_logits", "verify head"),
+        Watched(parts.worker.runner.model.head, "logits", "verify head"),
         Watched(parts.verifier, "accept", "accept"),
         *(Watched(one, "sampler", "sample") for one in samplers),
         Watched(parts.drafter, "observe", "observe"),
@@ -67,7 +67,7 @@ def host_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
 
 
 def _heads(drafter: Any, method: str, part: str) -> list[Watched]:
-    """Of the drafter's models, each once."""
+    """Of the heads of the drafter's models, each once."""
     runners = getattr(drafter, "runners", ())
-    models = {id(runner.model): runner.model for runner in runners}
-    return [Watched(model, method, part) for model in models.values() if hasattr(model, method)]
+    heads = {id(runner.model.head): runner.model.head for runner in runners}
+    return [Watched(head, method, part) for head in heads.values()]

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from time import perf_counter
 
-from specengine import __version__
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
+from specengine.core.version import __version__
 from specengine.engine.build import build_engine, load
 from specengine.engine.garbage import settled
 from specengine.engine.loop import Engine

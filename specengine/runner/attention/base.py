@@ -13,7 +13,7 @@ from specengine.kernels.paged_attention import PagedBatch
 
 
 class OneForward(ABC):
-    """A backend that rotates and writes KV apart, and for which decoding is an extend by one."""
+    """Base of backends that neither rotate nor write KV, and decode by an extend of one token."""
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -34,7 +34,7 @@ class OneForward(ABC):
 
 
 def attach_plan(backend: str, batch: ForwardBatch, metadata: Any) -> AttnPlan:
-    """A plan made for this batch, on the current stream; the batch carries it from here on."""
+    """Puts a plan for this batch on the batch. It is made on the current stream."""
     plan = AttnPlan(
         backend=backend,
         mode=batch.forward_mode,

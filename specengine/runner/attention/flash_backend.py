@@ -1,4 +1,4 @@
-"""FlashAttention 3, which reads lengths and page table on the device: a slot is a page."""
+"""FlashAttention 3, which reads lengths and page table on the device; a page is one KV slot."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from specengine.runner.attention.base import OneForward, attach_plan
 
 @dataclass
 class FlashPlan:
-    """What each forward makes anew when it comes to its first layer, so that a captured graph
-    makes it too."""
+    """Inputs of the kernel, computed in the first layer of every forward, so that a captured graph
+    computes them too."""
 
     max_keys: int
-    keys: FlashKeys | None = None  # all of a request's; under a tree those before it
-    # under a tree: of each row its ancestors and itself, and whether nothing lies before the tree
+    keys: FlashKeys | None = None  # of the whole request; under a tree, of what precedes the tree
+    # under a tree: each row's ancestors and itself; whether the tree has no prefix
     nodes: FlashKeys | None = None
     is_alone_T: Tensor | None = None
 
 
 class FlashAttentionBackend(OneForward):
     """Nothing is planned on the host. FlashAttention takes no mask: under a tree, rows attend to
-    what lies before the tree and to their ancestors apart, and the two are merged."""
+    the prefix and to their ancestors in two calls, and the results are merged."""
 
     name = "fa"
     limits = AttentionLimits(
@@ -48,10 +48,10 @@ class FlashAttentionBackend(OneForward):
         return attach_plan(self.name, batch, FlashPlan(batch.max_seq_len))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Nothing to hold."""
+        """Needs no state."""
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
-        """Launches are shaped for the longest request that the page table has room for."""
+        """Launches are sized for the longest request that the page table can hold."""
         context = batch.req_to_token_pool.req_to_token.shape[1]
         return attach_plan(self.name, batch, FlashPlan(context))
 
@@ -76,7 +76,7 @@ class FlashAttentionBackend(OneForward):
 def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:
     seq_lens_B = batch.seq_lens
     if batch.tree is not None:
-        # Requests that fill a graph have no prefix for the past nodes to end.
+        # Padding requests of a graph are shorter than their past nodes.
         before = batch.extend_lens + batch.tree.num_past
         seq_lens_B = (batch.seq_lens - before).clamp(min=0)
         rows_T = torch.arange(batch.num_tokens, device=seq_lens_B.device)
@@ -95,7 +95,7 @@ def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:
 
 
 def _nodes(batch: ForwardBatch, tree: Tree, request_T: Tensor, first_B: Tensor) -> FlashKeys:
-    """A request a row. Its table has the slots of the nodes that it sees, side by side."""
+    """Every row as a request whose page table lists the slots of the nodes that it sees."""
     table, device = batch.req_to_token_pool.req_to_token, first_B.device
     starts_T = torch.arange(batch.num_tokens + 1, dtype=torch.int32, device=device)
     mask_BNM = tree.mask_BNN.to(device)
@@ -115,6 +115,6 @@ def _nodes(batch: ForwardBatch, tree: Tree, request_T: Tensor, first_B: Tensor) 
 
 
 def _without(rows_T: Tensor, part: FlashOutput) -> FlashOutput:
-    """No share of the sum for these rows, which have no key in this part."""
+    """Gives these rows, which have no key in this part, no weight in the merge."""
     out = part.out.masked_fill(rows_T[:, None, None], 0.0)
     return FlashOutput(out, part.lse.masked_fill(rows_T, float("-inf")))

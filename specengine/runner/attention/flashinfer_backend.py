@@ -21,8 +21,8 @@ from specengine.runner.attention.flashinfer_wrappers import (
 
 @dataclass(eq=False)
 class TreeBits:
-    """Which keys each row sees, a bit each. Written when a forward comes to its first layer: the
-    tree is not known before."""
+    """Which keys each row sees, one bit a key. Written in a forward's first layer, since the tree
+    is not known earlier."""
 
     packed: Tensor  # uint8
     starts: Tensor  # int32 [B + 1], bytes
@@ -57,10 +57,10 @@ class FlashInferPlan:
 
 
 class FlashInferAttentionBackend(OneForward):
-    """Every plan has a wrapper of its own, so that several may wait for their forwards. All
-    forwards run on one stream; plans may be made on another (WrapperPool says when).
+    """Every plan has its own wrapper, so that several may wait for their forwards. All forwards run
+    on one stream; plans may be made on another (see WrapperPool).
 
-    A plan holds for the lengths that it was made for, in a graph too: each replay is planned.
+    A plan is valid only for its lengths, in a graph too: every replay is planned.
     """
 
     name = "flashinfer"
@@ -88,7 +88,7 @@ class FlashInferAttentionBackend(OneForward):
         return attach_plan(self.name, batch, plan)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Nothing to hold: each captured batch has buffers of its own."""
+        """Needs no state: each captured batch has its own buffers."""
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
         bits = None
@@ -127,7 +127,7 @@ def _plan(
     slots: Tensor,
     mask: Tensor | None,
 ) -> None:
-    """mask: bits that FlashInfer is to read, where the wrapper does not hold them already."""
+    """mask: packed bits; None where the wrapper holds them already or there is no tree."""
     layer = batch.attn_layers[0]
     k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
     keys = lengths.kv_indptr, slots, lengths.ones

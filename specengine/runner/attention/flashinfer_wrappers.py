@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers, each with memory for one plan, and who holds which of them."""
+"""FlashInfer's wrappers, each with memory for one plan, and the pool that lends them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode
 
-# Shares of split keys; FlashInfer fails loudly where a plan needs more.
+# Partial results of split keys; FlashInfer raises where a plan needs more.
 _WORKSPACE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class HostLengths:
-    """What FlashInfer plans by, int32 on the host. A page is a slot."""
+    """The lengths that FlashInfer plans by, int32 on the host. A page is one KV slot."""
 
     qo_indptr: Tensor  # [B + 1]
     kv_indptr: Tensor  # [B + 1]
@@ -28,7 +28,7 @@ class HostLengths:
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> HostLengths:
-        """In a capture extend_lens_cpu are bounds: the rows of the batch are dealt out by them."""
+        """In a capture extend_lens_cpu are upper bounds, cut to the rows of the batch in order."""
         ends = [min(end, batch.num_tokens) for end in accumulate(batch.extend_lens_cpu, initial=0)]
         counts = [end - begin for begin, end in pairwise(ends)]
         keys = [p + n for p, n in zip(batch.prefix_lens_cpu, counts, strict=True)]
@@ -44,8 +44,8 @@ class HostLengths:
 
 
 def slots_of(batch: ForwardBatch, num_keys: int) -> Tensor:
-    """int32 [num_keys], the slots of all requests' keys, request after request. The host's and the
-    device's lengths must be the same."""
+    """int32 [num_keys], the slots of all requests' keys, request by request. num_keys, counted on
+    the host, must equal the sum of the device's lengths."""
     starts_B = batch.seq_lens.cumsum(0) - batch.seq_lens
     request_K = torch.repeat_interleave(batch.seq_lens, output_size=num_keys)
     place_K = torch.arange(num_keys, device=starts_B.device) - starts_B[request_K]
@@ -58,22 +58,22 @@ def _new_event() -> torch.cuda.Event:
 
 @dataclass(eq=False)
 class Wrapper:
-    """`inner` copies a plan from pinned memory of its own to the device, on the current stream."""
+    """`inner` copies a plan from its pinned memory to the device, on the current stream."""
 
     inner: Any  # BatchPrefillWithPagedKVCacheWrapper or BatchDecodeWithPagedKVCacheWrapper
     copied: torch.cuda.Event = field(default_factory=_new_event)
 
     def plan(self, *args: Any, **settings: Any) -> None:
-        """Waits for the copy of the plan before, on whatever stream that was."""
+        """Waits for the copy of the previous plan, on any stream."""
         self.copied.synchronize()
         self.inner.plan(*args, **settings)
         self.copied.record(torch.cuda.current_stream())
 
 
 class WrapperPool:
-    """A wrapper is free again when its plan is dropped, which comes after the plan's forward was
-    launched. The device may still run that forward: whoever plans on another stream makes that
-    stream wait for it first. Two rest in turns, so that a plan seldom waits for a copy."""
+    """A wrapper is free again when its plan is garbage, which is after the plan's forward was
+    launched. The device may still run that forward: a plan on another stream must make that stream
+    wait for it first. At least two wrappers alternate, so that a plan seldom waits for a copy."""
 
     def __init__(self, make: Callable[[], Wrapper]) -> None:
         self._make = make
@@ -87,14 +87,14 @@ class WrapperPool:
 
 
 class Wrappers:
-    """Makes wrappers that share the room for split keys: their forwards run on one stream."""
+    """Makes wrappers that share one workspace for split keys: their forwards run on one stream."""
 
     unguarded = ("_slots",)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._slots: dict[int, Tensor] = {}  # by KV pool, of whichever of its graphs runs
+        self._slots: dict[int, Tensor] = {}  # by KV pool, shared by its graphs
         self._prefill = WrapperPool(lambda: self._of_prefill({}))
         self._decode = WrapperPool(lambda: self._of_decode({}))
 
@@ -102,7 +102,7 @@ class Wrappers:
         return self._decode if mode.is_decode() else self._prefill
 
     def for_graph(self, batch: ForwardBatch, mask_bytes: Tensor | None, starts: Tensor) -> Wrapper:
-        """With buffers that a graph may read. mask_bytes, starts: where a tree's mask lies."""
+        """A wrapper with fixed buffers. mask_bytes, starts: the buffers of a tree's mask."""
         size = batch.batch_size
         slots = self._slots_of(batch)
         if batch.forward_mode.is_decode():
@@ -127,7 +127,8 @@ class Wrappers:
         )
 
     def _slots_of(self, batch: ForwardBatch) -> Tensor:
-        """Graphs of a pool take turns. A draft's run between a verification's plan and its run."""
+        """One buffer for each KV pool: graphs of a pool never overlap, but a draft's graph runs
+        between the plan and the run of a verification."""
         most = batch.batch_size * batch.req_to_token_pool.req_to_token.shape[1]
         key = id(batch.token_to_kv_pool)
         if key not in self._slots or len(self._slots[key]) < most:

@@ -1,4 +1,4 @@
-"""Refuses what an attention backend cannot serve, before anything runs."""
+"""Checks at start that an attention backend can serve a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specengine.core.interfaces import AttentionBackend, AttentionLayer
 def check_layers(
     backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype
 ) -> None:
-    """Raises ConfigError where a model's layers, or the type of its KV, do not fit."""
+    """Raises ConfigError where the backend lacks a layer's head size, or the KV's dtype."""
     limits = backend.limits
     name = str(dtype).removeprefix("torch.")
     if limits.dtypes is not None and layers and dtype not in limits.dtypes:
@@ -21,17 +21,17 @@ def check_layers(
     for layer in layers:
         if limits.head_dims is not None and layer.head_dim not in limits.head_dims:
             raise _refused(backend, f"has no kernels for heads of {layer.head_dim}")
-    if limits.layers_alike and len({_form(layer) for layer in layers}) > 1:
+    if limits.layers_alike and len({_shape(layer) for layer in layers}) > 1:
         raise _refused(backend, "wants every layer to have the same heads, scale and window")
 
 
 def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> None:
-    """Raises ConfigError where drafts of these layers' model cannot be trees."""
+    """Raises ConfigError where the backend cannot verify draft trees with these layers."""
     if not backend.limits.windows_under_trees and any(layer.sliding_window for layer in layers):
         raise _refused(backend, "has no sliding window under draft trees; draft chains")
 
 
-def _form(layer: AttentionLayer) -> tuple[int, int, int, float, int | None]:
+def _shape(layer: AttentionLayer) -> tuple[int, int, int, float, int | None]:
     heads = layer.num_heads, layer.num_kv_heads, layer.head_dim
     return *heads, layer.scale, layer.sliding_window
 

@@ -1,4 +1,4 @@
-"""Our own kernel for rounds, FlashAttention for long prompts: each where it was measured ahead."""
+"""The Triton kernel for rounds, FlashAttention for long prompts: each where measured faster."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.flash_backend import FlashAttentionBackend, FlashPlan
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 
-# Queries x keys of the longest request from which FlashAttention is ahead (benchmarks/results,
-# attention-backends: behind by a quarter at 512 x 512, ahead by 1.4 to 2.5 times from 4 M on).
+# Queries x keys of the longest request from which FlashAttention is faster (benchmarks/results,
+# attention-backends: slower by a quarter at 512 x 512, 1.4 to 2.5 times faster from 4 M on).
 _LEAST_WORK = 1 << 20
 
 
 class MixedAttentionBackend(TritonAttentionBackend):
-    """The plan says which of the two runs. Graphs, decoding, verification and trees are ours."""
+    """The plan's type selects the kernel. Graphs, decode, verification and trees use Triton."""
 
     def __init__(self, device: torch.device, flash: FlashAttention) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch on any device: the reference, and what CPU runs on."""
+"""Attention in plain PyTorch on any device: the reference, and the backend of CPUs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
 
 Plan = NativeDecode | PaddedAttention | SpanAttention
 
-# Measured on two AVX-512 cores: a request of its own costs a call as much as 100 padded columns.
+# Measured on two AVX-512 cores: one more call costs as much as 100 padded columns.
 _CALL_IN_COLUMNS = 100
 _MAX_PADDED_QUERIES = 64
 
 
 class TorchAttentionBackend(OneForward):
-    """Plans on the host, so that it cannot be captured in a CUDA graph."""
+    """Plans on the host, and so cannot be captured in a CUDA graph."""
 
     name = "torch"
     limits = AttentionLimits()
@@ -55,7 +55,7 @@ def _plan(batch: ForwardBatch) -> Plan:
 
 
 def _padding_pays(batch: ForwardBatch) -> bool:
-    """Whether one padded call costs less than a call a request."""
+    """Whether one padded call costs less than one call for each request."""
     if batch.batch_size == 1 or batch.max_extend_len > _MAX_PADDED_QUERIES:
         return False
     if 0 in batch.extend_lens_cpu:

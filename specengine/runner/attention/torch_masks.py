@@ -1,4 +1,4 @@
-"""Who sees whom, as dense masks. Q queries of a request, K of its columns in the page table."""
+"""Dense attention masks: Q queries of a request by K columns of its row of the page table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def visible_BQK(
 
     prefix_B: int64 [B], tokens before the tree; columns_K: int64 [K]; depths_BQ: int64 [B, Q],
     rotary position less prefix; tree_mask_BQN: bool [B, Q, num_past + N], N >= Q. The first
-    num_past nodes are no queries; a window hides none of them. Returns bool [B, Q, K].
+    num_past nodes are keys only; a window hides none of them. Returns bool [B, Q, K].
     """
     new_BK = columns_K - prefix_B[:, None]
     if tree_mask_BQN is None:

@@ -1,4 +1,4 @@
-"""Decode attention by the compiled C form: short requests on a CPU, without a gather or a mask."""
+"""Decode attention in C for short requests on a CPU, without a gather or a mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
 from specengine.kernels.native import ops as native
 
-# One thread walks the keys: with more of them in a batch, PyTorch's threads are faster.
+# The C kernel has one thread: with more keys in a batch, PyTorch's threads are faster.
 _MAX_KEYS = 256
 
 
@@ -54,6 +54,6 @@ def plan_native(batch: ForwardBatch) -> NativeDecode:
         req_to_token=batch.req_to_token_pool.req_to_token,
         rows=batch.req_pool_indices,
         ends=batch.seq_lens,
-        # By the lengths that C reads: it writes a score a key.
+        # Sized by the lengths that C reads: it writes one score a key.
         scratch=torch.empty(int(batch.seq_lens.max()) + 2 * k_cache.shape[2]),
     )

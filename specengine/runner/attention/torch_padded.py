@@ -1,5 +1,5 @@
-"""Attention of a whole batch in one call, every request padded to the longest: for batches of few
-new tokens each (decode, verification)."""
+"""Attention of a whole batch in one call, every request padded to the longest: for few new tokens a
+request (decode, verification)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Attention request by request: for long or very uneven batches, and for a single request, whose
-slots often lie side by side so that K and V need no gather."""
+slots are often contiguous, so that K and V need no gather."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specengine.runner.attention.torch_masks import additive, visible_BQK
 
 @dataclass
 class Span:
-    """One request: its rows of q, the slots of its whole sequence, and what each row sees."""
+    """One request: its rows of q, the slots of its whole sequence, and its mask."""
 
     begin: int  # rows of q: begin .. begin + num_queries - 1
     num_queries: int
@@ -34,7 +34,7 @@ class Span:
         return slice(begin, len(self.slots))
 
     def gather(self, cache: Tensor, keys: slice) -> Tensor:
-        """[1, num_kv_heads, K, head_dim]; a view where the slots lie side by side."""
+        """[1, num_kv_heads, K, head_dim]; a view where the slots are contiguous."""
         if self.first_slot is not None:
             rows = cache[self.first_slot + keys.start : self.first_slot + keys.stop]
         else:
@@ -77,7 +77,7 @@ class Span:
 
 
 def _attend_one(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-    """One query that sees all of K: the query heads of a group are the rows of one product."""
+    """One query that sees all of K: the query heads of a group are the rows of one matmul."""
     grouped = q.reshape(1, layer.num_kv_heads, -1, layer.head_dim)
     return F.scaled_dot_product_attention(grouped, k, v, scale=layer.scale).reshape(q.shape)
 
@@ -128,7 +128,8 @@ def _span(batch: ForwardBatch, request: int, begin: int, slots: Tensor) -> Span:
 
 
 def _first_of_run(slots: Tensor) -> int | None:
-    """The first slot where all lie side by side in order. Not asked of a GPU: it would wait."""
+    """The first of contiguous, ascending slots; None for others, and on a GPU, where the check
+    would wait for the device."""
     if slots.is_cuda:
         return None
     steps = slots[1:] - slots[:-1]

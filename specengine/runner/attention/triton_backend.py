@@ -1,4 +1,4 @@
-"""Attention in one Triton kernel a layer, which reads lengths and page table on the device."""
+"""One Triton kernel a layer, which reads lengths and page table on the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MAX_SPLIT_GROUPS = 4096
 
 
 class TritonAttentionBackend:
-    """The plan only collects tensors: nothing is computed on the host, and nothing on replay.
+    """A plan only collects tensors: nothing is computed on the host or on replay.
 
-    One instance serves one stream: its forwards share the counters by which split keys are merged.
+    An instance serves one stream: its forwards share the counters that merge split keys.
     """
 
     name = "triton"
@@ -31,10 +31,10 @@ class TritonAttentionBackend:
         return self._plan(batch, batch.max_seq_len)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Nothing to hold: a graph's own pool keeps the shares of split keys."""
+        """Needs no state: partial results of split keys lie in the graph's pool."""
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
-        """Launches are shaped for the longest request that the page table has room for."""
+        """Launches are sized for the longest request that the page table can hold."""
         return self._plan(batch, batch.req_to_token_pool.req_to_token.shape[1])
 
     def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:

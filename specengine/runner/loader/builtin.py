@@ -1,5 +1,5 @@
-"""Models that have a name of their own: SmolLM2, the tiny one that ships, and shapes to be filled
-with random weights."""
+"""Models with built-in names: SmolLM2, the tiny model of this package, and shapes for random
+weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from specengine.runner.loader.smollm2 import obtain_smollm2, smollm2_directory
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """`obtain` brings a directory of weights into the cache, at `directory`, or finds it where it
-    ships; a shape has a configuration only and needs --load-format dummy."""
+    """obtain: fetches the weights into the cache, or finds those in this package; gives their
+    directory. directory: where they are once obtained. A shape has only a configuration and needs
+    --load-format dummy."""
 
     name: str
     description: str

@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face directory: bf16 safetensors, configuration and tokenizer."""
+"""Converts a GGUF file to a Hugging Face directory: bf16 safetensors, config, tokenizer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def convert_gguf(source: Path, directory: Path) -> None:
 
 
 def create_directory(directory: Path, fill: Callable[[Path], None]) -> Path:
-    """Fill a directory all at once, unless it is there already.
+    """Create and fill a directory unless it exists.
 
-    It appears complete or not at all: it is written beside its place and renamed. Two processes
-    may do so at the same time; the first to finish wins, and both find the same content.
+    It appears complete or not at all: it is filled beside its final path, then renamed. Of two
+    processes at the same time the first to finish wins; both get the same content.
     """
     if directory.exists():
         return directory

@@ -1,4 +1,4 @@
-"""Random weights: any architecture's speed without its checkpoint."""
+"""Random weights, to measure an architecture without its checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 def fill_with_random(model: nn.Module, seed: int, std: float = 0.02) -> None:
-    """Norm weights 1, biases 0, everything else normal with deviation `std`, where it is."""
+    """Norm weights 1, biases 0, all others normal with deviation `std`, on each one's device."""
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):

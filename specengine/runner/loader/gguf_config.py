@@ -9,7 +9,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.hf_config import make_config
 
-# GGUF architecture -> (transformers model_type, model class). Mistral files say "llama".
+# GGUF architecture -> (transformers model_type, model class). Mistral files are marked "llama".
 _ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "mistral": ("mistral", "MistralForCausalLM"),
@@ -28,7 +28,7 @@ def gguf_hf_config(file: GgufFile) -> Any:
 
 
 def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
-    """The same as the contents of a config.json."""
+    """The contents of the equivalent config.json."""
     model_type, architecture = _model_type(file)
     hidden = file.require("{arch}.embedding_length")
     heads = file.require("{arch}.attention.head_count")
@@ -99,8 +99,8 @@ def _rope_parameters(file: GgufFile) -> dict[str, Any]:
 
 
 def _frequency_factors(file: GgufFile) -> dict[str, Any]:
-    """A file keeps llama3's scaling as one divisor a frequency, without the parameters behind it;
-    "longrope" with equal short and long factors is the rope type that says exactly that."""
+    """A GGUF file stores llama3's scaling as one divisor for each frequency, without parameters;
+    rope type "longrope" with equal short and long factors expresses exactly that."""
     factors = file.dequantized("rope_freqs.weight").flatten().tolist()
     return {
         "rope_type": "longrope",

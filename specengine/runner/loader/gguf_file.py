@@ -26,8 +26,8 @@ class _BoundedReader(GGUFReader):  # type: ignore[misc]
 
 
 class GgufFile:
-    """Metadata of a GGUF file by key, and its tensors by name. Nothing is read before it is asked
-    for; a file that is not valid GGUF raises ModelLoadError."""
+    """Metadata of a GGUF file by key, and its tensors by name, read lazily. A file that is not
+    valid GGUF raises ModelLoadError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class GgufFile:
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
     def dequantized(self, name: str) -> Tensor:
-        """A tensor in float32, whatever type the file keeps it in."""
+        """A tensor in float32, from any type of the file."""
         tensor = self._tensors[name]
         try:
             values = dequantize(tensor.data, tensor.tensor_type)

@@ -36,15 +36,15 @@ _PRE_TOKENIZERS = {
     "tekken": (_TEKKEN,),
 }
 _SAME_AS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
-# These look a whole word up before they merge, and start every text with BOS by default.
+# These look up whole words before merging, and add BOS by default.
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "tekken"})
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
     """The tokenizer of `file`: byte-level BPE ("gpt2") or SentencePiece BPE ("llama").
 
-    Raises ModelLoadError for other models, and for an unknown pre-tokenizer: guessing one would
-    tokenise slightly wrong without any sign of it.
+    Raises ModelLoadError for other models, and for an unknown pre-tokenizer: a guess would tokenise
+    slightly wrong without an error.
     """
     kind = file.require("tokenizer.ggml.model")
     if kind not in _BUILDERS:
@@ -65,7 +65,7 @@ def adds_bos(file: GgufFile) -> bool:
 
 
 def token_text(file: GgufFile, key: str) -> str | None:
-    """The token that `tokenizer.ggml.<key>_token_id` points at."""
+    """The text of the token `tokenizer.ggml.<key>_token_id`."""
     index = file.get(f"tokenizer.ggml.{key}_token_id")
     tokens = file.require("tokenizer.ggml.tokens")
     return tokens[index] if index is not None and index < len(tokens) else None
@@ -127,8 +127,8 @@ def _bpe(file: GgufFile, merges: list[Any], **options: Any) -> Tokenizer:
 
 
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joined token scores best: as BPE merges, every way
-    to split a token in two known parts, best tokens first."""
+    """SentencePiece joins the neighbours whose joined token has the best score. As BPE merges: all
+    splits of a token into two known tokens, best tokens first."""
     index = {token: i for i, token in enumerate(tokens)}
     found: list[tuple[float, int, int]] = []
     for token, score in zip(tokens, scores, strict=True):
@@ -145,7 +145,7 @@ def _pre_name(file: GgufFile) -> str:
 
 
 def _add_marked_tokens(tokenizer: Tokenizer, file: GgufFile) -> None:
-    """Control and user-defined tokens are found in text before it is cut into words."""
+    """Control and user-defined tokens are matched before text is split into words."""
     kinds = file.get("tokenizer.ggml.token_type", [])
     named = zip(file.require("tokenizer.ggml.tokens"), kinds, strict=False)
     marked = {_UNKNOWN: True, _CONTROL: True, _USER_DEFINED: False}

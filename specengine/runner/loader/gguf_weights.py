@@ -1,4 +1,4 @@
-"""GGUF tensor names and layouts, turned into those of Hugging Face checkpoints."""
+"""Converts GGUF tensor names and layouts to those of Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Files of these architectures keep q and k rows in pairs (2i, 2i + 1) rather than in halves.
+# Architectures whose files store q and k rows in rotary pairs (2i, 2i + 1), not in halves.
 _PERMUTED = frozenset({"llama", "mistral"})
-# Rotary factors: part of the configuration (gguf_config), not of the weights.
+# Rotary factors belong to the configuration (gguf_config).
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 
 
 def checkpoint_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor; None where there is no such thing."""
+    """The Hugging Face name of a GGUF tensor; None for an unknown one."""
     stem, _, suffix = name.rpartition(".")
     if stem in _TOP:
         return f"{_TOP[stem]}.{suffix}"

@@ -1,4 +1,4 @@
-"""A model's configuration, from what a config.json holds."""
+"""Makes a model's configuration from the fields of a config.json."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def make_config(fields: dict[str, Any]) -> Any:
-    """A transformers PreTrainedConfig, with the defaults of its family. Raises ValueError for a
-    family that is not known, and what transformers raises for fields that make no sense."""
-    from specengine.runner.loader.families import FAMILIES  # not before a model is looked for
+    """A transformers PreTrainedConfig with the defaults of its family. Raises ValueError for an
+    unknown family, and transformers' own errors for invalid fields."""
+    from specengine.runner.loader.families import FAMILIES  # slow: imports transformers
 
-    fields = deepcopy(fields)  # older forms in it are brought up to date in place
+    fields = deepcopy(fields)  # transformers updates old fields in place
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(f"model_type names the family, and is {model_type!r}")

@@ -64,7 +64,7 @@ def _build(model_class: Any, source: ModelSource) -> nn.Module:
 
 
 def iterate_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor on CPU) of every weight of a model that has files."""
+    """(checkpoint name, tensor on CPU) of every weight; for a source with files."""
     if source.gguf_file is not None:
         return iterate_gguf_weights(GgufFile(source.gguf_file))
     assert source.directory is not None
@@ -73,7 +73,7 @@ def iterate_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def _tensors_are(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """New tensors have this dtype and are on this device."""
+    """New tensors in the body have this dtype and device."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""A model whose weights are in place."""
+"""A model with its weights, tokenizer and configuration."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from specengine.runner.loader.model_source import ModelSource
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Engines of different settings can share one."""
+    """Engines with different settings can share one."""
 
     source: ModelSource
-    config: EngineConfig  # resolved; of the engine that it was loaded for
+    config: EngineConfig  # resolved, of the engine that loaded it
     model: DecoderModel
     tokenizer: Any
 

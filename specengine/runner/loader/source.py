@@ -1,4 +1,4 @@
-"""From what the user calls a model to where it is."""
+"""Finds a model by the name that the user gave."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ CACHE_VARIABLE = "SPECENGINE_CACHE_DIR"
 def resolve_model(config: ModelConfig) -> ModelSource:
     """Find a model by built-in name, directory, GGUF file or hub id, in this order.
 
-    Fetches and converts what is not here yet. Raises ModelLoadError, or ConfigError where
-    --load-format does not fit what was found.
+    Fetches and converts a model that is not local. Raises ModelLoadError, or ConfigError where
+    --load-format does not fit the model.
     """
     source = replace(_find(config), is_dummy=config.load_format == "dummy")
     _check_load_format(source, config.load_format)
@@ -33,7 +33,7 @@ def resolve_model(config: ModelConfig) -> ModelSource:
 
 
 def cache_directory(config: ModelConfig) -> Path:
-    """Where converted models are kept."""
+    """Where converted models are stored."""
     given = config.cache_dir or os.environ.get(CACHE_VARIABLE)
     return Path(given).expanduser() if given else Path.home() / ".cache" / "specengine"
 

@@ -1,4 +1,4 @@
-"""Tokenizers as transformers' PreTrainedTokenizerFast, whatever the model came from.
+"""Loads tokenizers as transformers' PreTrainedTokenizerFast.
 
 Chat templates come with the model and are untrusted: transformers renders them in Jinja's
 immutable sandbox.
@@ -48,9 +48,8 @@ def gguf_tokenizer(file: GgufFile) -> Any:
 
 
 def byte_tokenizer(vocab_size: int) -> Any:
-    """Every byte a token, ids 0 to 255; the rest of the vocabulary reads " <id>".
-
-    For random weights: any text can go in, and every token that comes out shows as text.
+    """A token for every byte, ids 0 to 255; the others decode to " <id>". For random weights: it
+    encodes any text, and decodes every token to some text.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: index for index, symbol in enumerate(alphabet[:vocab_size])}
@@ -77,7 +76,7 @@ def _fast_tokenizer(tokenizer: Tokenizer, **options: Any) -> Any:
 
 
 def _directory_tokenizer(directory: Path) -> Any:
-    """From tokenizer.json where there is one: the model's own class might rebuild it otherwise."""
+    """Prefers tokenizer.json, which the model's own tokenizer class might rebuild differently."""
     try:
         if (directory / "tokenizer.json").is_file():
             from transformers import PreTrainedTokenizerFast

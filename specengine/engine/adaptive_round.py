@@ -1,0 +1,51 @@
+"""Rounds that the host runs, at the depth that AdaptiveSteps chooses."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.draft_depth import NodeLimit, depth_within
+from specengine.engine.round.host import HostRound
+
+
+class AdaptiveRound:
+    """Runs rounds eagerly, times them, and learns from each before the next.
+
+    limit: from which the drafter reads the most nodes of a request. A drafter of chains is told the
+    depth by it before it drafts, which saves work; trees are cut after drafting.
+    """
+
+    def __init__(self, steps: AdaptiveSteps, limit: NodeLimit, is_chain: bool) -> None:
+        self.steps = steps
+        self.limit = limit
+        self.is_chain = is_chain
+
+    def run(self, inner: HostRound, batch: ScheduleBatch) -> VerifyResult:
+        choice = self.steps.choose(batch.batch_size)
+        depth = choice.num_steps
+        self.limit.most = depth + 1 if self.is_chain else None
+        start = perf_counter()
+        try:
+            result = inner.run(batch, depth, choice.num_nodes)
+        finally:
+            self.limit.most = None
+        seconds = perf_counter() - start
+        result.depth = choice
+        observation = RoundObservation(
+            batch.batch_size,
+            depth,
+            result.num_drafted,
+            result.num_accepted,
+            choice.num_nodes,
+            result.path_ranks,
+            limits=[depth_within(req, depth) for req in batch.reqs],
+            from_lookup=inner.from_lookup,
+            seconds=seconds,
+            drafting_seconds=inner.drafting,
+        )
+        self.steps.observe(observation)
+        return result

@@ -1,0 +1,43 @@
+"""The concrete pieces of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from specengine.core.batch import ScheduleBatch
+from specengine.core.config import EngineConfig
+from specengine.core.drafter import Drafter
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.spec import PrefillResult, Verifier
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive_round import AdaptiveRound
+from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.runner.worker import TpModelWorker
+from specengine.scheduler.scheduler import Scheduler
+
+# Called with first tokens, as Drafter.begin_async: where it is given, `begin` is not called.
+BeginAsync = Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The concrete pieces that build.py chose."""
+
+    config: EngineConfig
+    model_name: str
+    tokenizer: Any  # transformers' fast tokenizer
+    eos_ids: frozenset[int]
+    vocab_size: int
+    context_length: int
+    worker: TpModelWorker
+    scheduler: Scheduler
+    drafter: Drafter
+    verifier: Verifier
+    sample_prefill: Callable[[LogitsOutput, ScheduleBatch, BeginAsync | None], PrefillResult]
+    grammars: GrammarCompiler
+    fixed_depth: Decision  # of rounds for which none is chosen
+    adaptive: AdaptiveRound | None = None

@@ -1,0 +1,97 @@
+"""What reads tokens from hidden states."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from specengine.kernels import head_best, head_stream, head_topk, row_argmax
+from specengine.layers.layer_spec import HEAD_BEST, HEAD_LOGITS, HEAD_TOP, HeadSpec
+from specengine.layers.linear import LMHead
+from specengine.layers.norm import RMSNorm
+
+_MAX_MEETING_ROWS = 4096  # rows whose best token one kernel finds
+
+
+class Head:
+    """A core.interfaces.Head: a norm, where one is given, and the product with every token's row.
+
+    ids: int64 [D], the target's number of each of a draft's D tokens; None where the draft, or the
+    target itself, has all of them. A product that has more than D rows gives logits of which those
+    at `ids` are taken.
+    """
+
+    def __init__(
+        self,
+        product: LMHead,
+        spec: HeadSpec | None = None,
+        norm: RMSNorm | None = None,
+        ids: Tensor | None = None,
+    ) -> None:
+        """Raises ModelLoadError for a head that is described with what nothing computes."""
+        self.product = product
+        self.spec = spec or HeadSpec()
+        self.norm = norm
+        self.ids = ids
+        self._columns = None if ids is None or product.out_features == len(ids) else ids
+        self._takes_best = HEAD_BEST.takes(self.spec)
+        self._takes_top = HEAD_TOP.takes(self.spec)
+        self._meeting: row_argmax.Meeting | None = None
+        self._slots: Tensor | None = None
+        HEAD_LOGITS.require(self.spec)
+
+    def for_draft(self, norm: RMSNorm | None = None, ids: Tensor | None = None) -> Head:
+        """This head behind a draft's own norm, over the tokens `ids` alone (int64 [D], None is
+        all). Their rows are copied, unless the weight is packed for a CPU or has a bias."""
+        if norm is None and ids is None:
+            return self
+        weight, product = self.product.weight, self.product
+        if ids is not None and weight is not None and product.bias is None:
+            product = LMHead(weight.shape[1], len(ids))
+            product.weight = nn.Parameter(weight[ids], requires_grad=False)
+        return Head(product, self.spec, norm, ids)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> float32 [R, V], or [R, D], of a draft's tokens."""
+        logits: Tensor = self.product(self._normed(hidden)).float()
+        if self._columns is not None:
+            logits = logits.index_select(1, self._columns)
+        factor = self.spec.logits_multiplier
+        return logits if factor == 1.0 else logits * factor
+
+    def best(self, hidden: Tensor) -> Tensor:
+        """[R, H] -> int64 [R], the token of the largest logit, the first among equals, as the
+        target numbers it."""
+        if self._columns is not None:
+            return self._columns[self.logits(hidden).argmax(-1)]
+        if self._takes_best and self._is_plain and head_stream.fits(hidden, self.product.plain):
+            if self._slots is None:
+                self._slots = head_best.slots_for(hidden.device)
+            gain, eps = self._gain
+            return head_best.head_best(
+                hidden, self.product.plain, self._slots, gain, eps, self.ids, backend="cuda"
+            )
+        logits = self.product(self._normed(hidden))
+        if self._meeting is None:
+            self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)
+        return row_argmax.row_argmax(logits, self._meeting, self.ids)
+
+    def top(self, hidden: Tensor, topk: int) -> head_topk.BlockPartials | None:
+        """[R, H] -> the topk best of each row of `logits` and its log-sum-exp, by block of columns.
+        None where `logits` is as fast."""
+        if not (self._takes_top and self._is_plain) or self._columns is not None:
+            return None
+        if not head_topk.fits(hidden, self.product.plain, topk):
+            return None
+        gain, eps = self._gain
+        return head_topk.head_topk(hidden, self.product.plain, topk, gain, eps, backend="cuda")
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.product.kernel is None and self.product.bias is None
+
+    @property
+    def _gain(self) -> tuple[Tensor | None, float]:
+        return (None, 0.0) if self.norm is None else (self.norm.weight, self.norm.eps)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        return hidden if self.norm is None else self.norm(hidden)

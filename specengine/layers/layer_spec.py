@@ -1,0 +1,184 @@
+"""The one description of a decoder layer, that of a head, and which paths compute which fields.
+
+A path that does not name a field in `computes` refuses every layer in which that field is not at
+its default. So a new field is denied everywhere until a path says that it computes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specengine.core.errors import ModelLoadError
+from specengine.layers.rotary import config_head_dim, rope_parameters
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Constants by which a family scales parts of a model (Granite, MiniCPM)."""
+
+    embedding: float = 1.0  # of the embedding, where the residual stream starts
+    residual: float = 1.0  # of what attention and feed-forward add to the stream
+    attention: float | None = None  # of q . k; None is head_dim ** -0.5
+    logits: float = 1.0  # positive
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """Sizes of a decoder layer, which every path computes, then what it may have beside them. The
+    defaults are Llama's: every field but the sizes has one."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # each head of q and k normalised before the rotation (Qwen3)
+    sliding_window: int | None = None  # tokens that a query sees, itself included; None is all
+    embedding_multiplier: float = 1.0  # these three: Multipliers
+    residual_multiplier: float = 1.0
+    attention_multiplier: float | None = None
+    # No path computes these yet.
+    activation: str = "silu"
+    norm_places: str = "before"  # attention and feed-forward; others: "after", "around"
+    norm_offset: float = 0.0  # added to the weights of norms (Gemma: 1)
+    rotary: str = "halves"  # pairs (i, i + D / 2); others: "neighbours", "none"
+    rotary_fraction: float = 1.0  # the part of a head that is rotated
+    attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
+    attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
+    num_experts: int = 0
+
+    @classmethod
+    def from_config(cls, config: Any, **family: Any) -> LayerSpec:
+        """Of a Hugging Face configuration; `family`: fields that its model states by itself."""
+        stated: dict[str, Any] = {
+            "activation": getattr(config, "hidden_act", None) or "silu",
+            "rotary_fraction": rope_parameters(config).get("partial_rotary_factor") or 1.0,
+        }
+        return cls(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+            head_dim=config_head_dim(config),
+            rms_norm_eps=config.rms_norm_eps,
+            **stated | family,
+        )
+
+    @property
+    def attention_scale(self) -> float:
+        scale = self.attention_multiplier
+        return self.head_dim**-0.5 if scale is None else scale
+
+    # The residual stream is kept divided by residual_multiplier, so that layers add to it what they
+    # compute. A norm gives the same with eps divided by the multiplier's square.
+
+    @property
+    def stream_eps(self) -> float:
+        """Epsilon of the norms that read the stream. Those of q and k have rms_norm_eps."""
+        return self.rms_norm_eps / self.residual_multiplier**2
+
+    def start_stream(self, embedded: Tensor) -> Tensor:
+        """Rows of the embedding table [T, H] -> the stream before the first layer."""
+        return _times(embedded, self.embedding_multiplier / self.residual_multiplier)
+
+    def true_stream(self, stream: Tensor) -> Tensor:
+        """The stream as the family defines it, which drafters read: [T, H] -> [T, H]."""
+        return _times(stream, self.residual_multiplier)
+
+    def num_weights(self, input_size: int | None = None) -> int:
+        """Of a layer's matrices. input_size: of what attention reads, if not hidden_size."""
+        heads, hidden = self.head_dim * self.num_heads, self.hidden_size
+        qkv = (heads + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
+        return qkv + heads * hidden + 3 * hidden * self.intermediate_size
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """What a head may do beside the product. Raises ModelLoadError for a multiplier that would turn
+    the order of logits."""
+
+    logits_multiplier: float = 1.0
+    logits_softcap: float | None = None  # no path computes it yet
+
+    def __post_init__(self) -> None:
+        if not self.logits_multiplier > 0:
+            given = self.logits_multiplier
+            raise ModelLoadError(f"logits_multiplier {given}: it must be positive")
+
+
+@dataclass(frozen=True)
+class ComputePath:
+    """One way to run a layer or a head. computes: fields of its description that may have any
+    value; every other field that has a default must be at it."""
+
+    name: str
+    computes: frozenset[str]
+
+    def refusal(self, specs: Sequence[LayerSpec | HeadSpec]) -> str | None:
+        """What these have that the path does not compute; None where it takes them."""
+        found = {
+            f"{field.name} {value!r}"
+            for spec in specs
+            for field in fields(spec)
+            if field.default is not MISSING and field.name not in self.computes
+            if (value := getattr(spec, field.name)) != field.default
+        }
+        return ", ".join(sorted(found)) or None
+
+    def takes(self, *specs: LayerSpec | HeadSpec) -> bool:
+        return self.refusal(specs) is None
+
+    def require(self, spec: LayerSpec | HeadSpec) -> None:
+        """Raises ModelLoadError, naming what the path does not compute."""
+        refusal = self.refusal([spec])
+        if refusal is not None:
+            raise ModelLoadError(f"{refusal} is not supported by {self.name}")
+
+
+# Computed by SelfAttention.attend and the attention backends, whatever runs around them.
+_ATTENTION = frozenset({"qk_norm", "sliding_window", "attention_multiplier"})
+# Folded into the stream and the epsilon of its norms.
+_FOLDED = frozenset({"embedding_multiplier", "residual_multiplier"})
+_BIASES = frozenset({"qkv_bias", "o_bias", "mlp_bias"})
+
+PLAIN = ComputePath("decoder layers", _ATTENTION | _FOLDED | _BIASES)
+COMPILED = ComputePath("compiled layers", _ATTENTION | _FOLDED | _BIASES)
+FEW_ROWS = ComputePath("few_row", _ATTENTION | _FOLDED | {"qkv_bias"})
+LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
+WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})
+SPLIT_PREFILL = ComputePath("split prefill", _ATTENTION | _FOLDED | _BIASES)
+FAST_PATHS = (COMPILED, FEW_ROWS, LAYER_TAIL, WHOLE_STACK, SPLIT_PREFILL)
+# A drafter's layer, whose stream starts with something else than the target's embedding.
+DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES)
+TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
+
+HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier"}))
+HEAD_BEST = ComputePath("head_best", frozenset({"logits_multiplier"}))  # the order stays
+HEAD_TOP = ComputePath("head_topk", frozenset())
+FAST_HEADS = (HEAD_BEST, HEAD_TOP)
+
+
+def log_refusals(
+    paths: Sequence[ComputePath], specs: Sequence[LayerSpec | HeadSpec], device: torch.device
+) -> None:
+    """Say which of the fast paths a model does without, and why. They exist on GPUs alone."""
+    for path in paths if device.type == "cuda" else ():
+        refusal = path.refusal(specs)
+        if refusal is not None:
+            logger.info("no fast path %s: it does not compute %s", path.name, refusal)
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

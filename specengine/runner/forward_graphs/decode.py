@@ -1,0 +1,145 @@
+"""CUDA graphs of decode steps, one a batch size, captured at start from large to small."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.columns import columns_size, joined_columns, parted_columns
+from specengine.core.interfaces import LogitsOutput
+from specengine.runner import fallbacks
+from specengine.runner.context import ForwardContext, joined_features
+from specengine.runner.forward_graphs.outputs import first_rows
+from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_guard import GraphGuard
+
+
+@dataclass(frozen=True)
+class DecodeBuffers:
+    """Of one batch size. `batch` views the inputs that all sizes share."""
+
+    batch: ForwardBatch
+    output: LogitsOutput  # rows of padding included
+
+
+class DecodeGraphs:
+    """Replays decode steps.
+
+    The inputs of a step cross to the device in one copy of 3 x B integers (token, request row,
+    length); positions and KV slots are derived inside the graph. Padding rows use request row 0
+    and so write to slot 0, which no request owns.
+    """
+
+    def __init__(self, context: ForwardContext, batch_sizes: list[int], padding: bool) -> None:
+        self.context = context
+        self.padding = padding
+        self.batch_sizes = sorted(set(batch_sizes))
+        self.cache = GraphCache[int, DecodeBuffers]("decode", context.graph_memory, self._guard_of)
+        self.counters = self.cache.counters
+        self.fill = context.attn_backend.get_cuda_graph_seq_len_fill_value()
+        count = columns_size([self.batch_sizes[-1]] * 3)
+        self.inputs = torch.zeros(count, dtype=torch.int64, device=context.device)
+        self.staging = torch.zeros(count, dtype=torch.int64).pin_memory()
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def _guard_of(self, buffers: DecodeBuffers) -> GraphGuard | None:
+        return self.context.guard_of(graphs=self, batch=buffers.batch)
+
+    def capture(self) -> None:
+        """All sizes, as far as the memory for graphs reaches."""
+        largest = self.batch_sizes[-1]
+        self.context.attn_backend.init_cuda_graph_state(largest, largest)
+        sizes = self.batch_sizes[::-1]
+        self.batch_sizes = sorted(
+            self.cache.capture_at_start(sizes, lambda size: [size], self._make)
+        )
+
+    def precompile(self, batch_size: int) -> None:
+        """Run once what a capture of this size records, under kernels.rehearsal."""
+        self._run(self._planned_batch(batch_size))
+
+    def _make(self, batch_size: int) -> tuple[Graph, DecodeBuffers]:
+        batch = self._planned_batch(batch_size)
+        graph, output = self.cache.record(partial(self._run, batch))
+        return graph, DecodeBuffers(batch, output)
+
+    def _run(self, batch: ForwardBatch) -> LogitsOutput:
+        torch.sub(batch.seq_lens, 1, out=batch.positions)
+        table, model = self.context.page_table, self.context.model
+        batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
+        batch.captured.clear()
+        hidden = model.forward(batch.input_ids, batch.positions, batch)
+        logits = model.head.logits(hidden)
+        return LogitsOutput(logits, logits.argmax(dim=-1), hidden, joined_features(batch))
+
+    def _planned_batch(self, bs: int) -> ForwardBatch:
+        sizes, device = [bs] * 3, self.context.device
+        tokens, rows, seq_lens = parted_columns(self.inputs[: columns_size(sizes)], sizes)
+        seq_lens.fill_(self.fill)
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.DECODE,
+            batch_size=bs,
+            num_tokens=bs,
+            input_ids=tokens,
+            positions=torch.zeros(bs, dtype=torch.int64, device=device),
+            out_cache_loc=torch.zeros(bs, dtype=torch.int64, device=device),
+            req_pool_indices=rows,
+            prefix_lens=torch.zeros(bs, dtype=torch.int64, device=device),
+            extend_lens=torch.ones(bs, dtype=torch.int64, device=device),
+            seq_lens=seq_lens,
+            qo_indptr=torch.arange(bs + 1, dtype=torch.int64, device=device),
+            prefix_lens_cpu=[0] * bs,
+            extend_lens_cpu=[1] * bs,
+            logits_rows=None,
+            compiles=bs <= self.context.compile_max_bs,
+            **self.context.batch_fields,
+        )
+        self.context.attn_backend.init_forward_metadata_capture(batch)
+        return batch
+
+    def can_run(self, batch: ModelWorkerBatch) -> bool:
+        """Whether a captured graph serves this batch. Where none does, counts the reason; modes
+        that have graphs of their own are not counted here."""
+        mode = batch.forward_mode
+        if mode in (ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY):
+            return False
+        if not mode.is_decode():
+            reason = f"mode {mode.name}"
+        elif batch.batch_size > self.batch_sizes[-1]:
+            reason = fallbacks.BATCH_TOO_LARGE
+        elif not self.padding and batch.batch_size not in self.batch_sizes:
+            reason = fallbacks.SIZE_NOT_CAPTURED
+        else:
+            return True
+        self.cache.count_fallback(reason)
+        return False
+
+    def replay(self, batch: ModelWorkerBatch) -> LogitsOutput:
+        """Run one step in the smallest captured size that holds it. The output views the graph's
+        buffers: read it before the next replay."""
+        size = self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch.batch_size)]
+        captured = self.cache.captured[size]
+        self._fill(captured.buffers.batch, batch)
+        self.cache.replay(captured)
+        return first_rows(captured.buffers.output, batch.batch_size, batch.batch_size)
+
+    def _fill(self, fixed: ForwardBatch, batch: ModelWorkerBatch) -> None:
+        pad = fixed.batch_size - batch.batch_size
+        lens = [prefix + 1 for prefix in batch.prefix_lens]
+        columns = (
+            [*batch.input_ids.tolist(), *[0] * pad],
+            [*batch.req_pool_indices, *[0] * pad],
+            [*lens, *[self.fill] * pad],
+        )
+        values = torch.from_numpy(joined_columns(columns))
+        self.copied.synchronize()  # the copy of the step before may still read the pinned buffer
+        self.staging[: len(values)] = values
+        self.inputs[: len(values)].copy_(self.staging[: len(values)], non_blocking=True)
+        self.copied.record()
+        fixed.prefix_lens_cpu = [*batch.prefix_lens, *[self.fill - 1] * pad]
+        assert fixed.attn_plan is not None
+        self.context.attn_backend.init_forward_metadata_replay(fixed, fixed.attn_plan)

@@ -1,0 +1,166 @@
+"""CUDA graphs of short prefills, which would otherwise take as long as their launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.transfer import pinned
+from specengine.runner import fallbacks
+from specengine.runner.context import ForwardContext, joined_features
+from specengine.runner.forward_graphs.inputs import (
+    PrefillInputs,
+    num_prefill_inputs,
+    pack_prefill,
+)
+from specengine.runner.forward_graphs.keys import (
+    LARGE_MAX_WIDTH,
+    LARGE_PREFILLS,
+    PREFILL_KEYS,
+    PrefillKey,
+)
+from specengine.runner.forward_graphs.outputs import copy_of, first_rows, joined
+from specengine.runner.forward_graphs.splits import is_launch_bound, split
+from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_guard import GraphGuard
+
+
+@dataclass(frozen=True)
+class PrefillBuffers:
+    """Of one key. `inputs` views the buffer that all keys share."""
+
+    batch: ForwardBatch
+    output: LogitsOutput  # rows of padding included
+
+
+class PrefillGraphs:
+    """Replays EXTEND forwards of short prompts; the rest runs eagerly."""
+
+    def __init__(self, context: ForwardContext) -> None:
+        self.context = context
+        longest = context.page_table.shape[1]
+        self.keys = [key for key in PREFILL_KEYS if key.width <= longest]
+        memory = context.graph_memory
+        self.cache = GraphCache[PrefillKey, PrefillBuffers]("prefill", memory, self._guard_of)
+        self.counters = self.cache.counters
+        count = max(map(num_prefill_inputs, self.keys), default=0)
+        self.buffer = torch.zeros(count, dtype=torch.int64, device=context.device)
+        self.splits = is_launch_bound(context.model)
+        self.lacks_memory = False  # for some of the keys
+
+    def _guard_of(self, buffers: PrefillBuffers) -> GraphGuard | None:
+        return self.context.guard_of(graphs=self, batch=buffers.batch)
+
+    def capture(self) -> None:
+        """All keys, as far as the memory for graphs reaches."""
+        wanted = sorted(self.keys, key=lambda key: key.tokens, reverse=True)
+        done = self.cache.capture_at_start(wanted, lambda key: [key], self._make)
+        self.lacks_memory = len(done) < len(wanted)
+        self.keys = [key for key in self.keys if key in done]
+
+    @property
+    def precompile_keys(self) -> list[PrefillKey]:
+        """Keys whose kernels include those of all others."""
+        large = [key for key in self.keys if key in LARGE_PREFILLS]
+        return [key for key in self.keys if key not in large[1:-1]]
+
+    def precompile(self, key: PrefillKey) -> None:
+        """Run once what a capture of this key records, under kernels.rehearsal."""
+        inputs = PrefillInputs.of(self.buffer, key)
+        self._run(self._planned_batch(inputs, key), inputs)
+
+    def _make(self, key: PrefillKey) -> tuple[Graph, PrefillBuffers]:
+        inputs = PrefillInputs.of(self.buffer, key)
+        batch = self._planned_batch(inputs, key)
+        graph, output = self.cache.record(partial(self._run, batch, inputs))
+        return graph, PrefillBuffers(batch, output)
+
+    def _run(self, batch: ForwardBatch, inputs: PrefillInputs) -> LogitsOutput:
+        rows, model = inputs.rows[inputs.requests_T], self.context.model
+        batch.out_cache_loc.copy_(self.context.page_table[rows, inputs.positions_T])
+        batch.captured.clear()
+        hidden = model.forward(batch.input_ids, batch.positions, batch)
+        logits = model.head.logits(hidden[inputs.logits_rows])
+        return LogitsOutput(logits, None, hidden, joined_features(batch))
+
+    def _planned_batch(self, inputs: PrefillInputs, key: PrefillKey) -> ForwardBatch:
+        lens, requests = torch.zeros_like(inputs.seq_lens), len(inputs.rows)
+        batch = ForwardBatch(
+            forward_mode=ForwardMode.EXTEND,
+            batch_size=requests,
+            num_tokens=key.tokens,
+            input_ids=inputs.tokens_T,
+            positions=inputs.positions_T,
+            out_cache_loc=torch.zeros_like(inputs.positions_T),
+            req_pool_indices=inputs.rows,
+            prefix_lens=lens,
+            extend_lens=lens,
+            seq_lens=inputs.seq_lens,
+            qo_indptr=inputs.qo_indptr,
+            prefix_lens_cpu=[0] * requests,
+            extend_lens_cpu=[key.width] * requests,  # the most that one of them may have
+            logits_rows=inputs.logits_rows,
+            **self.context.batch_fields,
+        )
+        self.context.attn_backend.init_forward_metadata_capture(batch)
+        return batch
+
+    def run(self, batch: ModelWorkerBatch) -> LogitsOutput | None:
+        """Run a prefill that the graphs serve, whole or in parts; None, and nothing done, for any
+        other. The output may view the graphs' buffers: read it before the next call."""
+        parts = self.parts_of(batch)
+        if len(parts) == 1:
+            return self.replay(*parts[0])
+        outputs = [copy_of(self.replay(key, part)) for key, part in parts]
+        return joined(outputs) if outputs else None
+
+    def parts_of(self, batch: ModelWorkerBatch) -> list[tuple[PrefillKey, ModelWorkerBatch]]:
+        """What to replay. Empty where no graphs serve a prefill, whose reason is counted, and for
+        other forward modes."""
+        if batch.forward_mode is not ForwardMode.EXTEND or batch.num_tokens == 0:
+            return []
+        if batch.logits_rows is None or len(batch.logits_rows) > batch.batch_size:
+            self.cache.count_fallback(fallbacks.EVERY_LOGIT)
+            return []
+        key = self._key_of(batch)
+        if key is not None:
+            return [(key, batch)]
+        if self.splits and max(batch.extend_lens) <= LARGE_MAX_WIDTH:
+            parts = [(self._key_of(one), one) for one in split(batch, *self._most)]
+            found = [(key, part) for key, part in parts if key is not None]
+            if len(found) == len(parts):
+                return found
+        self.cache.count_fallback(self._fallback_reason(batch))
+        return []
+
+    def _key_of(self, batch: ModelWorkerBatch) -> PrefillKey | None:
+        """The smallest that fits."""
+        return next((key for key in self.keys if key.fits(batch)), None)
+
+    @property
+    def _most(self) -> tuple[int, int]:
+        """The most tokens and requests of any key."""
+        tokens = max((key.tokens for key in self.keys), default=0)
+        return tokens, max((key.requests for key in self.keys), default=0)
+
+    def _fallback_reason(self, batch: ModelWorkerBatch) -> str:
+        tokens, requests = self._most
+        if batch.num_tokens > tokens:
+            return fallbacks.TOO_MANY_TOKENS
+        if batch.batch_size > requests:
+            return fallbacks.TOO_MANY_REQUESTS
+        return fallbacks.MEMORY_SPENT if self.lacks_memory else fallbacks.PROMPT_TOO_LONG
+
+    def replay(self, key: PrefillKey, batch: ModelWorkerBatch) -> LogitsOutput:
+        """Run one prefill that fits the key. The output views the graph's buffers: read it before
+        the next replay."""
+        values = torch.from_numpy(pack_prefill(batch, key))
+        self.buffer[: len(values)].copy_(pinned(values, self.context.device), non_blocking=True)
+        captured = self.cache.captured[key]
+        self.cache.replay(captured)
+        assert batch.logits_rows is not None
+        return first_rows(captured.buffers.output, batch.num_tokens, len(batch.logits_rows))

@@ -1,0 +1,115 @@
+"""A drafter of hidden states pauses while plain decoding stands, in a whole engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import RowBatch
+from specengine.core.request import Req
+from specengine.draft.eagle.worker import EagleWorker
+from specengine.engine.adaptive.choose import DrafterPause
+from specengine.engine.adaptive.costs import StepCosts
+from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.graph_round import GraphRound
+from specengine.engine.round_form import Flight, Form, Wish
+from specengine.engine.row_choices import rows_of
+from tests.draft.eagle_checkpoints import eagle3
+from tests.engine.flying_world import let_fly
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+class Watched:
+    """The rows that a drafter missed, beside the first keys that it keeps."""
+
+    def __init__(
+        self, llm: LLM, flying: GraphRound, mixed: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """mixed: rounds also run beside prompts."""
+        drafter = llm.engine.drafter
+        assert isinstance(drafter, EagleWorker)
+        self.drafter = drafter
+        self.missed: set[int] = set()
+        self.first_keys = drafter.first_keys.tolist()
+        self.resumed = self.seeded = 0
+        fly, observe, see = flying._fly, drafter.observe_rows, drafter._see_all
+
+        def watched_fly(reqs: list[Req], wish: Wish, form: Form) -> Flight:
+            if form.asleep:
+                self.missed.update(rows_of(reqs))
+            return fly(reqs, wish, form)
+
+        def watched_observe(rows: RowBatch, *given: Any) -> None:
+            self.look(rows)
+            observe(rows, *given)
+
+        def watched_see(rows: Tensor) -> None:
+            see(rows)
+            assert not {*rows.tolist()}.intersection(rows_of(llm.engine.scheduler.queues.running))
+            for row in rows.tolist():
+                self.seeded += row in self.missed
+                self.missed.discard(row)
+                self.first_keys[row] = 0
+            if mixed:
+                self.look_at(list(self.missed), flying.state.lens[list(self.missed)].tolist())
+
+        monkeypatch.setattr(flying, "_fly", watched_fly)
+        monkeypatch.setattr(drafter, "observe_rows", watched_observe)
+        monkeypatch.setattr(drafter, "_see_all", watched_see)
+
+    def look(self, rows: RowBatch) -> None:
+        self.look_at(rows.rows_B.tolist(), rows.lens_B.tolist())
+
+    def look_at(self, rows: list[int], lens: list[int]) -> None:
+        for row, length in zip(rows, lens, strict=True):
+            if row in self.missed:
+                self.resumed += 1
+                self.missed.remove(row)
+                self.first_keys[row] = length
+            assert row == 0 or int(self.drafter.first_keys[row]) == self.first_keys[row]
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["prompts alone", "mixed"])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_paused_drafter_marks_the_missed_positions_and_no_others(
+    overlaps: bool,
+    mixed: bool,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests come and go while it is paused, and reuse each other's rows."""
+    asked = {
+        str(number): ([7 + number, 9, 30 + number], replace(GREEDY, max_tokens=length))
+        for number, length in enumerate([40, 6, 9, 5, 14, 7, 30, 4, 8, 21, 5, 12, 6, 3, 9])
+    }
+    target = small_models["llama"]
+    spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(eagle3(tmp_path / "d", target)))
+    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048, "device": "cpu"}
+    flags |= {"disable_radix_cache": True, "max_running_requests": 4, "enable_mixed_chunk": mixed}
+    plain = LLM(str(target), **flags)
+    llm = LLM(str(target), replace(spec, num_steps=2), **flags)
+    flying = let_fly(llm, monkeypatch, overlaps)
+    flying.may_sleep, flying.steps = True, [0, 1, 2]
+    flights = llm.engine.flights
+    assert flights is not None
+    flights.depths = AdaptiveSteps(flying.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
+    flights.pause = DrafterPause(paused=9, active=2)
+    watched = Watched(llm, flying, mixed, monkeypatch)
+    waiting, found, steps = list(asked), dict[str, list[int]](), 0
+    while waiting or llm.engine.has_work:
+        if waiting and steps % 4 == 0:
+            llm.engine.add_request(waiting[0], *asked[waiting.pop(0)])
+        found |= {one.rid: one.token_ids for one in llm.engine.step()}
+        steps += 1
+    prompts, params = zip(*asked.values(), strict=True)
+    expected = plain.generate(list(prompts), list(params))
+    assert [found[rid] for rid in asked] == [one.token_ids for one in expected]
+    assert watched.resumed > 5
+    assert watched.seeded > 2

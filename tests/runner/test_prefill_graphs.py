@@ -1,0 +1,212 @@
+"""Which captured prefill serves a batch, and what it takes from the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig
+
+from specengine.core.batch import ForwardMode, ModelWorkerBatch
+from specengine.core.interfaces import LogitsOutput
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.linear import LMHead
+from specengine.layers.rotary import RotaryEmbedding
+from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.forward_graphs.inputs import (
+    PrefillInputs,
+    num_prefill_inputs,
+    pack_prefill,
+)
+from specengine.runner.forward_graphs.keys import (
+    LARGE_PREFILLS,
+    PREFILL_KEYS,
+    SMALL_PREFILLS,
+    PrefillKey,
+)
+from specengine.runner.forward_graphs.prefill import PrefillGraphs
+from specengine.runner.forward_graphs.splits import weights_per_layer
+from specengine.runner.graph_cache import GraphCache
+from specengine.runner.memory.graph_memory import GraphMemory
+
+
+def prefill(extend_lens: list[int]) -> ModelWorkerBatch:
+    ends = torch.tensor(extend_lens).cumsum(0)
+    return ModelWorkerBatch(
+        forward_mode=ForwardMode.EXTEND,
+        input_ids=torch.arange(sum(extend_lens)) + 5,
+        req_pool_indices=list(range(len(extend_lens), 0, -1)),
+        prefix_lens=[10, *[0] * (len(extend_lens) - 1)],
+        extend_lens=extend_lens,
+        logits_rows=(ends - 1).tolist(),
+        sampling=None,
+    )
+
+
+def without_a_gpu(splits: bool) -> PrefillGraphs:
+    graphs = PrefillGraphs.__new__(PrefillGraphs)
+    graphs.keys, graphs.cache = list(PREFILL_KEYS), GraphCache("prefill", GraphMemory())
+    graphs.counters = graphs.cache.counters
+    graphs.splits, graphs.lacks_memory = splits, False
+    return graphs
+
+
+def test_padding_tokens_belong_to_one_more_request() -> None:
+    key = PrefillKey(8, 5, 8)
+    values = torch.from_numpy(pack_prefill(prefill([2, 3]), key))
+    inputs = PrefillInputs.of(values, key)
+    assert inputs.tokens_T.tolist() == [5, 6, 7, 8, 9, 0, 0, 0]
+    assert inputs.requests_T.tolist() == [0, 0, 1, 1, 1, 5, 5, 5]
+    assert inputs.positions_T.tolist() == [10, 11, 0, 1, 2, 0, 1, 2]
+    assert inputs.rows.tolist() == [2, 1, 0, 0, 0, 0]
+    assert inputs.seq_lens.tolist() == [12, 3, 0, 0, 0, 3]
+    assert inputs.qo_indptr.tolist() == [0, 2, 5, 5, 5, 5, 8]
+    assert inputs.logits_rows.tolist() == [1, 4, 0, 0, 0]
+    assert len(values) == num_prefill_inputs(key)
+    assert not any(one.storage_offset() % 2 for one in vars(inputs).values())
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "expected"),
+    [
+        ([300], PrefillKey(512, 8, 512)),
+        ([30] * 8, PrefillKey(256, 8, 256)),
+        ([30] * 9, PrefillKey(512, 64, 256)),
+        ([30] * 64, PrefillKey(2048, 64, 256)),
+        ([200] * 4, PrefillKey(1024, 64, 256)),
+        ([513], None),
+        ([30] * 65, None),
+        ([257] * 3, None),
+        ([1] * 64, PrefillKey(256, 64, 256)),
+    ],
+)
+def test_first_key_that_fits_a_batch_is_chosen(
+    extend_lens: list[int], expected: PrefillKey | None
+) -> None:
+    batch = prefill(extend_lens)
+    found = next((key for key in PREFILL_KEYS if key.fits(batch)), None)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "reason"),
+    [
+        ([30] * 64, None),
+        ([2049], "more tokens than any captured"),
+        ([1] * 65, "more requests than captured"),
+        ([600], "a longer prompt than any captured"),
+    ],
+)
+def test_eager_prefill_counts_its_reason(extend_lens: list[int], reason: str | None) -> None:
+    graphs = without_a_gpu(splits=False)
+    batch = prefill(extend_lens)
+    assert bool(graphs.parts_of(batch)) == (reason is None)
+    every_row = replace(batch, logits_rows=None)
+    assert graphs.parts_of(every_row) == []
+    assert graphs.parts_of(replace(batch, forward_mode=ForwardMode.TARGET_VERIFY)) == []
+    counted = GraphStats.of(graphs.counters).fallbacks
+    assert set(counted) == {one for one in (reason, "logits of every token") if one is not None}
+
+
+def test_prefill_whose_key_lacked_memory_counts_that() -> None:
+    graphs = without_a_gpu(splits=False)
+    graphs.keys, graphs.lacks_memory = [LARGE_PREFILLS[-1]], True
+    assert not graphs.parts_of(prefill([10]))
+    assert GraphStats.of(graphs.counters).fallbacks == {MEMORY_SPENT: 1}
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "sizes"),
+    [
+        ([30] * 64, [(2048, 64)]),
+        ([30] * 65, [(2048, 64), (32, 1)]),
+        ([1] * 256, [(256, 64)] * 4),
+        ([250] * 9 + [40], [(2048, 8), (512, 2)]),
+        ([30] * 64 + [257], []),
+    ],
+)
+def test_large_prefill_is_split_by_tokens_and_requests(
+    extend_lens: list[int], sizes: list[tuple[int, int]]
+) -> None:
+    graphs = without_a_gpu(splits=True)
+    batch = prefill(extend_lens)
+    found = graphs.parts_of(batch)
+    assert [(key.tokens, part.batch_size) for key, part in found] == sizes
+    assert bool(GraphStats.of(graphs.counters).fallbacks) == (not sizes)
+    if found:
+        parts = [part for _, part in found]
+        assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
+        for name in ("req_pool_indices", "prefix_lens", "extend_lens"):
+            assert [one for part in parts for one in getattr(part, name)] == getattr(batch, name)
+        for part in parts:
+            assert part.logits_rows == (torch.tensor(part.extend_lens).cumsum(0) - 1).tolist()
+
+
+def test_split_prefill_with_more_logits_than_requests_runs_eagerly() -> None:
+    """The prompt's own, of a single request, and none of the rest."""
+    graphs = without_a_gpu(splits=True)
+    batch = prefill([1] * 100 + [100])
+    assert len(graphs.parts_of(batch)) == 2
+    assert graphs.parts_of(replace(batch, logits_rows=[*range(100, 200)])) == []
+
+
+def test_prefill_of_large_layers_is_not_split() -> None:
+    """Their weights would be read once for each part."""
+    graphs = without_a_gpu(splits=False)
+    assert graphs.parts_of(prefill([30] * 65)) == []
+
+
+class Layered(nn.Module):
+    def __init__(self, size: int, num_layers: int) -> None:
+        super().__init__()
+        self.num_layers = num_layers
+        self.embed = VocabEmbedding(100, size)
+        self.head = LMHead(size, 40)
+        self.rotary = RotaryEmbedding.from_config(LlamaConfig(hidden_size=8, num_attention_heads=1))
+        self.layers = nn.ModuleList(nn.Linear(size, 2 * size) for _ in range(num_layers))
+
+
+def test_weights_per_layer_leave_out_the_vocabulary() -> None:
+    assert weights_per_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("with_features", [False, True])
+def test_outputs_of_parts_in_the_same_buffers_are_joined(
+    with_features: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, batch = without_a_gpu(splits=True), prefill([30] * 190)
+    logits, hidden, features = (torch.zeros(size, 1) for size in (64, 2048, 2048))
+
+    def replay(key: PrefillKey, part: ModelWorkerBatch) -> LogitsOutput:
+        assert part.logits_rows is not None
+        assert part.sampling is None
+        count, rows = part.num_tokens, len(part.logits_rows)
+        hidden[:count, 0] = part.input_ids.float()
+        logits[:rows, 0] = hidden[part.logits_rows, 0]
+        features[:count] = -hidden[:count]
+        seen = features[:count] if with_features else None
+        return LogitsOutput(logits[:rows], hidden=hidden[:count], features=seen)
+
+    monkeypatch.setattr(graphs, "replay", replay)
+    whole = graphs.run(batch)
+    assert whole is not None
+    assert whole.hidden is not None
+    assert whole.hidden[:, 0].tolist() == batch.input_ids.tolist()
+    assert whole.logits[:, 0].tolist() == batch.input_ids[batch.logits_rows].tolist()
+    assert (whole.features is not None) == with_features
+    if whole.features is not None:
+        assert torch.equal(whole.features, -whole.hidden)
+    assert graphs.run(prefill([600])) is None
+
+
+def test_padding_request_is_no_longer_than_the_width() -> None:
+    for many in (False, True):
+        for tokens in range(1, (LARGE_PREFILLS if many else SMALL_PREFILLS)[-1].tokens + 1):
+            lens = [tokens // 64] * 64
+            lens[0] += tokens - sum(lens)
+            batch = prefill([one for one in lens if one] if many else [tokens])
+            found = next((key for key in PREFILL_KEYS if key.fits(batch)), None)
+            if found is not None:
+                assert found.tokens - tokens <= found.width

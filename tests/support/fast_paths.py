@@ -1,0 +1,138 @@
+"""The fast paths of a GPU on a CPU: the reference kernels stand where theirs would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.core.batch import ForwardBatch, ForwardMode
+from specengine.kernels import (
+    decoder_stack,
+    decoder_stack_cuda,
+    decoder_stack_ref,
+    few_row,
+    head_best_cuda,
+    head_best_ref,
+    head_stream,
+    head_topk,
+    head_topk_cuda,
+    head_topk_ref,
+    layer_tail,
+    layer_tail_cuda,
+    layer_tail_ref,
+)
+from specengine.kernels.paged_attention import paged_attention
+from specengine.layers import decoder
+from specengine.layers.layer_spec import (
+    COMPILED,
+    FEW_ROWS,
+    HEAD_BEST,
+    HEAD_TOP,
+    LAYER_TAIL,
+    SPLIT_PREFILL,
+    WHOLE_STACK,
+    ComputePath,
+)
+from specengine.runner.attention.triton_backend import TritonAttentionBackend
+
+CAPTURED = (0, 2)  # layers whose outputs are kept
+
+
+@dataclass(frozen=True)
+class Forward:
+    """hidden: [T, H] after the final norm. features: [T, H] behind each of CAPTURED. was_taken:
+    whether the path ran, not only what it falls back to."""
+
+    hidden: Tensor
+    features: list[Tensor]
+    was_taken: bool
+
+    def assert_near(self, other: Forward, tolerance: float = 1e-5) -> None:
+        pairs = zip([self.hidden, *self.features], [other.hidden, *other.features], strict=True)
+        for found, expected in pairs:
+            assert float((found - expected).abs().max() / expected.abs().max()) < tolerance
+
+
+def run_path(
+    runner: Any,
+    path: ComputePath | None,
+    tokens: Sequence[Sequence[int]],
+    patch: pytest.MonkeyPatch,
+    compiles: Callable[[Any], Any] = lambda function: function,
+) -> Forward:
+    """An EXTEND of new requests along a path wherever the code lets it; None: without any. runner:
+    a MiniRunner of a model of three layers or more. compiles: in place of torch.compile."""
+    calls: list[object] = []
+    with patch.context() as patched, torch.no_grad():
+        if path is not None:
+            let_take(path, calls, patched)
+        if path is COMPILED:
+            patched.setattr(decoder, "compiled", counted(compiles, calls))
+        if path is WHOLE_STACK:
+            runner.backend = TritonAttentionBackend(torch.device("cpu"))
+            patched.setattr(runner.backend, "forward_fused", lambda *_: None)
+            patched.setattr(runner.backend, "forward_extend", _attend)
+        mode = ForwardMode.SPLIT_PREFILL if path is SPLIT_PREFILL else ForwardMode.EXTEND
+        batch = runner.batch(mode, tokens)
+        batch.capture_layers, batch.compiles = CAPTURED, path is COMPILED
+        model, given = runner.model, (batch.input_ids, batch.positions, batch)
+        if path is SPLIT_PREFILL:
+            assert model.forward_split_prefill(*given, 1) is None
+            calls += [] if batch.hidden_states is None else [batch.hidden_states]
+            hidden = model.forward_split_prefill(*given, model.num_layers)
+        else:
+            hidden = model(*given)
+    return Forward(hidden, batch.captured, bool(calls))
+
+
+def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) -> None:
+    """As on a GPU with everything installed; calls: grows with each call of the path's kernel."""
+    if path is FEW_ROWS:
+        patch.setattr(few_row, "fits", lambda *_: True)
+        patch.setattr(few_row, "linear_add", counted(few_row.linear_add, calls))
+    elif path is LAYER_TAIL:
+        patch.setattr(layer_tail, "fits", lambda *_: True)
+        patch.setattr(layer_tail_cuda, "layer_tail", counted(layer_tail_ref.layer_tail, calls))
+    elif path is WHOLE_STACK:
+        kernel = counted(decoder_stack_ref.decoder_stack, calls)
+        patch.setattr(decoder_stack, "fits", lambda *_: True)
+        patch.setattr(decoder_stack_cuda, "decoder_stack", kernel)
+    elif path is HEAD_BEST:
+
+        def best(x: Tensor, weight: Tensor, _: Tensor, *rest: Any) -> Tensor:
+            return head_best_ref.head_best(x, weight, *rest)
+
+        patch.setattr(head_stream, "fits", lambda *_: True)
+        patch.setattr(head_topk, "fits", lambda *_: False)  # which asks the same
+        patch.setattr(head_best_cuda, "head_best", counted(best, calls))
+    elif path is HEAD_TOP:
+        patch.setattr(head_topk, "fits", lambda *_: True)
+        patch.setattr(head_topk_cuda, "head_topk", counted(head_topk_ref.head_topk, calls))
+
+
+def counted(function: Callable[..., Any], calls: list[object]) -> Callable[..., Any]:
+    def call(*given: Any, **named: Any) -> Any:
+        calls.append(given)
+        return function(*given, **named)
+
+    return call
+
+
+@cache
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile without a code generator."""
+    return torch.compile(function, backend="eager")
+
+
+def _attend(q: Tensor, layer: Any, batch: ForwardBatch) -> Tensor:
+    assert batch.attn_plan is not None
+    k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+    return paged_attention(
+        q, k_cache, v_cache, batch.attn_plan.metadata, layer.scale, window=layer.sliding_window
+    )

@@ -1,0 +1,74 @@
+"""Every registered family on every fast path, with the reference kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine.core.config import ModelConfig
+from specengine.layers.layer_spec import FAST_HEADS, FAST_PATHS, HEAD_TOP, ComputePath
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import MODEL_CLASSES, find_model_class
+from tests.conftest import FAMILIES
+from tests.draft.mtp_reading import add_mtp
+from tests.support.fast_paths import let_take, run_path
+
+TOKENS = [[(7 * i * i + 3 * i) % 300 for i in range(12)], [5, 9, 301]]
+# Of each registered architecture, the small model that it is tested with.
+SMALL = {architecture: family for family, (architecture, _) in FAMILIES.items()}
+OWN = {"MiMoForCausalLM"}  # made below: transformers has no class of it
+
+
+@pytest.fixture(params=list(MODEL_CLASSES))
+def model(
+    request: pytest.FixtureRequest,
+    small_models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Its weights as a GPU keeps them."""
+    if request.param == "MiMoForCausalLM":
+        folder = add_mtp(small_models["qwen2"], tmp_path, "mimo")
+    else:
+        folder = small_models[SMALL[request.param]]
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    source = resolve_model(ModelConfig(model=str(folder)))
+    made = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+    assert type(made) is MODEL_CLASSES[request.param]
+    return made
+
+
+def test_each_registered_family_has_a_small_model() -> None:
+    """Add a family to tests/conftest.py: FAMILIES, which compares it with transformers as well."""
+    assert set(MODEL_CLASSES) == set(SMALL) | OWN
+
+
+@pytest.mark.parametrize("path", FAST_PATHS, ids=lambda path: path.name)
+def test_family_on_a_fast_path_equals_the_plain_path(
+    path: ComputePath, model: Any, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = run_path(mini_runner(model), None, TOKENS, monkeypatch)
+    found = run_path(mini_runner(model), path, TOKENS, monkeypatch)
+    assert found.was_taken == path.takes(*model.layer_specs(model.config))
+    found.assert_near(plain)
+
+
+@pytest.mark.parametrize("path", FAST_HEADS, ids=lambda path: path.name)
+def test_family_with_a_fused_head_equals_its_logits(
+    path: ComputePath, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, calls = model.head, list[object]()
+    let_take(path, calls, monkeypatch)
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(2))
+    logits = head.logits(hidden)
+    assert torch.equal(head.best(hidden), logits.argmax(-1))
+    top = head.top(hidden, 4)
+    assert (top is not None) == (path is HEAD_TOP and path.takes(head.spec))
+    if top is not None:
+        assert torch.equal(top.best()[0], logits.topk(4).indices)
+        torch.testing.assert_close(top.log_sums(), logits.logsumexp(-1))
+    assert bool(calls) == path.takes(head.spec)
