@@ -1,4 +1,4 @@
-"""Rounds of a request that has come to the end of its context."""
+"""Rounds of a request that has reached the end of its context."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ import torch
 from specengine import SpecConfig
 from specengine.core.batch import ForwardBatch, RowBatch
 from specengine.runner.model_runner import ModelRunner
-from tests.engine.flying_world import let_fly
-from tests.engine.test_graph_round import SAMPLED, make
-from tests.engine.test_graph_weighed import MANY, ON_CPU, flags, let_drafters_fly
-from tests.engine.test_weighed_wishes import spec_of
+from tests.support.device_rounds import make_on_device
+from tests.support.rounds import CONTEXT, MANY, ON_CPU, SAMPLED
 
 
 @ON_CPU
-def test_a_late_round_finds_slots_behind_the_last_row(
+def test_round_past_the_end_reads_slots_behind_the_last_row(
     folders: dict[str, tuple[Path, SpecConfig]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is launched before the host knows that the request has ended, and its deepest draft looks
     for keys one place past the context's end."""
     folder, given = folders["STANDALONE"]
-    alone = flags(max_running_requests=1, disable_radix_cache=True)
-    llm = make(folder, spec_of("sibling", given), **alone)
-    let_drafters_fly(llm)
-    let_fly(llm, monkeypatch, most=1)
+    flags = {"context_length": CONTEXT, "max_running_requests": 1, "disable_radix_cache": True}
+    spec = replace(given, verify="sibling", draft_sampling=True)
+    llm, _ = make_on_device("cpu", folder, spec, sizes=[1], **flags)
     table = llm.engine.parts.worker.runner.pools.req_to_token_pool.req_to_token
     (last_row, context), found = (len(table) - 1, table.shape[1]), []
 
@@ -42,7 +39,7 @@ def test_a_late_round_finds_slots_behind_the_last_row(
     monkeypatch.setattr(ModelRunner, "new_row_batch", new_row_batch)
     llm.generate(MANY[1], replace(SAMPLED[2], max_tokens=None))
     past = max(found) - context
-    assert past == 1, "no round came so far"
+    assert past == 1, "no round went so far"
     behind = torch.empty(0, dtype=table.dtype)
     behind.set_(table.untyped_storage(), table.numel(), (past,))
     assert not behind.any()

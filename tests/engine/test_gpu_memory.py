@@ -1,4 +1,4 @@
-"""Memory of an engine on a GPU: what was promised, and no more with time."""
+"""Memory of an engine on a GPU: what was planned, and no more with time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.loop import Engine
+from tests.support.rounds import ON_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = ON_GPU
 
 EAGLE3 = SpecConfig(algorithm="EAGLE3", adaptive=False, num_steps=3)
 
@@ -26,11 +24,11 @@ def run(llm: LLM, count: int, max_tokens: int) -> list[list[int]]:
 
 
 def rounds(engine: Engine) -> int:
-    assert engine.graph_round is not None
-    return engine.graph_round.counters["replays"]
+    assert engine.device_rounds is not None
+    return engine.device_rounds.counters["replays"]
 
 
-def test_kv_takes_what_the_formula_says() -> None:
+def test_kv_takes_as_much_memory_as_the_formula() -> None:
     """135M: 30 layers, K and V, 3 heads of 64, 2 bytes. What is made once in a process, like the
     workspaces of cuBLAS, belongs to the first engine, which does not count."""
     more, taken = 100_000, []
@@ -45,7 +43,7 @@ def test_kv_takes_what_the_formula_says() -> None:
     assert (taken[2] - taken[1]) / more == pytest.approx(30 * 2 * 3 * 64 * 2, rel=0.03)
 
 
-def test_nothing_grows_over_5000_rounds() -> None:
+def test_memory_does_not_grow_over_5000_rounds() -> None:
     llm = LLM("tiny", EAGLE3, max_total_tokens=4096, cuda_graph_bs=(1, 4))
     free = llm.engine.scheduler.num_free_slots
     run(llm, 4, 400)
@@ -62,8 +60,8 @@ def test_nothing_grows_over_5000_rounds() -> None:
 
 
 @pytest.mark.parametrize("slots", [150, 230, 400])
-def test_a_pool_that_is_nearly_empty(slots: int) -> None:
-    """Requests wait, are retracted and come back; what they say stays the same."""
+def test_small_pool_changes_no_token(slots: int) -> None:
+    """Requests wait, are retracted and come back; their tokens stay the same."""
     flags = {"dtype": "float32", "cuda_graph_bs": (1, 2, 4, 8)}
     expected = run(LLM("tiny", None, max_total_tokens=4096, **flags), 6, 90)
     tight = LLM("tiny", EAGLE3, max_total_tokens=slots, **flags)
@@ -71,17 +69,17 @@ def test_a_pool_that_is_nearly_empty(slots: int) -> None:
     tight.engine.scheduler.check_invariant()
 
 
-def test_a_drafter_that_sleeps_changes_nothing(tmp_path: Path) -> None:
-    """Drafts that never pay: it pauses, resumes, and is tried again."""
+def test_paused_drafter_changes_no_token(tmp_path: Path) -> None:
+    """Drafts never pay: the drafter pauses, resumes, and is tried again."""
     table = tmp_path / "costs.json"
     table.write_text('{"seconds": {"1": {"0": 0.001, "3": 0.1}, "4": {"0": 0.001, "3": 0.1}}}')
     spec = SpecConfig(algorithm="EAGLE3", num_steps=3, adaptive=True, cost_table=str(table))
     flags = {"dtype": "float32", "max_total_tokens": 4096, "cuda_graph_bs": (1, 4)}
     expected = run(LLM("tiny", None, **flags), 3, 400)
-    sleepy = LLM("tiny", spec, **flags)
-    assert run(sleepy, 3, 400) == expected
-    assert sleepy.engine.flights is not None
-    assert sleepy.engine.flights.pause is not None
-    decision = sleepy.engine.stats().depth
+    paused = LLM("tiny", spec, **flags)
+    assert run(paused, 3, 400) == expected
+    assert paused.engine.pipeline is not None
+    assert paused.engine.pipeline.pause is not None
+    decision = paused.engine.stats().depth
     assert decision is not None
     assert decision.num_steps == 0

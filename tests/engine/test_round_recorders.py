@@ -27,7 +27,7 @@ class Emitted:
         self.tokens += tokens
 
 
-def test_recorders_see_what_is_emitted(small_models: dict[str, Path]) -> None:
+def test_recorders_see_emitted_tokens_before_the_commit(small_models: dict[str, Path]) -> None:
     llm = LLM(
         str(small_models["llama"]),
         SpecConfig(algorithm="NGRAM", adaptive=False),

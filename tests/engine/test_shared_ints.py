@@ -1,9 +1,11 @@
+"""Lists of ints from tensors, whose ints are shared objects."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
-from specengine.engine.shared_ints import SharedInts
+from specengine.engine.round.shared_ints import SharedInts
 
 
 @pytest.mark.parametrize("values", [[[0, 999], [998, 5]], [[0, -1]], [[1000, 7]], [[], []]])
@@ -13,7 +15,7 @@ def test_lists_are_those_that_a_tensor_gives(values: list[list[int]]) -> None:
     assert SharedInts(1000).lists_of(tensor) == values
 
 
-def test_a_column_range_of_a_wider_tensor() -> None:
+def test_columns_of_a_wider_tensor_are_read() -> None:
     tensor = torch.arange(12).view(2, 6)[:, 1:3]
     assert SharedInts(1000).lists_of(tensor) == [[1, 2], [7, 8]]
 

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, begin_round
+from specengine.kernels.accept_chain import (
+    RoundState,
+    Simulated,
+    accept_chain,
+    begin_round,
+    commit_chain,
+)
+from specengine.kernels.accept_sampled import Accepted
 
 pytestmark = pytest.mark.parametrize("backend", ["torch", "triton"])
 
@@ -15,7 +22,7 @@ def state_of(lens: list[int], roots: list[int], steps: int, device: torch.device
     return state
 
 
-def test_the_matching_run_is_accepted(device: torch.device, backend: str) -> None:
+def test_matching_drafts_are_accepted(device: torch.device, backend: str) -> None:
     chosen = torch.tensor([[5, 6, 7], [5, 9, 7], [1, 6, 7], [3, 3, 3]], device=device)
     drafts = torch.tensor([[5, 6], [5, 6], [5, 6], [3, 3]], device=device)
     rows = torch.tensor([1, 4, 2, 0], device=device)
@@ -30,7 +37,7 @@ def test_the_matching_run_is_accepted(device: torch.device, backend: str) -> Non
     assert state.roots.tolist() == [0, 7, 1, 3, 9]
 
 
-def test_a_request_may_limit_what_stands(device: torch.device, backend: str) -> None:
+def test_request_limits_how_many_drafts_are_accepted(device: torch.device, backend: str) -> None:
     chosen = torch.tensor([[5, 6, 7], [5, 9, 7], [1, 6, 7]], device=device)
     drafts = torch.tensor([[5, 6], [5, 6], [1, 6]], device=device)
     rows = torch.tensor([1, 3, 2], device=device)
@@ -87,3 +94,38 @@ def test_simulated_counts(device: torch.device, backend: str) -> None:
     assert set(counts) == {1, 2}
     assert 10 <= counts.count(2) <= 30
     assert state.lens[1] == 4 + sum(counts) + 40
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_commit_moves_requests_on_by_what_the_rule_accepted(
+    steps: int, device: torch.device, backend: str
+) -> None:
+    """As a loop over the requests does: row 0 is padding, and one request is at the context's
+    end. Drafts are columns of a wider tensor."""
+    context, draw = 60, torch.Generator().manual_seed(steps)
+    before, roots = [0, 10, 55, 30, 58], [0, 1, 2, 3, 4]
+    rows, batch = [4, 2, 0, 1, 0], 5
+    wide = torch.randint(100, (batch, steps + 2), generator=draw)
+    last = torch.randint(100, 200, (batch,), generator=draw)
+    ends = [0, steps, steps, steps // 2, 1]
+    state = RoundState.of(len(before), batch, steps, device)
+    state.lens.copy_(torch.tensor(before))
+    state.roots.copy_(torch.tensor(roots))
+    state.turn.fill_(1)
+    drafts = wide.clone().to(device)[:, :steps]
+    accepted = Accepted(torch.tensor(ends, device=device), last.to(device))
+    given = state, torch.tensor(rows, device=device), drafts, accepted, context
+    emitted = commit_chain(*given, backend=backend)  # type: ignore[arg-type]
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    lens = list(before)
+    for b, (row, end, token) in enumerate(zip(rows, ends, last.tolist(), strict=True)):
+        path = [*wide[b, :steps].tolist(), token]
+        path[end] = token
+        assert emitted[b].tolist() == path
+        assert state.outcomes[1, b, : steps + 2].tolist() == [end, *path]
+        if row:
+            lens[row], roots[row] = min(lens[row] + end + 1, context - 1), token
+    assert (state.lens.tolist(), state.roots.tolist()) == (lens, roots)
+    assert not state.outcomes[0].any(), "the other turn's"
+    assert torch.equal(drafts.cpu(), wide[:, :steps]), "drafts are not written over"

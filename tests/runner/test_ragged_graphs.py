@@ -16,12 +16,11 @@ import torch
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.errors import GraphInputError
 from specengine.core.sampling import SpecControl
-from specengine.core.spec import PreparingDrafter
 from specengine.draft.worker import DraftWorker
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import predictable
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
+from tests.support.mtp_targets import predictable
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 4, "to be or not to be, that is to be"]
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
@@ -46,7 +45,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE3 sampled drafts": ("EAGLE3", CHAIN | {"draft_sampling": True}),
     "EAGLE3 tree": ("EAGLE3", TREE),
     "EAGLE3 tree of samples": ("EAGLE3", TREE | {"draft_sampling": True}),
-    "EAGLE3 beside suffixes": (
+    "EAGLE3 and suffixes": (
         "EAGLE3",
         CHAIN | {"hybrid_suffix": True, "hybrid_suffix_min_match": 3, "num_draft_tokens": 8},
     ),
@@ -169,7 +168,6 @@ def test_prompts_replay_graphs_that_were_captured_ahead(
     eager, replayed = (make(folder, specs[name], device="cpu") for _ in range(2))
     counters = graphs_on_the_cpu(replayed)["draft"]
     drafter = replayed.engine.drafter
-    assert isinstance(drafter, PreparingDrafter)
     captures = [*drafter.captures()]
     assert len(captures) >= 5
     for prepare in captures:
@@ -259,7 +257,7 @@ class TestOnTheGpu:
         drafter = replayed.engine.parts.drafter
         if isinstance(drafter, DraftWorker) and not in_one:
             drafter.loops = None
-        replayed.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
+        replayed.engine._runs_on_device = lambda *_: False  # type: ignore[method-assign]
         for params in [[GREEDY] * 4, *BATCHES, [GREEDY]]:
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()
@@ -271,7 +269,7 @@ class TestOnTheGpu:
         flags = {"cuda_graph_bs": (2,), "disable_cuda_graph_padding": True}
         eager = make(target, specs["EAGLE3"], disable_cuda_graph=True)
         replayed = make(target, specs["EAGLE3"], **flags)
-        replayed.engine._can_fly = lambda *_: False  # type: ignore[method-assign]
+        replayed.engine._runs_on_device = lambda *_: False  # type: ignore[method-assign]
         for params in (BATCHES[1], BATCHES[1][:1]):
             assert tokens(replayed, params) == tokens(eager, params)
         stats = replayed.engine.stats()

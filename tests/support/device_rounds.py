@@ -6,36 +6,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.batch import ForwardBatch
-from specengine.core.interfaces import AttentionLayer
 from specengine.draft.worker import DraftWorker
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import Eager, RoundExecutor
-from specengine.kernels.paged_attention import PagedBatch
-from specengine.runner.attention.triton_backend import TritonAttentionBackend
-from tests.support.padded_attention import attention
-
-
-class DeviceLengths(TritonAttentionBackend):
-    """Like the Triton backend it believes the batch's tensors alone, never the host's lengths."""
-
-    def forward_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
-    ) -> Tensor | None:
-        return None
-
-    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        assert batch.attn_plan is not None
-        paged: PagedBatch = batch.attn_plan.metadata
-        caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        return attention(q, *caches, paged, layer.scale, layer.sliding_window)
+from specengine.engine.round.key import RoundEvent
+from tests.support.device_lengths import DeviceLengths
+from tests.support.rounds import make
 
 
 def chain_of(name: str, drafters: dict[str, str]) -> SpecConfig | None:
@@ -56,15 +40,19 @@ def prepare_drafter(llm: LLM) -> None:
         runner.attn_backend = DeviceLengths(torch.device("cpu"))
 
 
-def make_eager_rounds(llm: LLM, sizes: Sequence[int] = (1, 2, 4)) -> RoundExecutor:
-    """sizes: requests of a round. Raises AssertionError where the drafter needs the host."""
+def make_eager_rounds(
+    llm: LLM, sizes: Sequence[int] = (1, 2, 4), chooses: bool = False
+) -> RoundExecutor:
+    """sizes: requests of a round. chooses: depths may be chosen, and the drafter may pause where it
+    can. Raises AssertionError where the drafter needs the host."""
     parts = llm.engine.parts
     runner = parts.worker.runner
-    drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses=False)
+    drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses)
     assert drafted is not None
     rule = make_rule(parts.verifier, parts.drafter)
     assert not isinstance(rule, str), rule
-    return compose(runner, drafted, rule, list(sizes), Eager())
+    may_pause = chooses and parts.drafter.can_pause
+    return compose(runner, drafted, rule, list(sizes), Eager(), may_pause=may_pause)
 
 
 def run_on_device(
@@ -75,6 +63,25 @@ def run_on_device(
     parts, rounds = llm.engine.parts, make_eager_rounds(llm, sizes)
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps)
     return rounds
+
+
+def make_on_device(
+    where: str,
+    target: Path,
+    spec: SpecConfig | None,
+    overlaps: bool = True,
+    sizes: Sequence[int] = (1, 2, 4),
+    **flags: Any,
+) -> tuple[LLM, RoundExecutor]:
+    """An engine whose rounds run on the device: on a "cpu" without graphs, on a "gpu" as captured.
+    sizes: requests of a round."""
+    if where == "cpu":
+        llm = make(target, spec, **flags)
+        return llm, run_on_device(llm, overlaps, sizes)
+    flags |= {"cuda_graph_bs": tuple(sizes), "disable_overlap_schedule": not overlaps}
+    llm = make(target, spec, **flags)
+    assert llm.engine.device_rounds is not None
+    return llm, llm.engine.device_rounds
 
 
 def come_and_go(
@@ -104,3 +111,19 @@ def come_and_go(
     pairs = zip(cycle(prompts), params, strict=False)
     alone = [host.generate([one], [wanted])[0] for one, wanted in pairs]
     assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
+
+
+class NotReady(Eager):
+    """A device that is always behind, until it is waited for."""
+
+    def new_event(self) -> RoundEvent:
+        return _Behind()
+
+
+class _Behind:
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return False

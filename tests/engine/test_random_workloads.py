@@ -1,4 +1,4 @@
-"""Random workloads on rounds that fly: whatever happens around a request, it says what it would say
+"""Random workloads on rounds on the device: whatever runs around a request, its text is what it is
 alone, every KV slot is accounted for after every step, and counts add up."""
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.request import Req
-from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.draft_depth import depths_within
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.outputs import RequestOutput
-from specengine.engine.row_choices import rows_of
-from tests.engine.flying_world import let_fly
-from tests.engine.test_depth_in_results import ON_CPU, Steered
-from tests.engine.test_text_study import Behind
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.sampling import rows_of
+from tests.support.chosen_depths import ChosenDepths
+from tests.support.device_rounds import NotReady, make_on_device
+from tests.support.rounds import WHERE, make
 
 CASES: dict[str, dict[str, Any]] = {
     "NGRAM": {"page_size": 4, "max_total_tokens": 160, "chunked_prefill_size": 16},
@@ -38,8 +35,8 @@ CASES: dict[str, dict[str, Any]] = {
     "EAGLE3 hybrid tree": {"page_size": 4, "max_total_tokens": 320, "chunked_prefill_size": 16},
     "STANDALONE hybrid tree": {"page_size": 1, "max_total_tokens": 320, "chunked_prefill_size": 64},
 }
-FLAGS: dict[str, Any] = {"dtype": "float32", "max_running_requests": 8}
-RULED = GrammarSpec.regex("(a|b|0|1){2,9}")
+FLAGS: dict[str, Any] = {"max_running_requests": 8}
+GRAMMAR = GrammarSpec.regex("(a|b|0|1){2,9}")
 DEPTHS = [SpecControl(), SpecControl(), SpecControl(num_steps=1), SpecControl(enabled=False)]
 
 
@@ -86,7 +83,7 @@ class Workload:
             logprobs=draw.choice([None, None, 0]),
             frequency_penalty=draw.choice([0.0, 0.0, 0.0, 0.5]),
             min_tokens=draw.choice([0, 0, 0, 4]),
-            grammar=draw.choice([None, None, None, RULED]),
+            grammar=draw.choice([None, None, None, GRAMMAR]),
             speculative=draw.choice(DEPTHS),
         )
         for _ in range(draw.choice([1, 1, 2])):
@@ -108,43 +105,46 @@ class Workload:
             self.llm.engine.scheduler.check_invariant()
 
 
-def watch_state(flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """That the device knows how requests stand where it is not told -> of each launch, whether it
-    was not."""
-    is_known, untold = flying.known.is_known, list[bool]()
+def watch_state(rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Checks that the device has the state of requests wherever the host does not write it ->
+    whether it had it, of each launch."""
+    is_known, were_known = rounds.host_view.is_known, list[bool]()
 
-    def asked(reqs: list[Req]) -> bool:
-        untold.append(is_known(reqs))
-        if untold[-1]:
-            rows, state = rows_of(reqs), flying.state
+    def checked(reqs: list[Req]) -> bool:
+        were_known.append(is_known(reqs))
+        if were_known[-1]:
+            rows, state = rows_of(reqs), rounds.state
             assert state.lens[rows].tolist() == [req.kv_len for req in reqs]
             assert state.roots[rows].tolist() == [req.last_token for req in reqs]
-            assert state.limits[rows].tolist() == depths_within(reqs, flying.steps[-1])
-        return untold[-1]
+            assert state.limits[rows].tolist() == depths_within(reqs, rounds.steps[-1])
+        return were_known[-1]
 
-    monkeypatch.setattr(flying.known, "is_known", asked)
-    return untold
+    monkeypatch.setattr(rounds.host_view, "is_known", checked)
+    return were_known
 
 
-def let_rounds_differ(llm: LLM, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Some stay on the ground, and not all are drafted from text. As `watch_state`."""
-    untold, can_fly, draw = watch_state(flying, monkeypatch), llm.engine._can_fly, random.Random(1)
+def let_rounds_differ(
+    llm: LLM, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch
+) -> list[bool]:
+    """Some run on the host, and lookup drafts for not all. Returns as `watch_state`."""
+    were_known, engine, draw = watch_state(rounds, monkeypatch), llm.engine, random.Random(1)
+    runs_on_device = engine._runs_on_device
     monkeypatch.setattr(
-        llm.engine, "_can_fly", lambda *given: draw.random() < 0.8 and can_fly(*given)
+        engine, "_runs_on_device", lambda *given: draw.random() < 0.8 and runs_on_device(*given)
     )
-    assert llm.engine.flights is not None
-    if isinstance(flying.drafter, HostDrafter):
-        depth = flying.steps[-1]
-        llm.engine.flights.depths = Steered(lambda number: 0 if number % 5 < 3 else depth)
-    llm.engine.scheduler.admission.demand.share = 0.0
-    return untold
+    assert engine.pipeline is not None
+    if rounds.has_lookup:
+        depth = rounds.steps[-1]
+        engine.pipeline.depths = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
+    engine.scheduler.admission.demand.share = 0.0
+    return were_known
 
 
-def check_workload(llm: LLM, flying: GraphRound, alone: LLM, untold: list[bool]) -> None:
+def check_workload(llm: LLM, rounds: RoundExecutor, alone: LLM, were_known: list[bool]) -> None:
     work, scheduler = Workload(llm, random.Random(0)), llm.engine.scheduler
     work.run(arrivals=12)
-    assert flying.counters["replays"] > 10
-    assert set(untold) == {False, True}
+    assert rounds.counters["replays"] > 10
+    assert set(were_known) == {False, True}
     for req, (prompt, sampling) in work.reqs.items():
         assert req.finish_reason is not None
         assert sum(req.spec.histogram) == req.spec.num_steps
@@ -159,31 +159,18 @@ def check_workload(llm: LLM, flying: GraphRound, alone: LLM, untold: list[bool])
     assert scheduler.ledger.obtainable == scheduler.ledger.capacity
 
 
-@ON_CPU
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", CASES)
-def test_random_workload(
-    name: str, target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_random_workload_changes_no_text(
+    name: str,
+    where: str,
+    target: Path,
+    drafters: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    given = {**FLAGS, "disable_cuda_graph": True}
-    llm = LLM(str(target), spec_of(name, target, drafters), **given, **CASES[name])
-    alone = LLM(str(target), None, max_total_tokens=2048, **given)
-    model = getattr(llm.engine.drafter, "inner", llm.engine.drafter)
-    if isinstance(model, StandaloneWorker):
-        model.flies = True
-    flying = let_fly(llm, monkeypatch, most=8)
-    monkeypatch.setattr(torch.cuda, "Event", Behind)
-    check_workload(llm, flying, alone, let_rounds_differ(llm, flying, monkeypatch))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("name", CASES)
-def test_random_workload_on_the_gpu(
-    name: str, target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec, graphs = spec_of(name, target, drafters), {"cuda_graph_bs": (1, 2, 4, 8)}
-    llm = LLM(str(target), spec, **FLAGS, **graphs, **CASES[name])
-    alone = LLM(str(target), None, max_total_tokens=2048, disable_cuda_graph=True, **FLAGS)
-    flying = llm.engine.graph_round
-    assert flying is not None
-    check_workload(llm, flying, alone, let_rounds_differ(llm, flying, monkeypatch))
+    spec = spec_of(name, target, drafters)
+    llm, rounds = make_on_device(where, target, spec, sizes=(1, 2, 4, 8), **FLAGS, **CASES[name])
+    alone = make(target, None, disable_cuda_graph=True, **FLAGS)
+    if where == "cpu":
+        rounds.executor = NotReady()
+    check_workload(llm, rounds, alone, let_rounds_differ(llm, rounds, monkeypatch))

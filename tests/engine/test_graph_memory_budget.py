@@ -1,4 +1,4 @@
-"""When the memory for graphs is spent: what was captured goes on, and nothing else is."""
+"""When memory for graphs is spent, captured graphs still run, and no other is captured."""
 
 from __future__ import annotations
 
@@ -9,28 +9,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.engine import graph_round
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.memory import graph_memory
-from tests.engine import flying_world
-from tests.engine.flying_world import let_fly
-from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
-from tests.support.cpu_graphs import capture as capture_function
-from tests.support.cpu_graphs import graphs_on_the_cpu
+from tests.support.cpu_graphs import capture, graphs_on_the_cpu
+from tests.support.device_rounds import run_on_device
+from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, SAMPLED, make
 
-ON_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="functions that stand for graphs take no memory of a GPU"
-)
 GRAPH = 10  # bytes
 
 
 @dataclass
 class Card:
-    """A GPU of which every capture takes a bit."""
+    """A GPU of which every capture takes 10 bytes."""
 
     free: int = 1000
 
@@ -44,7 +37,7 @@ class Card:
         monkeypatch.setattr(graph_memory, "torch", SimpleNamespace(cuda=cuda))
 
     def taken_by(self, capture: Callable[..., Any]) -> Callable[..., Any]:
-        def taking(run: Callable[[], object], pool: Any) -> Any:
+        def taking(run: Any, pool: Any) -> Any:
             self.free -= GRAPH
             return capture(run, pool)
 
@@ -69,67 +62,67 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 
 
 @ON_CPU
-def test_rounds_of_other_forms_stay_on_the_ground(
+def test_rounds_without_a_graph_run_on_the_host(
     card: Card, spec: SpecConfig, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One byte is left after the first graph, so that there is a second."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
-    flying = let_fly(llm, monkeypatch)
-    monkeypatch.setattr(graph_round, "capture", card.taken_by(flying_world.capture))
-    memory, grounded = flying.runner.graph_memory, 0
+    rounds = run_on_device(llm)
+    monkeypatch.setattr(rounds.executor, "prepare", card.taken_by(rounds.executor.prepare))
+    memory, on_host = rounds.runner.graph_memory, 0
     memory.budget = GRAPH + 1
     run = llm.engine.round.run
 
     def counted(*given: Any) -> Any:
-        nonlocal grounded
-        grounded += 1
+        nonlocal on_host
+        on_host += 1
         return run(*given)
 
     monkeypatch.setattr(llm.engine.round, "run", counted)
-    for params, flies in (
+    for params, on_device in (
         ([GREEDY], True),
         ([GREEDY] * 2, True),  # spends the rest
         ([GREEDY] * 3, False),  # until so few are left that there is a graph
         ([SAMPLED[0]], False),
         ([GREEDY], True),
     ):
-        before, replays = grounded, flying.counters["replays"]
+        before, replays = on_host, rounds.counters["replays"]
         assert tokens(llm, params) == tokens(plain, params)
-        assert grounded == before if flies else grounded > before + 3
-        assert flying.counters["replays"] > replays or not flies
+        assert on_host == before if on_device else on_host > before + 3
+        assert rounds.counters["replays"] > replays or not on_device
     assert memory.used == 2 * GRAPH
-    assert [form.batch_size for form in flying.captured] == [1, 2]
-    stats = GraphStats.of(flying.counters)
+    assert [key.batch_size for key in rounds.captured] == [1, 2]
+    stats = GraphStats.of(rounds.counters)
     assert stats.captures == 2
-    assert stats.fallbacks == {MEMORY_SPENT: grounded}
+    assert stats.fallbacks == {MEMORY_SPENT: on_host}
 
 
 @ON_CPU
-def test_at_start_the_largest_come_first(
+def test_largest_batches_are_captured_first_at_start(
     card: Card,
     spec: SpecConfig,
     target: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And serve smaller batches."""
+    """They serve smaller batches."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
-    flying = let_fly(llm, monkeypatch)
-    monkeypatch.setattr(graph_round, "capture", card.taken_by(flying_world.capture))
+    rounds = run_on_device(llm)
+    monkeypatch.setattr(rounds.executor, "prepare", card.taken_by(rounds.executor.prepare))
     monkeypatch.setattr(graph_memory, "_LITTLE", 0)
-    assert flying.batch_sizes == [1, 2, 4]
-    flying.runner.graph_memory.budget = 2 * GRAPH
-    flying.capture()
-    assert flying.batch_sizes == [2, 4]
+    assert rounds.batch_sizes == [1, 2, 4]
+    rounds.runner.graph_memory.budget = 2 * GRAPH
+    rounds.capture()
+    assert rounds.batch_sizes == [2, 4]
     assert f"{MEMORY_SPENT}: no round graphs of 1" in caplog.text
     assert tokens(llm, [GREEDY]) == tokens(plain, [GREEDY])
-    assert {form.batch_size for form in flying.captured} == {2, 4}
-    assert flying.counters["replays"] > 3
-    assert flying.runner.graph_memory.used == 2 * GRAPH
+    assert {key.batch_size for key in rounds.captured} == {2, 4}
+    assert rounds.counters["replays"] > 3
+    assert rounds.runner.graph_memory.used == 2 * GRAPH
 
 
 @ON_CPU
-def test_all_come_where_there_is_room(card: Card, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_are_captured_where_there_is_room(card: Card, caplog: pytest.LogCaptureFixture) -> None:
     memory = graph_memory.GraphMemory(100)
     for _ in memory.affordable([3, 2, 1], "graphs"):
         card.free -= GRAPH
@@ -146,14 +139,14 @@ def test_all_come_where_there_is_room(card: Card, caplog: pytest.LogCaptureFixtu
     ],
 )
 @ON_CPU
-def test_none_is_left_out_for_nothing(
+def test_captures_end_when_the_pool_would_grow_past_the_budget(
     added: list[int],
     made: list[int],
     card: Card,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They share a pool."""
+    """Graphs share a pool of memory."""
     monkeypatch.setattr(graph_memory, "_LITTLE", 20)
     memory, found = graph_memory.GraphMemory(80), []
     for one in memory.affordable([4, 3, 2, 1], "graphs"):
@@ -165,12 +158,12 @@ def test_none_is_left_out_for_nothing(
 
 
 @ON_CPU
-def test_so_do_other_forwards_and_drafts(
+def test_forwards_and_drafts_without_a_graph_run_without_one(
     card: Card, spec: SpecConfig, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are three, of whatever is needed first."""
+    """There is room for three graphs, of whatever is needed first."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
-    monkeypatch.setattr(graph_cache, "capture", card.taken_by(capture_function))
+    monkeypatch.setattr(graph_cache, "capture", card.taken_by(capture))
     counters = graphs_on_the_cpu(llm)
     memory = llm.engine.parts.worker.runner.graph_memory
     memory.budget = 3 * GRAPH
@@ -184,20 +177,19 @@ def test_so_do_other_forwards_and_drafts(
     assert memory.used == memory.budget
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_the_gpu_nothing_is_captured_past_it(spec: SpecConfig, target: Path) -> None:
+@pytest.mark.parametrize("_", [pytest.param(None, marks=ON_GPU)])
+def test_nothing_is_captured_past_the_budget(_: None, spec: SpecConfig, target: Path) -> None:
     plain = make(target, None, disable_cuda_graph=True)
     llm = make(target, spec, cuda_graph_bs=(1, 2, 4))
-    memory, flying = llm.engine.parts.worker.runner.graph_memory, llm.engine.graph_round
-    assert flying is not None
+    memory, rounds = llm.engine.parts.worker.runner.graph_memory, llm.engine.device_rounds
+    assert rounds is not None
     memory.budget = used = memory.used
-    forms, replays = set(flying.captured), flying.counters["replays"]
+    keys, replays = set(rounds.captured), rounds.counters["replays"]
     assert used > 0
     for params in ([GREEDY] * 3, SAMPLED[:3], [GREEDY]):
         assert tokens(llm, params) == tokens(plain, params)
-    assert set(flying.captured) == forms
+    assert set(rounds.captured) == keys
     assert memory.used == used
     stats = llm.engine.stats().graphs["round"]
     assert stats.replays > replays + 6
-    assert stats.fallbacks[MEMORY_SPENT] > 3, "there was none for those that sample"
+    assert stats.fallbacks[MEMORY_SPENT] > 3, "there was no graph of rounds that sample"

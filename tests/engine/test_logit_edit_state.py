@@ -1,4 +1,4 @@
-"""What the host writes for requests that edit their logits, against the other round's tables."""
+"""Tables of logit edits on the device, against the edits of rounds on the host."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.draft.choice import DraftChoice
-from specengine.engine import row_edits
-from specengine.engine.row_draws import expanded
-from specengine.engine.row_edits import RowEdits, edits_logits
+from specengine.engine.round import edits as edits_module
+from specengine.engine.round.edits import ChainEdits, LogitEditState, edits_logits, expanded
 from specengine.kernels.edit_rows import Drafted, edit_rows_
 from specengine.layers.logits import RowMap, edit_logits
 
@@ -36,7 +35,7 @@ def make_req(row: int, options: dict[str, Any], output: list[int]) -> Req:
     return req
 
 
-def check(edits: RowEdits, reqs: list[Req]) -> None:
+def check(edits: LogitEditState, reqs: list[Req]) -> None:
     """One node each: the next token of plain decoding."""
     rows = torch.tensor([req.req_pool_idx for req in reqs])
     edits.write(reqs, rows)
@@ -54,30 +53,31 @@ def reqs() -> list[Req]:
     return [make_req(i + 1, one, [7, 8, 8][: i + 1]) for i, one in enumerate(OPTIONS)]
 
 
-def test_grammars_see_to_the_end_themselves() -> None:
-    """They may allow nothing but an end where min_tokens are not there yet."""
+def test_min_tokens_leave_the_end_to_the_grammar() -> None:
+    """It may allow nothing but an end before min_tokens."""
     options = {"frequency_penalty": 0.5, "min_tokens": 9, "stop_token_ids": (4, 5)}
     req = make_req(2, options, [7, 8])
     req.grammar = cast(Any, object())
-    check(RowEdits(8, VOCAB, CPU), [req])
+    check(LogitEditState(8, VOCAB, CPU), [req])
 
 
-def test_tables_say_what_the_other_round_says(reqs: list[Req]) -> None:
+def test_tables_edit_as_the_host_does(reqs: list[Req]) -> None:
     assert [edits_logits(req) for req in reqs] == [True, True, True, False, False]
-    edits = RowEdits(8, VOCAB, CPU)
+    edits = LogitEditState(8, VOCAB, CPU)
     check(edits, reqs)
     check(edits, reqs[::-1])
 
 
 @pytest.mark.parametrize("narrow", [True, False], ids=["some of the vocabulary", "all"])
 def test_chains_are_edited_as_on_the_host(narrow: bool, reqs: list[Req]) -> None:
-    """Level by level, with what was drafted above counted; one is held back no longer halfway."""
+    """Level by level; drafts above are counted, and min_tokens of one request end halfway."""
     reqs.append(make_req(6, {"min_tokens": 5, "stop_token_ids": (2, 39)}, [7, 8, 8]))
-    edits, target_ids = RowEdits(8, VOCAB, CPU), torch.arange(1, VOCAB, 2) if narrow else None
+    edits, target_ids = LogitEditState(8, VOCAB, CPU), torch.arange(1, VOCAB, 2) if narrow else None
     rows = torch.tensor([req.req_pool_idx for req in reqs])
     edits.write(reqs, rows)
     lens, roots = ([req.kv_len for req in reqs], [req.last_token for req in reqs])
-    of_chains = edits.for_chains(RowBatch(rows, torch.tensor(lens), torch.tensor(roots)))
+    batch = RowBatch(rows, torch.tensor(lens), torch.tensor(roots))
+    of_chains = ChainEdits(edits.tables, batch)
     choice = DraftChoice(SamplingBatch.from_reqs(reqs, VOCAB, CPU), target_ids)
     paths, draw, held = torch.zeros(len(reqs), 0).long(), torch.Generator().manual_seed(1), []
     for token in (9, 9, 8, 39):
@@ -89,13 +89,13 @@ def test_chains_are_edited_as_on_the_host(narrow: bool, reqs: list[Req]) -> None
         assert torch.equal(full, expected)
         held.append(bool(full[-1, 39].isinf()))
         tokens = torch.full_like(rows, token)
-        of_chains.go_on(tokens)
+        of_chains.advance(tokens)
         paths = torch.cat([paths, tokens[:, None]], dim=1)
     assert held == [True, True, False, False]
 
 
-def test_what_the_device_has_counted_is_not_written_again(reqs: list[Req]) -> None:
-    edits, penalised = RowEdits(8, VOCAB, CPU), reqs[1]
+def test_tokens_counted_on_the_device_are_not_written_again(reqs: list[Req]) -> None:
+    edits, penalised = LogitEditState(8, VOCAB, CPU), reqs[1]
     check(edits, reqs)
     row = torch.tensor([penalised.req_pool_idx])
     batch = RowBatch(row, torch.tensor([penalised.kv_len]), torch.tensor([8]))
@@ -109,8 +109,8 @@ def test_what_the_device_has_counted_is_not_written_again(reqs: list[Req]) -> No
     assert edits.tables.counts[slot, [9, 30, 33]].tolist() == [2.0, 0.0, 50.0]
 
 
-def test_tokens_of_other_rounds_are_caught_up_with(reqs: list[Req]) -> None:
-    edits = RowEdits(8, VOCAB, CPU)
+def test_tokens_of_host_rounds_are_written(reqs: list[Req]) -> None:
+    edits = LogitEditState(8, VOCAB, CPU)
     check(edits, reqs)
     for req in reqs:
         req.output_ids.append(11)
@@ -118,10 +118,11 @@ def test_tokens_of_other_rounds_are_caught_up_with(reqs: list[Req]) -> None:
     check(edits, reqs)
 
 
-def test_slots_pass_on(reqs: list[Req], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who leaves makes room, and who takes it finds it clean."""
-    monkeypatch.setattr(row_edits, "MOST_EDITING", 2)
-    edits = RowEdits(3, VOCAB, CPU)
+def test_slot_of_a_request_that_left_is_cleared_for_the_next(
+    reqs: list[Req], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edits_module, "MAX_EDITING", 2)
+    edits = LogitEditState(3, VOCAB, CPU)
     for first in (0, 1, 2, 0):
         pair = [reqs[first], reqs[(first + 1) % 3]]
         for row, req in enumerate(pair, start=1):
