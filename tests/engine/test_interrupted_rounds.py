@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import SpecConfig
-from tests.engine.flying_world import let_fly
-from tests.engine.test_graph_round import GREEDY, PROMPTS, make
+from tests.support.device_rounds import make_on_device
+from tests.support.plain import plain_says
+from tests.support.rounds import GREEDY, ON_CPU, PROMPTS, make
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="fails where functions stand for graphs")
-def test_the_rounds_after_it_read_what_was_decided(
+@ON_CPU
+def test_rounds_after_a_failed_capture_read_what_was_decided(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run before a capture has taken a turn that no replay took."""
     (expected,) = make(target, None, disable_cuda_graph=True).generate(PROMPTS[:1], GREEDY)
-    llm = make(target, None)
-    flying = let_fly(llm, monkeypatch)
+    llm, rounds = make_on_device("cpu", target, None)
     llm.generate(PROMPTS[:1], GREEDY)
 
-    def fail(run: Callable[[], object], pool: Any) -> Any:
-        run()
+    def fail(parts: Any, pool: Any) -> Any:
+        parts[0]()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("specengine.engine.graph_round.capture", fail)
+        patch.setattr(rounds.executor, "prepare", fail)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY)
     (found,) = llm.generate(PROMPTS[:1], GREEDY)
-    assert flying.counters["captures"] == 1
+    assert rounds.counters["captures"] == 1
     assert found.token_ids == expected.token_ids
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="fails where functions stand for graphs")
+@ON_CPU
 @pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("where", ["land", "launch"])
+@pytest.mark.parametrize("where", ["collect", "launch"])
 @pytest.mark.parametrize(
     ("name", "penalty"), [("plain", 0.5), ("NGRAM", 0.0), ("EAGLE3", 0.0), ("EAGLE3", 0.5)]
 )
-def test_a_round_that_nobody_read_is_flown_again(
+def test_round_whose_result_was_not_read_runs_again(
     name: str,
     penalty: float,
     where: str,
@@ -54,27 +52,28 @@ def test_a_round_that_nobody_read_is_flown_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the one that followed it."""
-    asked = replace(GREEDY, temperature=0.7, frequency_penalty=penalty, seed=3)
-    expected = make(target, None, disable_cuda_graph=True).generate(PROMPTS, asked)
+    params = replace(GREEDY, temperature=0.7, frequency_penalty=penalty, seed=3)
+    expected = plain_says(target, PROMPTS, [params] * 3, disable_cuda_graph=True)
     given: dict[str, Any] = {"algorithm": name, "adaptive": False}
     given |= {"draft_model_path": drafters[name], "num_steps": 2} if name in drafters else {}
-    llm = make(target, None if name == "plain" else SpecConfig(**given))
-    flying = let_fly(llm, monkeypatch, overlaps=overlaps)
-    calls, call = 0, flying.land if where == "land" else flying._fly
+    spec = None if name == "plain" else SpecConfig(**given)
+    llm, rounds = make_on_device("cpu", target, spec, overlaps)
+    method = "collect" if where == "collect" else "_launch"
+    calls, call = 0, getattr(rounds, method)
 
-    def fails_now_and_then(*args: Any) -> Any:
+    def fail_every_third(*args: Any) -> Any:
         nonlocal calls
         calls += 1
-        if where == "land" and calls % 3 == 0:
+        if where == "collect" and calls % 3 == 0:
             raise KeyboardInterrupt
         done = call(*args)
         if where == "launch" and calls % 3 == 0:
             raise KeyboardInterrupt
         return done
 
-    monkeypatch.setattr(flying, "land" if where == "land" else "_fly", fails_now_and_then)
+    monkeypatch.setattr(rounds, method, fail_every_third)
     for number, prompt in enumerate(PROMPTS):
-        llm.engine.add_request(str(number), llm.tokenizer.encode(prompt), asked)
+        llm.engine.add_request(str(number), llm.tokenizer.encode(prompt), params)
     outputs: dict[str, list[int]] = {}
     num_lost = 0
     while llm.engine.has_work:
