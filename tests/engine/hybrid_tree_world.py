@@ -17,7 +17,7 @@ from specengine.engine.flights import Landing
 from specengine.engine.graph_hybrid import GraphHybridTreeRound
 from specengine.engine.llm import Generation
 from tests.engine.hybrid_world import LONG, Sources, fly, hybrid, make
-from tests.engine.plain import plain_says
+from tests.support.plain import plain_says
 from tests.engine.test_graph_round import SAMPLED
 
 NODES = 12  # of the largest tree, root included; a model's of three levels of two has eleven

@@ -35,7 +35,7 @@ from tests.engine.hybrid_world import (
     kind_of,
     make,
 )
-from tests.engine.plain import plain_says
+from tests.support.plain import plain_says
 from tests.engine.test_graph_round import EDITED, SAMPLED
 from tests.engine.test_graph_weighed import ON_CPU, check, fallbacks
 from tests.halves import slow_but

@@ -19,7 +19,7 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
 from specengine.engine.round_form import Flight
 from tests.engine.flying_world import let_fly
-from tests.engine.plain import plain_says
+from tests.support.plain import plain_says
 from tests.engine.test_depth_in_results import Steered
 from tests.engine.test_graph_round import GREEDY, assert_close
 from tests.halves import thinned

@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from specengine.engine.round.executor import Eager, RoundExecutor
 from specengine.kernels.paged_attention import PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from tests.support.padded_attention import attention
+from tests.support.rounds import make
 
 
 class DeviceLengths(TritonAttentionBackend):
@@ -56,15 +59,19 @@ def prepare_drafter(llm: LLM) -> None:
         runner.attn_backend = DeviceLengths(torch.device("cpu"))
 
 
-def make_eager_rounds(llm: LLM, sizes: Sequence[int] = (1, 2, 4)) -> RoundExecutor:
-    """sizes: requests of a round. Raises AssertionError where the drafter needs the host."""
+def make_eager_rounds(
+    llm: LLM, sizes: Sequence[int] = (1, 2, 4), chooses: bool = False
+) -> RoundExecutor:
+    """sizes: requests of a round. chooses: depths may be chosen, and the drafter may pause where it
+    can. Raises AssertionError where the drafter needs the host."""
     parts = llm.engine.parts
     runner = parts.worker.runner
-    drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses=False)
+    drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses)
     assert drafted is not None
     rule = make_rule(parts.verifier, parts.drafter)
     assert not isinstance(rule, str), rule
-    return compose(runner, drafted, rule, list(sizes), Eager())
+    may_pause = chooses and parts.drafter.can_pause
+    return compose(runner, drafted, rule, list(sizes), Eager(), may_pause=may_pause)
 
 
 def run_on_device(
@@ -75,6 +82,25 @@ def run_on_device(
     parts, rounds = llm.engine.parts, make_eager_rounds(llm, sizes)
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps)
     return rounds
+
+
+def make_on_device(
+    where: str,
+    target: Path,
+    spec: SpecConfig | None,
+    overlaps: bool = True,
+    sizes: Sequence[int] = (1, 2, 4),
+    **flags: Any,
+) -> tuple[LLM, RoundExecutor]:
+    """An engine whose rounds run on the device: on a "cpu" without graphs, on a "gpu" as captured.
+    sizes: requests of a round."""
+    if where == "cpu":
+        llm = make(target, spec, **flags)
+        return llm, run_on_device(llm, overlaps, sizes)
+    flags |= {"cuda_graph_bs": tuple(sizes), "disable_overlap_schedule": not overlaps}
+    llm = make(target, spec, **flags)
+    assert llm.engine.device_rounds is not None
+    return llm, llm.engine.device_rounds
 
 
 def come_and_go(

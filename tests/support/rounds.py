@@ -19,6 +19,12 @@ from specengine.engine.round.executor import RoundExecutor
 ON_CPU = pytest.mark.skipif(
     torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
 )
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+# Rounds on the device's path without graphs, and in CUDA graphs: as make_on_device wants it.
+WHERE = [pytest.param("cpu", marks=ON_CPU), pytest.param("gpu", marks=ON_GPU)]
 NOT_READY = "a request that the drafter has seen too little of"  # a fallback that is no fault
 CONTEXT = 96
 NEW_TOKENS = 24
