@@ -218,7 +218,9 @@ def _assemble(
     scheduler = _make_scheduler(config, loaded, memory)
     num_rows = memory.rows.req_to_token.shape[0]
     limit = NodeLimit(scheduler.round_limit)
-    drafter = make_drafter(DraftContext(config.spec, limit, draft_runners, num_rows))
+    drafter = make_drafter(
+        DraftContext(config.spec, limit, draft_runners, num_rows, worker.runner.device)
+    )
     verifier = make_verifier(config.spec, drafter)
     if verifier.follows_drafts:  # else no text depends on the state of the drafter
         scheduler.ledger.cache.lookahead = drafter.kv_lookahead

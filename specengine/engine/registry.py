@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from specengine.core.config import SpecConfig
 from specengine.core.drafter import Drafter
@@ -43,6 +45,7 @@ class DraftContext:
     node_limit: Callable[[Req], int]  # most nodes a request can use now, root included
     runners: Sequence[ModelRunner] = ()  # of the draft model, where there is one
     num_rows: int = 0  # rows of the page table, row 0 included
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the target
 
 
 DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specengine.core.draft_choosing import DraftEdits
+from specengine.core.draft_picks import DraftEdits
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.tree_rows import TreeRows

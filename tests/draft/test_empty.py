@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from specengine.core.spec import Drafter
+from specengine.core.drafter import Drafter
 from specengine.draft.empty import EmptyDrafter
-from tests.draft.drafting import decode_batch, request
+from tests.support.draft_batches import decode_batch, request
 
 
 def test_proposes_the_last_tokens_alone() -> None:

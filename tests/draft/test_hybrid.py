@@ -8,39 +8,34 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import (
-    Drafter,
-    DraftProposal,
-    EarlyDrafter,
-    PrefillResult,
-    PreparingDrafter,
-    VerifyResult,
-)
+from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.engine.registry import DraftContext, make_drafter
 from specengine.kernels.native import suffix
-from tests.draft.drafting import decode_batch, nodes, request, seed, suffix_drafter
+from tests.support.draft_batches import begin, decode_batch, nodes, request, suffix_drafter
 
 VOCAB = 40
 COPY = [1, 2, 3, 4, 5, 9, 1, 2]  # with 3 after it, a match of three tokens
 
 
-class FakeNeural:
+class FakeNeural(Drafter):
     """Drafts 11 and 12 below the root, or 11 - 12 in a chain; remembers what it was asked."""
 
     needs_hidden = writes_kv = True
+    device = "model"
     max_nodes = 3
 
     def __init__(self, tree: bool = False, probs: bool = False) -> None:
         self.proposes_tree, self.emits_probs = tree, probs
         self.calls: list[tuple[str, Any]] = []
 
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        self.calls.append(("seed", batch.reqs))
+    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
+        self.calls.append(("begin", batch.reqs))
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         self.calls.append(("draft", batch.reqs))
@@ -62,7 +57,7 @@ def hybrid(inner: FakeNeural, min_match: int = 3, **options: Any) -> HybridDraft
     return HybridDrafter(inner, suffix_drafter(min_match=min_match, **options))
 
 
-def test_each_request_goes_its_own_way() -> None:
+def test_requests_with_a_long_match_draft_it_and_others_ask_the_model() -> None:
     reqs = [request(COPY, [3]), request([1, 2, 3], [4]), request(COPY, [7])]
     proposal = hybrid(FakeNeural()).draft(decode_batch(reqs))
     assert proposal.num_nodes == [5, 3, 3]
@@ -73,7 +68,7 @@ def test_each_request_goes_its_own_way() -> None:
     assert proposal.tokens.shape == proposal.parents.shape == (3, 5)
 
 
-def test_the_other_drafter_is_not_asked_where_all_copy() -> None:
+def test_the_model_does_not_draft_where_all_requests_match() -> None:
     inner, reqs = FakeNeural(), [request(COPY, [3]), request(COPY, [3])]
     made = hybrid(inner)
     proposal = made.draft(decode_batch(reqs))
@@ -81,7 +76,7 @@ def test_the_other_drafter_is_not_asked_where_all_copy() -> None:
     assert not inner.calls
 
 
-def test_without_a_long_match_nothing_changes() -> None:
+def test_proposal_is_the_models_where_no_match_is_long() -> None:
     batch = decode_batch([request(COPY, [3]), request([1], [2])])
     for tree in (False, True):
         proposal = hybrid(FakeNeural(tree, probs=True), min_match=4).draft(batch)
@@ -92,21 +87,21 @@ def test_without_a_long_match_nothing_changes() -> None:
         assert proposal.draft_probs is not None
 
 
-def test_a_long_match_with_no_room_is_left_to_the_other() -> None:
+def test_the_model_drafts_where_a_long_match_has_no_room() -> None:
     made = HybridDrafter(FakeNeural(), suffix_drafter(lambda req: 1, 3))
     assert made.draft(decode_batch([request(COPY, [3])])).num_nodes == [3]
 
 
-def test_a_chain_beside_a_tree() -> None:
+def test_lookup_chain_stands_beside_a_models_tree() -> None:
     reqs = [request(COPY, [3]), request([1, 2, 3], [4])]
     proposal = hybrid(FakeNeural(tree=True), num_draft_tokens=3).draft(decode_batch(reqs))
     assert not proposal.is_chain
     assert nodes(proposal, 0) == ([3, 4, 5], [-1, 0, 1])
     assert nodes(proposal, 1) == ([4, 11, 12], [-1, 0, 0])
-    assert proposal.ranks is None, "of the tree nobody knows which nodes are the best"
+    assert proposal.ranks is None, "which nodes of the tree are the best is not known"
 
 
-def test_the_best_nodes_of_suffixes_are_known_and_those_of_chains() -> None:
+def test_matches_and_chains_have_ranks_and_sampled_drafts_have_none() -> None:
     reqs = [request(COPY, [3]), request([1, 2, 3], [4])]
     proposal = hybrid(FakeNeural()).draft(decode_batch(reqs))
     assert proposal.ranks == [range(5), range(3)]
@@ -130,7 +125,7 @@ def test_a_match_is_certain_among_sampled_drafts(width: int) -> None:
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_matches_are_certain_wherever_drafts_are_sampled(tree: bool) -> None:
-    """Also where nobody's was: what a seed says must not follow from who else is in the batch."""
+    """Also where all drafts are matches: the text of a seed must not depend on the batch."""
     batch = decode_batch([request(COPY, [3], 1.0), request(COPY, [3])])
     proposal = hybrid(FakeNeural(tree, probs=True)).draft(batch)
     probs = proposal.draft_probs
@@ -161,46 +156,44 @@ def test_confidence_where_both_have_it() -> None:
     assert hybrid(FakeNeural()).draft(decode_batch(reqs)).confidence is None
 
 
-def test_the_other_drafter_sees_everything_else() -> None:
+def test_the_model_observes_rounds_that_it_did_not_draft() -> None:
     inner, req = FakeNeural(), request(COPY, [3])
     made: Drafter = hybrid(inner)
-    seed(made, req)
+    begin(made, req)
     made.draft(decode_batch([req]))
     result = VerifyResult([[4, 5]], [1], [4], None)
     made.observe(decode_batch([req]), LogitsOutput(torch.empty(0, VOCAB)), result)
     made.release(req)
-    assert [name for name, _ in inner.calls] == ["seed", "observe", "release"]
+    assert [name for name, _ in inner.calls] == ["begin", "observe", "release"]
     assert inner.calls[1][1] is result
 
 
-class EarlyNeural(FakeNeural):
-    seeds_early = True
+class AsyncNeural(FakeNeural):
+    begins_async = True
 
-    def seed_early(
+    def begin_async(
         self, batch: ScheduleBatch, output: LogitsOutput, tokens_S: torch.Tensor
     ) -> None:
-        self.calls.append(("seed early", tokens_S))
+        self.calls.append(("begin async", tokens_S))
 
     def captures(self) -> Iterator[Callable[[], object]]:
         yield lambda: self.calls.append(("capture", None))
 
 
-def test_prompts_are_read_while_the_prefill_runs_where_the_other_can() -> None:
-    made, inner, req = hybrid(FakeNeural()), EarlyNeural(), request(COPY, [3])
-    assert isinstance(made, EarlyDrafter)
-    assert not made.seeds_early
+def test_begins_async_where_the_model_does() -> None:
+    made, inner, req = hybrid(FakeNeural()), AsyncNeural(), request(COPY, [3])
+    assert not made.begins_async
     made = hybrid(inner)
-    assert made.seeds_early
+    assert made.begins_async
     tokens_S = torch.tensor([3])
-    made.seed_early(decode_batch([req]), LogitsOutput(torch.empty(0, VOCAB)), tokens_S)
-    assert inner.calls == [("seed early", tokens_S)]
-    made.study(req, 99)
+    made.begin_async(decode_batch([req]), LogitsOutput(torch.empty(0, VOCAB)), tokens_S)
+    assert inner.calls == [("begin async", tokens_S)]
+    made.index_ahead(req, 99)
     assert made.suffix._texts[req].num_tokens == len(COPY) + 1
 
 
-def test_graphs_of_the_other_are_captured_while_idle() -> None:
-    made, inner = hybrid(FakeNeural()), EarlyNeural()
-    assert isinstance(made, PreparingDrafter)
+def test_captures_are_the_models() -> None:
+    made, inner = hybrid(FakeNeural()), AsyncNeural()
     assert not [*made.captures()]
     for capture in hybrid(inner).captures():
         capture()
@@ -208,10 +201,10 @@ def test_graphs_of_the_other_are_captured_while_idle() -> None:
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_a_batch_of_texts_drafts_from_long_matches_alone(
+def test_suffixes_draft_long_matches_alone_in_any_batch(
     is_compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One by one, together, and before what was said is committed."""
+    """One by one, together, and before the emitted tokens are committed."""
     if not is_compiled:
         monkeypatch.setattr(suffix, "is_compiled", lambda: False)
     reqs = [request(COPY, [3]), request([1, 2, 3], [4]), request([7, 3, 8], [3])]
@@ -221,13 +214,13 @@ def test_a_batch_of_texts_drafts_from_long_matches_alone(
     assert [nodes(proposal, place)[0] for place in range(3)] == [[3, 4, 5, 9, 1], [4], [3]]
     assert [len(made.draft_one(req).tokens) for req in reqs] == [5, 1, 1]
     before = [request(req.prompt_ids) for req in reqs]
-    said = [req.output_ids for req in reqs]
-    early = ahead.draft_ahead(before, said, [5] * 3)
+    emitted = [req.output_ids for req in reqs]
+    early = ahead.draft_ahead(before, emitted, [5] * 3)
     assert [nodes(early, place) for place in range(3)] == [nodes(proposal, i) for i in range(3)]
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_which_texts_may_have_a_long_match_soon(
+def test_may_match_where_a_match_can_become_long_enough(
     is_compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """COPY and 3 is a match of three tokens."""
@@ -241,7 +234,7 @@ def test_which_texts_may_have_a_long_match_soon(
     assert suffix_drafter(min_match=6, suffix_shared_corpus=True).may_match([none], 1)
 
 
-def test_declares_what_either_needs() -> None:
+def test_capabilities_are_those_of_both_drafters() -> None:
     made = hybrid(FakeNeural(probs=True), suffix_branches=2, num_draft_tokens=8)
     assert (made.needs_hidden, made.writes_kv, made.emits_probs) == (True, True, True)
     assert made.proposes_tree
@@ -250,7 +243,7 @@ def test_declares_what_either_needs() -> None:
     assert hybrid(FakeNeural(tree=True)).proposes_tree
 
 
-def test_the_flag_puts_it_around_an_algorithm() -> None:
+def test_hybrid_flag_wraps_the_algorithms_drafter() -> None:
     spec = SpecConfig(
         algorithm="NGRAM", num_draft_tokens=8, hybrid_suffix=True, hybrid_suffix_min_match=5
     )
@@ -260,7 +253,7 @@ def test_the_flag_puts_it_around_an_algorithm() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [None, "SUFFIX"])
-def test_there_must_be_another_drafter(algorithm: str | None) -> None:
+def test_hybrid_flag_needs_another_drafter(algorithm: str | None) -> None:
     spec = SpecConfig(algorithm=algorithm, num_draft_tokens=8, hybrid_suffix=True)
     with pytest.raises(ConfigError, match="--speculative-hybrid-suffix"):
         make_drafter(DraftContext(spec, lambda req: 100))

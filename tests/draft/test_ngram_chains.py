@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from specengine.draft.ngram import chains
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.kernels.native import lookup
-from tests.draft.drafting import decode_batch, drafter, growing, nodes, request, short_of_memory
+from tests.support.draft_batches import (
+    decode_batch,
+    drafter,
+    growing,
+    nodes,
+    request,
+    short_of_memory,
+)
 
 pytestmark = pytest.mark.skipif(not lookup.is_compiled(), reason="no C compiler")
 

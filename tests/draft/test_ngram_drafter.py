@@ -7,9 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.spec import Drafter
-from tests.draft.drafting import decode_batch, depth_of, drafter, finish, nodes, request, seed
+from tests.support.draft_batches import (
+    begin,
+    decode_batch,
+    depth_of,
+    drafter,
+    finish,
+    nodes,
+    request,
+)
 
 
 def test_proposes_what_followed_the_latest_longest_match() -> None:
@@ -111,14 +119,14 @@ def test_every_proposal_keeps_the_contract(
         assert not proposal.is_chain or parents == list(range(-1, len(tokens) - 1))
         for num_steps in range(max_nodes):
             within = [node for node in range(len(tokens)) if depth_of(parents, node) <= num_steps]
-            assert len(within) <= made.most_nodes(num_steps)
+            assert len(within) <= made.num_tree_nodes(num_steps)
 
 
 def test_other_requests_are_read_only_from_the_shared_corpus() -> None:
     text, asking = [31, 32, 33, 34, 35], request([1], [31, 32])
     for shared, expected in ((False, [32]), (True, [32, 33, 34, 35])):
         made, done = drafter(ngram_shared_corpus=shared), request([1], text)
-        seed(made, done)
+        begin(made, done)
         assert nodes(made.draft(decode_batch([asking])))[0] == [32], "not before it finishes"
         finish(done)
         made.release(done)
@@ -146,7 +154,7 @@ def test_a_retracted_request_is_forgotten_and_taken_up_again() -> None:
 
 def test_a_seeded_request_is_forgotten_when_it_goes() -> None:
     made, req = drafter(), request([1, 2])
-    seed(made, req)
+    begin(made, req)
     finish(req)
     made.release(req)
     assert not made._texts

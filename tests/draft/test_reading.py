@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specengine.draft.reading import unread
-from tests.draft.drafting import request
+from tests.support.draft_batches import request
 
 
 @pytest.mark.parametrize("known", range(10))

@@ -28,13 +28,13 @@ from specengine.draft.suffix.tree import SuffixTree
 from specengine.kernels.native import suffix
 from specengine.kernels.native.suffix import ChainRules, SuffixText
 from specengine.kernels.native.texts import extend
-from tests.draft.drafting import (
+from tests.support.draft_batches import (
+    begin,
     decode_batch,
     finish,
     growing,
     nodes,
     request,
-    seed,
     short_of_memory,
     suffix_drafter,
 )
@@ -176,17 +176,17 @@ def test_hundreds_in_one_call() -> None:
 
 def test_requests_that_left_are_forgotten_and_taken_up_again() -> None:
     made, req = suffix_drafter(), request([1, 2, 3], [1, 2])
-    made.study(req, 9)
+    made.index_ahead(req, 9)
     assert not made._texts
-    seed(made, req)
-    made.study(req, 4)
+    begin(made, req)
+    made.index_ahead(req, 4)
     text = made._texts[req]
     assert text.num_tokens == 4
     before = nodes(made.draft(decode_batch([req])))
     assert (before[0], text.num_tokens) == ([2, 3, 1, 2, 3], 5)
     made.release(req)
     made.release(req)
-    made.study(req, 9)
+    made.index_ahead(req, 9)
     assert not made._texts
     assert nodes(made.draft(decode_batch([req]))) == before
     assert made._texts[req] is not text

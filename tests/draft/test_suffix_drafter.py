@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.spec import Drafter
-from tests.draft.drafting import (
+from tests.support.draft_batches import (
+    begin,
     decode_batch,
     depth_of,
     finish,
     nodes,
     request,
-    seed,
     suffix_drafter,
 )
 
@@ -106,7 +106,7 @@ def test_every_proposal_keeps_the_contract(
         assert not proposal.is_chain or parents == list(range(-1, len(tokens) - 1))
         for num_steps in range(max_nodes):
             within = [node for node in range(len(tokens)) if depth_of(parents, node) <= num_steps]
-            assert len(within) <= made.most_nodes(num_steps)
+            assert len(within) <= made.num_tree_nodes(num_steps)
         probs = proposal.confidence[i].tolist()
         assert all(probs[node] <= probs[parents[node]] for node in range(1, len(tokens)))
         for parent in range(len(tokens)):
@@ -119,7 +119,7 @@ def test_other_requests_are_read_only_from_the_shared_corpus() -> None:
     text, asking = [31, 32, 33, 34, 35], request([1], [31, 32])
     for shared, expected in ((False, [32]), (True, [32, 33, 34, 35])):
         made, done = suffix_drafter(suffix_shared_corpus=shared), request([1], text)
-        seed(made, done)
+        begin(made, done)
         assert nodes(made.draft(decode_batch([asking])))[0] == [32], "not before it finishes"
         finish(done)
         made.release(done)

@@ -16,7 +16,7 @@ from specengine.engine.draft_depth import cut_to_depth
 from specengine.kernels.dispatch import Backend
 from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build
 from specengine.kernels.tree_step import Beams, Found, tree_step
-from tests.draft.drafting import request
+from tests.support.draft_batches import request
 
 VOCAB, DRAFT_VOCAB = 60, 12
 

@@ -1,4 +1,4 @@
-"""The drafter of docs/notes/write_a_drafter.md works as the page says."""
+"""The drafters of docs/notes/write_a_drafter.md work as the page says."""
 
 from __future__ import annotations
 
@@ -7,32 +7,59 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine import registry
+from tests.support.device_rounds import make_on_device
+from tests.support.rounds import WHERE
 
 PAGE = Path(__file__).parents[2] / "docs" / "notes" / "write_a_drafter.md"
 PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+PROMPTS = ["abcabcabc", "0123", "to be or not to be"]
+FLAGS: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
 
 
-@pytest.fixture
-def echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's file and line, put where the page says."""
-    code, line = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's code and lines, put where the page says."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
-    exec(code, names)
-    entry: dict[str, Any] = eval("{" + line + "}", names)
-    monkeypatch.setattr(registry, "DRAFTERS", registry.DRAFTERS | entry)
+    for block in blocks:
+        if not block.startswith('"'):
+            exec(block, names)
+    lines = "".join(block for block in blocks if block.startswith('"'))
+    entries: dict[str, Any] = eval("{" + lines + "}", names)
+    assert entries.keys() == {"ECHO", "DEVICE_ECHO"}
+    monkeypatch.setattr(registry, "DRAFTERS", registry.DRAFTERS | entries)
 
 
-@pytest.mark.usefixtures("echo")
-def test_it_drafts_and_changes_nothing(small_models: dict[str, Path]) -> None:
-    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
-    prompts = ["abcabcabc", "x", "to be or not to be"]
-    plain = LLM(str(small_models["llama"]), **flags).generate(prompts, PARAMS)
-    spec = SpecConfig(algorithm="ECHO", adaptive=False, num_draft_tokens=4)
-    llm = LLM(str(small_models["llama"]), spec=spec, **flags)
-    assert [one.token_ids for one in llm.generate(prompts, PARAMS)] == [
-        one.token_ids for one in plain
-    ]
+def spec_of(name: str) -> SpecConfig:
+    return SpecConfig(algorithm=name, adaptive=False, num_draft_tokens=5)
+
+
+@pytest.mark.parametrize("name", ["ECHO", "DEVICE_ECHO"])
+def test_documented_drafter_changes_no_token(name: str, small_models: dict[str, Path]) -> None:
+    folder = str(small_models["llama"])
+    plain = LLM(folder, **FLAGS).generate(PROMPTS, PARAMS)
+    llm = LLM(folder, spec=spec_of(name), **FLAGS)
+    found = llm.generate(PROMPTS, PARAMS)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     assert llm.engine.stats().spec.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_documented_device_drafter_drafts_in_device_rounds_what_it_does_on_the_host(
+    where: str, small_models: dict[str, Path]
+) -> None:
+    folder = small_models["llama"]
+    host = LLM(str(folder), spec=spec_of("ECHO"), disable_cuda_graph=True, **FLAGS)
+    llm, rounds = make_on_device(where, folder, spec_of("DEVICE_ECHO"), **FLAGS)
+    for _ in range(2):  # the second time on prefix hits
+        found, expected = (one.generate(PROMPTS, PARAMS) for one in (llm, host))
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert [one.spec.histogram for one in found] == [one.spec.histogram for one in expected]
+    assert set(rounds.counters) == {"captures", "replays"}, "no round ran on the host"
+    assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 0
+    drafter: Any = llm.engine.drafter
+    assert torch.count_nonzero(drafter.texts)

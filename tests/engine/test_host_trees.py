@@ -26,7 +26,7 @@ from specengine.engine.host_trees import HostTrees
 from specengine.engine.round_form import Wish
 from specengine.engine.row_choices import BEST
 from specengine.kernels.tree_build import DraftTree
-from tests.draft.drafting import decode_batch, request
+from tests.support.draft_batches import decode_batch, request
 from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import ON_CPU
 

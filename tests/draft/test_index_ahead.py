@@ -1,4 +1,4 @@
-"""Drafters of text, by any name: what was studied before changes no draft."""
+"""Lookup drafters: text that was indexed ahead of a draft changes no draft."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specengine.core.request import Req
-from specengine.core.spec import TextDrafter
 from specengine.draft.hybrid import HybridDrafter
-from tests.draft.drafting import decode_batch, drafter, finish, nodes, request, seed, suffix_drafter
+from tests.support.draft_batches import (
+    begin,
+    decode_batch,
+    drafter,
+    finish,
+    nodes,
+    request,
+    suffix_drafter,
+)
 
 MAKE: dict[str, Callable[[], Any]] = {
     "NGRAM": drafter,
@@ -33,19 +40,19 @@ def texts(made: Any) -> list[dict[Req, Any]]:
 @pytest.mark.parametrize("name", MAKE)
 @settings(max_examples=60, deadline=None)
 @given(RUNS, RUNS, st.integers(1, 4))
-def test_drafts_are_the_same(
+def test_index_ahead_changes_no_draft(
     name: str, runs: list[list[int]], others: list[list[int]], most: int
 ) -> None:
     lazy, eager = MAKE[name](), MAKE[name]()
     req, gone = request([0, 1, 2], [0, 1]), request([2], [0, 1, 1, 2, 0])
     for made in (lazy, eager):
-        seed(made, req)
-        seed(made, gone)
+        begin(made, req)
+        begin(made, gone)
     finish(gone)
     for place, run in enumerate(runs):
         req.output_ids += run
         for _ in range(len(others[place % len(others)])):
-            eager.study(req, most)
+            eager.index_ahead(req, most)
         if place == 2:
             lazy.release(gone)
             eager.release(gone)
@@ -54,23 +61,25 @@ def test_drafts_are_the_same(
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_so_many_tokens_at_a_time(name: str) -> None:
+def test_index_ahead_takes_at_most_so_many_tokens(name: str) -> None:
     made, req = MAKE[name](), request([5, 6], [7])
-    seed(made, req)
+    begin(made, req)
     req.output_ids += range(10, 20)
     for known in (4, 8, 12, 13, 13):
-        made.study(req, 4)
+        made.index_ahead(req, 4)
         for text in texts(made):
             assert text[req].num_tokens == known
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_nothing_is_kept_of_strangers_and_of_who_left(name: str) -> None:
+def test_index_ahead_keeps_nothing_of_unknown_requests(
+    name: str,
+) -> None:
     made, req = MAKE[name](), request([1, 2, 1], [2])
-    assert isinstance(made, TextDrafter)
-    made.study(req, 9)
+    assert made.device == "lookup"
+    made.index_ahead(req, 9)
     assert not any(texts(made))
-    seed(made, req)
+    begin(made, req)
     made.release(req)
-    made.study(req, 9)
+    made.index_ahead(req, 9)
     assert not any(texts(made))

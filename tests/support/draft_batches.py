@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import FinishReason, Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.core.spec import Drafter, DraftProposal, PrefillResult
+from specengine.core.spec import DraftProposal, PrefillResult
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.kernels.native.texts import COUNT, NativeText
@@ -49,9 +50,9 @@ def decode_batch(reqs: list[Req]) -> ScheduleBatch:
     )
 
 
-def seed(drafter: Drafter, req: Req) -> None:
-    """As after a prefill whose output no drafter without a model looks at."""
-    drafter.seed(
+def begin(drafter: Drafter, req: Req) -> None:
+    """As after a prefill; drafters without a model do not look at its output."""
+    drafter.begin(
         decode_batch([req]), LogitsOutput(torch.empty(0, 100)), PrefillResult([None], [None], [[]])
     )
 
@@ -76,13 +77,13 @@ def growing(
     data: st.DataObject,
 ) -> Iterator[ScheduleBatch]:
     """Batches of some of three requests, whose texts grow, and are read by `ours` piece by piece.
-    rounds: of each, in order, what it says; its prompt to begin with. first: the least token."""
+    rounds: the tokens of each request, round by round, its prompt first. first: the least token."""
     reqs = [request([first + token for token in text], [root]) for text in rounds[0]]
     for new in rounds[1:]:
         for req, tokens in zip(reqs, new, strict=True):
             req.output_ids += [first + token for token in tokens]
         taken = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True))
-        ours.study(reqs[taken[0]], data.draw(st.integers(0, 9)))
+        ours.index_ahead(reqs[taken[0]], data.draw(st.integers(0, 9)))
         yield decode_batch([reqs[place] for place in taken])
 
 
