@@ -9,8 +9,8 @@ import pytest
 from specengine import SpecConfig
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import TARGETS, predictable
-from tests.engine.hybrid_tree_world import torn_prompts
+from tests.support.mtp_targets import TARGETS, predictable
+from tests.support.torn_prompts import torn_prompts
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.errors import GraphInputError
 from specengine.engine.graph_round import GraphRound
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import predictable
+from tests.support.mtp_targets import predictable
 from tests.engine.flying_world import let_fly as let_any_fly
 from tests.engine.plain import plain_says
 from tests.engine.test_graph_round import EDITED, GREEDY, PROMPTS, SAMPLED, TOLD, make

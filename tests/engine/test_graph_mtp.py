@@ -17,7 +17,7 @@ from specengine.engine.adaptive.naps import Naps
 from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.flights import Flights
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import TARGETS, predictable
+from tests.support.mtp_targets import TARGETS, predictable
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 

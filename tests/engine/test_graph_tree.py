@@ -22,7 +22,7 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.row_choices import Choosing
 from specengine.kernels.tree_build import DraftTree
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import predictable
+from tests.support.mtp_targets import predictable
 from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import (
     BIASED,

@@ -29,7 +29,7 @@ from specengine.kernels import (
 )
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import TARGETS, predictable
+from tests.support.mtp_targets import TARGETS, predictable
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_weighed import (

@@ -14,7 +14,7 @@ import specengine.target.zoo as targets
 from tests.conftest import FAMILIES, _config, _save_tokenizer
 from tests.draft.eagle_checkpoints import oracle_eagle
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import predictable
+from tests.support.mtp_targets import predictable
 
 _ZOO = {"tiny": targets, "tiny-eagle3": drafters, "tiny-mtp": drafters, "tiny-standalone": drafters}
 

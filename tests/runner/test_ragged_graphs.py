@@ -24,7 +24,7 @@ from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
 from specengine.runner import ragged_graphs
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
-from tests.e2e.test_identity_mtp import predictable
+from tests.support.mtp_targets import predictable
 from tests.engine.test_graph_round import DeviceLengths
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 4, "to be or not to be, that is to be"]
