@@ -1,0 +1,364 @@
+"""Device rounds under rules that judge drafts, stochastic or relaxed: a seed has the text, the end
+and the accepted drafts that it has in rounds of the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.engine.round.layouts import Branching
+from specengine.engine.round.rules import Relaxed
+from specengine.kernels import (
+    accept_block,
+    accept_chain,
+    accept_path,
+    accept_relaxed,
+    accept_sibling,
+    accept_target_only,
+    draw_siblings,
+    edit_rows,
+    sample_rows,
+    tree_build,
+    tree_shape,
+    tree_step,
+    weigh_rows,
+)
+from tests.halves import slow_but, thinned
+from tests.support.device_rounds import come_and_go
+from tests.support.judged_rounds import (
+    FEATURES,
+    LOOKUP_CHAINS,
+    LOOKUP_TREES,
+    MIXED,
+    MODELS,
+    NEEDED,
+    OF_LOOKUP,
+    OF_TREES,
+    ROOMY,
+    RULES,
+    TREES,
+    Subject,
+    shortened,
+)
+from tests.support.rounds import (
+    GREEDY,
+    MANY,
+    ON_CPU,
+    PROMPTS,
+    SAMPLED,
+    assert_same_tokens,
+    fallbacks,
+)
+from tests.support.rounds_compared import (
+    NEARLY_FULL,
+    assert_replayed,
+    check,
+    check_in_interpreter,
+    pair_of,
+    pair_on_gpu,
+)
+
+Subjects = dict[str, Subject]
+
+LOOKUP = [*LOOKUP_CHAINS, *LOOKUP_TREES]
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("rule", "name", "overlaps"),
+    [
+        *thinned(3, RULES, [*((n, True) for n in MODELS), ("EAGLE3", False), ("MTP", False)]),
+        *thinned(3, OF_TREES, [*((n, True) for n in TREES), ("EAGLE3 tree of 2", False)]),
+        *thinned(2, OF_LOOKUP, LOOKUP, [True, False]),
+    ],
+)
+def test_seed_has_hosts_text_to_the_end_of_output_and_context(
+    rule: str, name: str, overlaps: bool, subjects: Subjects
+) -> None:
+    subject = subjects[name]
+    given = subject.with_rule(rule), overlaps
+    host, llm, rounds = pair_of(subject.folder, *given, context_length=subject.context)
+    assert isinstance(rounds.round.layout, Branching) == subject.is_tree
+    found = check(host, llm, subject.ends, subject.prompts)
+    assert fallbacks(rounds) == ({NEARLY_FULL} if subject.is_tree else set())
+    lengths = [len(one.prompt_ids) + len(one.token_ids) for one in found]
+    assert "relaxed" in rule or lengths.count(subject.context) == 2
+    assert all(one.spec.is_lossy == ("relaxed" in rule) for one in found)
+    if name in LOOKUP:
+        check_smaller_batches(host, llm, subject)
+        judged = {key.num_steps for key in rounds.captured if key.features.stochastic}
+        assert judged == {*rounds.steps}
+    assert rounds.counters["replays"] > 8
+    assert any(key.features.stochastic for key in rounds.captured)
+    totals = llm.engine.scheduler.spec_totals
+    assert totals == host.engine.scheduler.spec_totals
+    assert 10 < totals.num_accepted_tokens < totals.num_draft_tokens - 10
+
+
+def check_smaller_batches(host: LLM, llm: LLM, subject: Subject) -> None:
+    """What larger rounds have left stands behind short drafts."""
+    for count in (1, 3, 8):
+        params = [replace(one, seed=40 + count) for one in shortened(subject.ends[:count], 50)]
+        check(host, llm, params, subject.prompts[:count])
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("rule", "name", "overlaps", "feature"),
+    [
+        *thinned(
+            4,
+            RULES,
+            [("EAGLE3", True), ("STANDALONE", True), ("MTP layers", True), ("EAGLE3", False)],
+            FEATURES,
+        ),
+        *thinned(
+            4,
+            OF_TREES,
+            [
+                *((name, True) for name in ("EAGLE tree of 2", "EAGLE3 tree of 3")),
+                *((name, True) for name in ("EAGLE3 static tree", "STANDALONE tree of 3")),
+                ("MTP tree of 2", True),
+                ("EAGLE3 tree of 3", False),
+            ],
+            FEATURES,
+        ),
+        *thinned(
+            2,
+            OF_LOOKUP,
+            [(name, True) for name in ("NGRAM", "SUFFIX", "NGRAM tree", "SUFFIX tree")],
+            FEATURES,
+        ),
+    ],
+)
+def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
+    rule: str, name: str, overlaps: bool, feature: str, subjects: Subjects
+) -> None:
+    subject, params = subjects[name], FEATURES[feature]
+    more = {"context_length": ROOMY} if subject.is_tree else {}
+    spec = subject.with_rule(rule)
+    host, llm, rounds = pair_of(subject.folder, spec, overlaps, **more)
+    check(host, llm, shortened(params) if subject.is_tree else params)
+    assert not fallbacks(rounds)
+    assert rounds.counters["replays"] > 8
+    assert NEEDED[feature] in {key.features for key in rounds.captured if key.num_steps}
+    totals = llm.engine.scheduler.spec_totals
+    assert totals == host.engine.scheduler.spec_totals
+    assert (name not in LOOKUP) < totals.num_accepted_tokens < totals.num_draft_tokens
+
+
+@ON_CPU
+@pytest.mark.parametrize("rule", ["sibling", "target_only", "relaxed"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_last_rounds_draft_less_where_slots_are_plenty(
+    rule: str, count: int, subjects: Subjects
+) -> None:
+    """Of trees, near the end of the output; no round falls back."""
+    subject = subjects["EAGLE3 tree of 3"]
+    given = subject.folder, subject.with_rule(rule)
+    host, llm, rounds = pair_of(*given, context_length=ROOMY)
+    for seed in range(12):
+        params = [replace(SAMPLED[4], seed=seed, max_tokens=3 + seed + i) for i in range(count)]
+        check(host, llm, params, PROMPTS[:count])
+    assert not fallbacks(rounds)
+    assert all(key.features.stochastic for key in rounds.captured)
+
+
+@ON_CPU
+@pytest.mark.parametrize("feature", [{}, {"frequency_penalty": 0.6}, {"logprobs": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("block", "EAGLE3"),
+        ("sibling", "EAGLE3 tree of 3"),
+        ("target_only, best drafts", "NGRAM"),
+        ("target_only, best drafts", "SUFFIX tree"),
+    ],
+)
+def test_greedy_requests_alone_are_matched(
+    rule: str, name: str, feature: dict[str, Any], subjects: Subjects
+) -> None:
+    subject = subjects[name]
+    given = subject.folder, subject.with_rule(rule)
+    host, llm, rounds = pair_of(*given, context_length=ROOMY)
+    assert_same_tokens(host, llm, PROMPTS, [replace(GREEDY, **feature), GREEDY, GREEDY])
+    assert rounds.counters["replays"] > 5
+    assert not any(key.features.stochastic for key in rounds.captured)
+    assert not fallbacks(rounds)
+
+
+GREEDY_CASES = [
+    [replace(GREEDY, max_tokens=one) for one in (20, None, 26)],
+    [replace(GREEDY, repetition_penalty=1.5), replace(GREEDY, max_tokens=20, logprobs=2)],
+    [replace(one, temperature=0.0) for one in FEATURES["grammars"]],
+]
+
+
+@ON_CPU
+@pytest.mark.parametrize("params", GREEDY_CASES, ids=["greedy", "edits, logprobs", "grammars"])
+@pytest.mark.parametrize("name", ["EAGLE3", "EAGLE3 tree of 3", "NGRAM", "SUFFIX tree"])
+def test_relaxed_rule_judges_greedy_requests_too(
+    name: str, params: list[SamplingParams], subjects: Subjects
+) -> None:
+    subject = subjects[name]
+    given = subject.folder, subject.with_rule("relaxed, best drafts")
+    host, llm, rounds = pair_of(*given, context_length=max(ROOMY, subject.context))
+    check(host, llm, shortened(params), subject.prompts)
+    assert isinstance(rounds.round.rule, Relaxed)
+    assert all(key.features.stochastic for key in rounds.captured)
+    assert not fallbacks(rounds)
+
+
+@ON_CPU
+def test_relaxed_texts_differ_from_matched_ones(subjects: Subjects) -> None:
+    """Or the other tests would show nothing."""
+    subject = subjects["EAGLE3"]
+    _, llm, _ = pair_of(subject.folder, subject.with_rule("relaxed, best drafts"))
+    plain, _, _ = pair_of(subject.folder, None)
+    params = [replace(SAMPLED[0], max_tokens=20), GREEDY]
+    found, expected = (one.generate(MANY[:2], params) for one in (llm, plain))
+    assert all(a.token_ids != b.token_ids for a, b in zip(found, expected, strict=True))
+
+
+@ON_CPU
+@pytest.mark.parametrize("rule", ["block", "relaxed, best drafts"])
+def test_rounds_captured_at_start_and_in_idle_moments_suffice(
+    rule: str, subjects: Subjects
+) -> None:
+    subject = subjects["EAGLE3"]
+    _, llm, rounds = pair_of(subject.folder, subject.with_rule(rule))
+    rounds.capture()
+    for params in (GREEDY, SAMPLED[0]):
+        before = rounds.counters["captures"]
+        llm.generate(MANY[:3], [params] * 3)
+        assert rounds.counters["captures"] == before
+        while llm.engine.use_idle_moment():
+            pass
+
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE3", "MTP"])
+def test_seed_goes_on_from_an_answer_in_the_cache_as_on_the_host(
+    name: str, subjects: Subjects
+) -> None:
+    """What a drafter keeps of it is what it keeps on the host."""
+    subject = subjects[name]
+    more = {"context_length": 512, "max_running_requests": 4}
+    host, llm, _ = pair_of(subject.folder, subject.with_rule("block"), **more)
+    params, texts = SAMPLED[:3], [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+    for turn in range(3):
+        found = check(host, llm, params, texts)
+        assert not turn or min(one.num_cached_tokens for one in found) > 20
+        pairs = zip(texts, found, strict=True)
+        texts = [[*text, *one.token_ids, 7 + turn] for text, one in pairs]
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        ("block", "EAGLE3"),
+        ("rejection", "MTP layers"),
+        ("target_only", "STANDALONE"),
+        ("target_only, best drafts", "EAGLE3"),
+        ("relaxed", "EAGLE3"),
+        ("relaxed, best drafts", "MTP layers"),
+        ("sibling", "EAGLE3 tree of 3"),
+        ("target_only", "MTP tree of 2"),
+        ("target_only, best drafts", "EAGLE3 tree of 3"),
+        ("relaxed", "EAGLE3 tree of 3"),
+        ("target_only, best drafts", "NGRAM"),
+        ("target_only, best drafts", "SUFFIX tree"),
+        ("relaxed, best drafts", "SUFFIX"),
+    ],
+)
+def test_seed_keeps_its_text_as_requests_come_and_go_between_host_and_device(
+    rule: str, name: str, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subjects[name]
+    more = {"context_length": ROOMY, "disable_radix_cache": True}
+    host, llm, rounds = pair_of(subject.folder, subject.with_rule(rule), **more)
+    params = [*subject.ends[:4], *MIXED]
+    come_and_go(host, llm, [*MANY, "0a"], shortened(params, 30), monkeypatch)
+    assert rounds.counters["replays"] > 20
+    assert not fallbacks(rounds)
+
+
+ON_CHAINS = [accept_chain, weigh_rows, sample_rows, edit_rows]
+ON_TREES = [*ON_CHAINS, accept_path, draw_siblings, tree_build, tree_step, tree_shape]
+IN_INTERPRETER = [
+    ("block", "EAGLE3"),
+    ("relaxed, best drafts", "EAGLE3"),
+    ("sibling", "EAGLE3 tree of 2"),
+    ("target_only", "EAGLE3 tree of 2"),
+    ("target_only, best drafts", "EAGLE3 tree of 2"),
+    ("relaxed, best drafts", "EAGLE3 tree of 2"),
+    ("target_only, best drafts", "NGRAM tree"),
+]
+
+
+@ON_CPU
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    slow_but([*IN_INTERPRETER[:3], *IN_INTERPRETER[-2:]], IN_INTERPRETER),
+)
+def test_kernels_decide_as_the_references_do(
+    rule: str, name: str, subjects: Subjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter."""
+    subject = subjects[name]
+    given = subject.folder, subject.with_rule(rule)
+    host, llm, rounds = pair_of(*given, context_length=max(ROOMY, subject.context))
+    wanted = FEATURES["all"][0], GREEDY, subject.ends[3], FEATURES["grammars"][3]
+    modules = [accept_block, accept_sibling, accept_target_only, accept_relaxed]
+    modules += ON_TREES if subject.is_tree else ON_CHAINS
+    some = shortened(wanted, 7), subject.prompts[:4], modules, monkeypatch
+    check_in_interpreter(host, llm, *some)
+    assert not fallbacks(rounds)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestOnTheGpu:
+    @pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
+    @pytest.mark.parametrize(
+        ("rule", "name"),
+        [
+            *((rule, name) for rule in RULES for name in MODELS),
+            *((rule, name) for rule in OF_TREES for name in TREES),
+            *((rule, name) for rule in OF_LOOKUP for name in LOOKUP),
+        ],
+    )
+    def test_seed_has_the_text_that_it_has_without_graphs(
+        self, rule: str, name: str, overlaps: bool, subjects: Subjects
+    ) -> None:
+        subject = subjects[name]
+        given = subject.folder, subject.with_rule(rule), overlaps
+        context = ROOMY if subject.is_tree and name not in LOOKUP else subject.context
+        host, llm = pair_on_gpu(*given, context_length=context)
+        for count in (8, 3, 1):
+            check(host, llm, subject.ends[:count], subject.prompts[:count])
+        for params in FEATURES.values():
+            check(host, llm, shortened(params))
+        assert_replayed(llm, 40)
+        for params in GREEDY_CASES if "relaxed" in rule else ():
+            check(host, llm, shortened(params))
+
+    def test_greedy_requests_are_matched(self, subjects: Subjects) -> None:
+        subject = subjects["EAGLE3 tree of 2"]
+        plain, _ = pair_on_gpu(subject.folder, None)
+        llm = pair_on_gpu(subject.folder, subject.with_rule("target_only, best drafts"))[1]
+        assert_same_tokens(plain, llm, PROMPTS, GREEDY)
+        assert llm.engine.device_rounds is not None
+        assert not any(key.features.stochastic for key in llm.engine.device_rounds.captured)
+
+    def test_the_model_that_comes_with_the_engine(self) -> None:
+        spec = SpecConfig(algorithm="EAGLE3", draft_sampling=True, verify="block", num_steps=4)
+        given: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 4096}
+        host, llm = LLM("tiny", spec, disable_cuda_graph=True, **given), LLM("tiny", spec, **given)
+        check(host, llm, [replace(one, max_tokens=60) for one in SAMPLED])
+        assert not llm.engine.stats().graphs["round"].fallbacks
