@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specengine import SpecConfig
 from tests.draft.eagle_checkpoints import almost_bigram, oracle_eagle, oracle_eagle3
 from tests.draft.mtp_reading import add_mtp
+from tests.support.judged_rounds import Subject, make_lookup_prompts, make_subjects
 from tests.support.mtp_targets import TARGETS, predictable
 from tests.support.torn_prompts import torn_prompts
 
@@ -56,3 +58,20 @@ def folders(
 def torn(folders: dict[str, tuple[Path, SpecConfig]]) -> dict[Path, list[list[int]]]:
     """Prompts of each target of which suffixes draft trees, and of which nothing."""
     return {folder: torn_prompts(folder) for folder in {one for one, _ in folders.values()}}
+
+
+@pytest.fixture(scope="session")
+def lookup_prompts(target: Path) -> list[Any]:
+    return make_lookup_prompts(target)
+
+
+@pytest.fixture(scope="session")
+def subjects(
+    folders: dict[str, tuple[Path, SpecConfig]],
+    small_models: dict[str, Path],
+    lookup_prompts: list[Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Subject]:
+    """Drafters of rounds whose rule judges drafts."""
+    given = small_models[TARGETS["mimo"]], tmp_path_factory.mktemp("mtp-trees"), lookup_prompts
+    return make_subjects(folders, *given)

@@ -26,9 +26,9 @@ from specengine.engine.host_trees import HostTrees
 from specengine.engine.round_form import Wish
 from specengine.engine.row_choices import BEST
 from specengine.kernels.tree_build import DraftTree
-from tests.support.draft_batches import decode_batch, request
 from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import ON_CPU
+from tests.support.draft_batches import decode_batch, request
 
 CPU = torch.device("cpu")
 MOST = 7

@@ -9,6 +9,11 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.engine.test_graph_limits import LIMITS, PARAMS
+from tests.engine.test_graph_round import BIASED, EDITED, GREEDY, NEW_TOKENS, PROMPTS, SAMPLED, make
+from tests.engine.test_graph_round import let_fly as allow
+from tests.engine.test_graph_tree import ByHand, Counts, check_logprobs, same_tree
+from tests.engine.test_graph_weighed import MANY, ON_CPU, fallbacks, flags
 from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
@@ -21,13 +26,8 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.proof.any_depth import AnyDepth
 from specengine.kernels import accept_tree, tree_build, tree_step
 from tests.engine.flying_world import come_and_go, let_fly
-from tests.support.plain import plain_says
-from tests.engine.test_graph_limits import LIMITS, PARAMS
-from tests.engine.test_graph_round import BIASED, EDITED, GREEDY, NEW_TOKENS, PROMPTS, SAMPLED, make
-from tests.engine.test_graph_round import let_fly as allow
-from tests.engine.test_graph_tree import ByHand, Counts, check_logprobs, same_tree
-from tests.engine.test_graph_weighed import MANY, ON_CPU, fallbacks, flags
 from tests.halves import thinned
+from tests.support.plain import plain_says
 
 # topk, levels, nodes, static
 SHAPES = {

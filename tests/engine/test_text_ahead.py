@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.engine.test_flights import ScriptedDepths, ScriptedRound
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.grammar import GrammarSpec
@@ -22,10 +23,9 @@ from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.text_ahead import TextAhead
 from specengine.kernels.native import lookup, suffix
 from specengine.scheduler.policy import SchedulePolicy
-from tests.support.draft_batches import decode_batch
 from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, add
-from tests.engine.test_flights import ScriptedDepths, ScriptedRound
+from tests.support.draft_batches import decode_batch
 
 IN_C = pytest.mark.skipif(
     not (lookup.is_compiled() and suffix.is_compiled()), reason="no C compiler"

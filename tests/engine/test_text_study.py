@@ -18,9 +18,9 @@ from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.round_form import Form, Wish
 from specengine.engine.text_study import TextStudy
-from tests.support.draft_batches import request
 from tests.engine.flying_world import Passed, let_fly
 from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, Steered, add, finish, step_until
+from tests.support.draft_batches import request
 
 EVERY = 12  # rounds, drafts are tried for one
 PARAMS = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.test_graph_round import GREEDY, assert_close
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
@@ -20,10 +21,9 @@ from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
 from specengine.engine.round_form import Flight
 from tests.engine.flying_world import let_fly
-from tests.support.plain import plain_says
 from tests.engine.test_depth_in_results import Steered
-from tests.engine.test_graph_round import GREEDY, assert_close
 from tests.halves import thinned
+from tests.support.plain import plain_says
 
 CPU = torch.device("cpu")
 ON_CPU = pytest.mark.skipif(
