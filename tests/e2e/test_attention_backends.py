@@ -1,5 +1,5 @@
-"""Engines on FlashAttention and FlashInfer emit what plain decoding emits: on any machine over their
-functions in PyTorch, and on a GPU over the libraries, where one is installed."""
+"""Engines on FlashAttention and FlashInfer emit what plain decoding emits: over PyTorch functions on
+any machine, and on a GPU over the libraries, where one is installed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def run_on(llm: LLM, backend: AttentionBackend) -> None:
 
 @pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
 @pytest.mark.parametrize("name", SPECS)
-def test_backend_in_pytorch_changes_no_token(name: str, backend: AttentionBackend, plain: list[list[int]]) -> None:
+def test_backend_in_pytorch_changes_no_token(
+    name: str, backend: AttentionBackend, plain: list[list[int]]
+) -> None:
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
     parts = llm.engine.parts
