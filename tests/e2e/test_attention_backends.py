@@ -1,5 +1,5 @@
-"""Engines on FlashAttention and FlashInfer emit what plain decoding emits: over PyTorch functions on
-any machine, and on a GPU over the libraries, where one is installed."""
+"""Engines on FlashAttention and FlashInfer emit what plain decoding emits: over PyTorch functions
+on any machine, and on a GPU over the libraries, where one is installed."""
 
 from __future__ import annotations
 
