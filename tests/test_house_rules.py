@@ -1,4 +1,4 @@
-"""Rules of CONTRIBUTING.md that can be read off the files: a round reads as the algorithm, nobody
+"""Rules of CONTRIBUTING.md that can be read off the files: a round reads as the algorithm, no code
 asks for an algorithm by name, functions and files stay short, filed figures are what pages show."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from specengine.draft.names import ALIASES
 from specengine.engine.registry import DRAFTERS
-from specengine.engine.round import SpeculativeRound
+from specengine.engine.round.host import HostRound
 from tests.test_layering import ROOT, sources
 
 NAMES = {*DRAFTERS, *ALIASES}
@@ -50,8 +50,8 @@ def long_functions(tree: ast.AST) -> Iterator[str]:
                 yield node.name
 
 
-def test_a_round_is_one_short_function() -> None:
-    lines, _ = inspect.getsourcelines(SpeculativeRound.run)
+def test_host_round_is_one_short_function() -> None:
+    lines, _ = inspect.getsourcelines(HostRound.run)
     assert len(lines) < MOST_ROUND_LINES
     source = "".join(lines)
     verbs = ["draft", "prepare(", "forward_batch_generation(", "accept(", "compact_kv(", "observe("]
@@ -59,7 +59,7 @@ def test_a_round_is_one_short_function() -> None:
     assert places == sorted(places), "draft, prepare, verify, accept, keep, observe"
 
 
-def test_nobody_asks_for_an_algorithm_by_name() -> None:
+def test_no_code_asks_for_an_algorithm_by_name() -> None:
     asked = {
         short(path): list(asked_by_name(ast.parse(path.read_text())))
         for path in sources()
@@ -80,7 +80,7 @@ def test_files_and_functions_are_short() -> None:
     assert {path: names for path, names in functions.items() if names} == {}
 
 
-def test_pages_of_results_say_what_their_figures_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_results_show_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     report = importlib.import_module("report")
     drawn = report.pages()
@@ -90,7 +90,7 @@ def test_pages_of_results_say_what_their_figures_say(monkeypatch: pytest.MonkeyP
     assert set((ROOT / "benchmarks/results").glob("*.md")) == set(drawn)
 
 
-def test_linked_results_are_there() -> None:
+def test_linked_results_exist() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     pages += [path for room in ("docs", "draft", "target") for path in ROOT.glob(f"{room}/**/*.md")]
     named = {name for page in pages for name in re.findall(RESULT, page.read_text())}
@@ -98,7 +98,7 @@ def test_linked_results_are_there() -> None:
     assert {name for name in named if not (ROOT / "benchmarks/results" / name).exists()} == set()
 
 
-def test_the_rules_see_breaches() -> None:
+def test_breaches_of_the_rules_are_found() -> None:
     for source in (
         'if spec.algorithm == "EAGLE": pass',
         'x = name in ("ngram", "other")',

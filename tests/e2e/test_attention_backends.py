@@ -1,5 +1,5 @@
-"""Engines on FlashAttention and FlashInfer say what plain decoding says: on any machine over their
-functions in PyTorch, and on a GPU over the libraries, where one is installed."""
+"""Engines on FlashAttention and FlashInfer emit what plain decoding emits: over PyTorch functions
+on any machine, and on a GPU over the libraries, where one is installed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tokens(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
 
 
 def prompts(llm: LLM) -> list[list[int]]:
-    """What the tiny model has something to say to."""
+    """As chats, which the tiny model was trained on."""
     return [render_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
 
 
@@ -68,13 +68,15 @@ def run_on(llm: LLM, backend: AttentionBackend) -> None:
 
 @pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
 @pytest.mark.parametrize("name", SPECS)
-def test_an_engine_in_pytorch(name: str, backend: AttentionBackend, plain: list[list[int]]) -> None:
+def test_backend_in_pytorch_changes_no_token(
+    name: str, backend: AttentionBackend, plain: list[list[int]]
+) -> None:
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
     parts = llm.engine.parts
-    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts)
-    foresees = backend.limits.plans_on_host and name in ("chain", "tree")
-    assert (llm.engine.round.plan_ahead is not None) == foresees
+    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts.worker.runner, parts.drafter)
+    predicts = backend.limits.plans_on_host and name in ("chain", "tree")
+    assert (llm.engine.round.plan_ahead is not None) == predicts
     assert tokens(llm) == plain
     assert tokens(llm) == plain  # on what the cache has by then
 
@@ -82,7 +84,7 @@ def test_an_engine_in_pytorch(name: str, backend: AttentionBackend, plain: list[
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
 @pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
 @pytest.mark.parametrize("name", ["chain", "tree"])
-def test_an_engine_over_fixed_buffers(
+def test_backend_with_fixed_buffers_changes_no_token(
     name: str,
     backend: AttentionBackend,
     plain: list[list[int]],
@@ -94,7 +96,7 @@ def test_an_engine_over_fixed_buffers(
     counters = graphs_on_the_cpu(llm)
     run_on(llm, backend)
     parts = llm.engine.parts
-    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts)
+    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts.worker.runner, parts.drafter)
     assert tokens(llm) == plain
     assert counters["verify"]["replays"] > 2
 
@@ -107,16 +109,16 @@ HAS = {"fa": flash_attention.is_installed(), "flashinfer": find_spec("flashinfer
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kind", HAS)
-def test_an_engine_on_a_gpu(kind: str, name: str, graphs: bool) -> None:
+def test_backend_on_a_gpu_changes_no_token_but_at_ties(kind: str, name: str, graphs: bool) -> None:
     """These libraries do not compute in float32, and a row's bits may depend on its batch. So each
     answer is held to plain decoding on the same backend up to the first place where the two best
     tokens are as near as bfloat16 rounds."""
     if not HAS[kind]:
         pytest.skip(f"no library for {kind} is installed")
     flags = {"attention_backend": kind, "dtype": "bfloat16", "disable_cuda_graph": not graphs}
-    asked = replace(GREEDY, logprobs=2)
+    params = replace(GREEDY, logprobs=2)
     plain = make(None, **flags)
-    expected = plain.generate(prompts(plain), asked)
+    expected = plain.generate(prompts(plain), params)
     for flag in (False, True):
         llm = make(SPECS[name], **flags, enable_plan_stream=flag)
         assert_same_but_for_ties(llm.generate(prompts(llm), GREEDY), expected)

@@ -1,5 +1,5 @@
-"""What a rehearsal of an engine's graphs asks for, and what their capture would; on tensors of the
-CPU that kernels take for a GPU's, in a process of its own. Prints both by the kernels' names.
+"""The kernels that precompiling an engine's graphs asks for, and those that their capture needs; on
+tensors of the CPU that kernels take for a GPU's, in a process of its own. Prints both by name.
 
 Arguments: target, and sections on speculation as JSON, for each of which an engine is made.
 """
@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
+from specengine.draft.worker import DraftWorker
 from specengine.engine import build, rehearsal
-from specengine.engine.graph_build import make_graph_round
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Form
+from specengine.engine.round.build import make_rounds
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import RoundKey
 from specengine.kernels.cuda import program
 from specengine.kernels.rehearsal import rehearsal as stage
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
@@ -49,7 +50,7 @@ class Operators(TorchDispatchMode):
 
 
 def record() -> set[Kernel]:
-    """From now on whatever is to be compiled goes there."""
+    """From now on all kernels to be compiled are noted here."""
     from triton.runtime.jit import JITFunction
 
     asked: set[Kernel] = set()
@@ -85,7 +86,7 @@ def take_for_gpu() -> None:
                 module.multiprocessors = lambda device: 132
 
 
-def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound | None]:
+def make(config: EngineConfig) -> tuple[ModelRunner, RoundExecutor | None]:
     engine = build.build_engine(config)
     graph = replace(config.graph, cuda_graph_bs=tuple(SIZES), disable_cuda_graph=False)
     backend = TritonAttentionBackend(torch.device("cpu"))
@@ -93,49 +94,60 @@ def make(config: EngineConfig) -> tuple[ModelRunner, GraphRound | None]:
     inner = getattr(drafter, "inner", drafter)
     for one in (runner, *getattr(inner, "runners", ())):
         one.attn_backend = backend
-    if hasattr(inner, "flies"):
-        inner.flies = True
-    found = make_graph_round(replace(config, graph=graph), engine.parts)
+    if isinstance(inner, DraftWorker):
+        inner.device_rounds = True
+    parts, config = engine.parts, replace(config, graph=graph)
+    found = make_rounds(config, runner, drafter, parts.verifier, parts.adaptive is not None)
     return runner, None if isinstance(found, str) else found
 
 
-def every_act(runner: ModelRunner, flying: GraphRound | None) -> Iterator[None]:
-    """All that is captured."""
+def run_all(runner: ModelRunner, rounds: RoundExecutor | None) -> Iterator[None]:
+    """Everything that is captured."""
     decode, prefill = DecodeGraphs(runner, SIZES, True), PrefillGraphs(runner)
     for size in SIZES:
         yield decode.precompile(size)
-    for key in prefill.keys:
-        yield prefill.precompile(key)
-    if flying is None:
+    for prefill_key in prefill.keys:
+        yield prefill.precompile(prefill_key)
+    if rounds is None:
         return
     for size in SIZES:
-        for form in flying.forms(size, flying.choices.greedy):
-            yield rehearsal._fly(flying, form)
-    yield rehearsal._fly(flying, Form(SIZES[0], flying.steps[-1], flying.choices.sampled))
+        for key in rounds.keys(size, rounds.sampling.greedy):
+            yield rehearsal._run(rounds, key)
+    yield rehearsal._run(rounds, RoundKey(SIZES[0], rounds.steps[-1], rounds.sampling.sampled))
+
+
+def parts_of(rounds: RoundExecutor) -> list[str]:
+    """Where drafts come from, how they are laid out, and the rule."""
+    round = rounds.round
+    return [type(one).__name__ for one in (round.source, round.layout, round.rule)]
 
 
 def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
-    runner, flying = make(config)
+    runner, rounds = make(config)
     asked.clear()
     with torch.inference_mode():
         with stage():
-            acts = [*rehearsal._telling_acts(runner, SIZES, True, flying)]
+            acts = [*rehearsal._telling_acts(runner, SIZES, True, rounds)]
             for act in acts:
                 act()
-        foreseen = set(asked)  # a stage ends when all has been asked for
+        precompiled = set(asked)  # a stage ends when all has been asked for
         with stage(), Operators() as operators:
-            count = sum(1 for _ in every_act(runner, flying))
-    missed = Counter(name for name, _ in asked - foreseen)
-    kernels = Counter(name for name, _ in foreseen)
-    found = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
-    return {**found, "rounds": type(flying).__name__, "operators": sorted(operators.names)}
+            count = sum(1 for _ in run_all(runner, rounds))
+    missed = Counter(name for name, _ in asked - precompiled)
+    kernels = Counter(name for name, _ in precompiled)
+    found: dict[str, Any] = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
+    return {
+        **found,
+        "rounds": None if rounds is None else parts_of(rounds),
+        "operators": sorted(operators.names),
+    }
 
 
 def main(target: str, *specs: str) -> None:
     offline_triton.use()
     flags: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
     flags["max_running_requests"] = max(SIZES)
-    import specengine.kernels.few_row_cuda  # noqa: F401  that it is there to be told
+    import specengine.kernels.few_row_cuda  # noqa: F401  loaded, so that it is replaced, too
 
     take_for_gpu()
     asked = record()

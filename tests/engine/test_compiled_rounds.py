@@ -1,4 +1,4 @@
-"""Rounds whose layers go through torch.compile, up to a batch size: answers stay what they are."""
+"""Rounds whose layers go through torch.compile, up to a batch size: outputs stay the same."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from specengine.layers import decoder
 from specengine.layers.decoder import DecoderLayer
 from specengine.runner.loader import load
 from tests.device import DEVICE
-from tests.engine.flying_world import chain_of, let_fly
+from tests.support.device_rounds import chain_of, run_on_device
+from tests.support.rounds import PROMPTS
 
-PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.0)
 ON_GPU = DEVICE.type == "cuda"
 
@@ -43,14 +43,13 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["plain", "EAGLE3"])
-def test_answers_of_both(
+def test_compiled_layers_change_no_token(
     name: str,
     target: Path,
     drafters: dict[str, str],
     rows: list[int],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Four requests are above the limit of two, and are captured as ever."""
+    """Four requests are above the limit of two, and run as without."""
     spec, found = chain_of(name, drafters), []
     for limit in (0, 2):
         given: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
@@ -60,7 +59,7 @@ def test_answers_of_both(
         else:
             llm = LLM(str(target), spec, device="cpu", **given)
             llm.engine.parts.worker.runner.compile_max_bs = limit
-            let_fly(llm, monkeypatch)
+            run_on_device(llm)
         few = llm.generate(PROMPTS[:1], GREEDY, progress=False)
         assert bool(rows) == (limit > 0)
         assert set(rows) <= ({1, 2} if spec is None else {1, 2, 4, 8})

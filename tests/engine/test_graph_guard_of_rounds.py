@@ -71,7 +71,7 @@ OF_ALL = [
     "runner.pools.req_to_token_pool.req_to_token",
     "runner.pools.token_to_kv_pool._k.1",
     "runner.attn_backend.counters",
-    "runner.model.lm_head._meeting.keys",
+    "runner.model.head._meeting.keys",
     "runner._even.first",
 ]
 OF_EAGLE = [

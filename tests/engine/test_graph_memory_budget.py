@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +11,21 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.engine.round.executor import Eager, Part, RoundCache, RoundExecutor
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
+from specengine.runner.graph_cache import Graph
 from specengine.runner.memory import graph_memory
 from tests.support.cpu_graphs import capture, graphs_on_the_cpu
 from tests.support.device_rounds import run_on_device
 from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, SAMPLED, make
 
 GRAPH = 10  # bytes
+
+
+class Recorded(Eager):
+    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
+        return cache.record_parts(parts)
 
 
 @dataclass
@@ -35,6 +42,11 @@ class Card:
             mem_get_info=lambda: (self.free, 1000),
         )
         monkeypatch.setattr(graph_memory, "torch", SimpleNamespace(cuda=cuda))
+
+    def holds(self, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Rounds are captured on this GPU."""
+        monkeypatch.setattr(graph_cache, "capture_parts", self.taken_by(Eager().prepare))
+        rounds.executor = Recorded()
 
     def taken_by(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         def taking(run: Any, pool: Any) -> Any:
@@ -68,7 +80,7 @@ def test_rounds_without_a_graph_run_on_the_host(
     """One byte is left after the first graph, so that there is a second."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
     rounds = run_on_device(llm)
-    monkeypatch.setattr(rounds.executor, "prepare", card.taken_by(rounds.executor.prepare))
+    card.holds(rounds, monkeypatch)
     memory, on_host = rounds.runner.graph_memory, 0
     memory.budget = GRAPH + 1
     run = llm.engine.round.run
@@ -108,7 +120,7 @@ def test_largest_batches_are_captured_first_at_start(
     """They serve smaller batches."""
     plain, llm = make(target, None), make(target, spec, device="cpu")
     rounds = run_on_device(llm)
-    monkeypatch.setattr(rounds.executor, "prepare", card.taken_by(rounds.executor.prepare))
+    card.holds(rounds, monkeypatch)
     monkeypatch.setattr(graph_memory, "_LITTLE", 0)
     assert rounds.batch_sizes == [1, 2, 4]
     rounds.runner.graph_memory.budget = 2 * GRAPH

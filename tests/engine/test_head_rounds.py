@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from specengine import LLM, SamplingParams
+from specengine import LLM
 from specengine.engine.llm import Generation
 from specengine.kernels import head_best_cuda, head_topk_cuda
 from specengine.layers.head import Head
 from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties
-from tests.engine.flying_world import chain_of, let_fly
 from tests.kernels.counted_rows import count_rows
 from tests.kernels.emulated_cuda import COMPILER, Compiled
 from tests.kernels.emulated_head import emulate_head, let_heads_take_it
-
-PROMPTS = ["The quick brown fox", "x", "0123456789" * 4]
-GREEDY = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+from tests.support.device_rounds import chain_of, run_on_device
+from tests.support.rounds import GREEDY, PROMPTS
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the kernel itself"),
@@ -40,7 +38,7 @@ def rows(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def tree_rows(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each call of the kernel that tells trees what they need of the draft's logits."""
+    """Of each call of the kernel that finds the top-k of the draft's logits."""
     return count_rows(head_topk_cuda, "head_topk", monkeypatch)
 
 
@@ -48,7 +46,7 @@ GIVEN: dict[str, Any] = {"dtype": "bfloat16", "max_total_tokens": 2048, "device"
 
 
 @pytest.mark.parametrize("name", ["plain", "EAGLE", "EAGLE3"])
-def test_they_say_what_logits_say(
+def test_tokens_of_the_head_kernel_are_those_of_logits(
     name: str,
     target: Path,
     drafters: dict[str, str],
@@ -56,27 +54,27 @@ def test_they_say_what_logits_say(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given, spec = GIVEN, chain_of(name, drafters)
-    told = replace(GREEDY, logprobs=2)
-    expected = LLM(str(target), None, **given).generate(PROMPTS, told, progress=False)
+    params = replace(GREEDY, logprobs=2)
+    expected = LLM(str(target), None, **given).generate(PROMPTS, params, progress=False)
     assert not rows, "logits were asked for"
     llm = LLM(str(target), spec, **given)
-    flying = let_fly(llm, monkeypatch)
+    rounds = run_on_device(llm)
     found = llm.generate(PROMPTS, GREEDY, progress=False)
-    assert flying.counters["replays"] > 5
-    # Of four requests, one of them nobody's: a row each, and of a verification four each.
+    assert rounds.counters["replays"] > 5
+    # Four requests, one of them padding: a row each, and four each in a verification.
     assert {4, 16} <= set(rows) if spec else set(rows) == {4}, set(rows)
     assert assert_same_but_for_ties(found, expected) == 0
 
 
 @pytest.mark.parametrize("name", ["EAGLE", "EAGLE3"])
-def test_trees_grow_from_the_heads_shares(
+def test_trees_of_the_head_kernel_are_those_of_logits(
     name: str,
     target: Path,
     drafters: dict[str, str],
     tree_rows: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As from logits: the same drafts stand, and the answers are the same."""
+    """The same drafts are accepted, and the tokens are the same."""
     chain = chain_of(name, drafters)
     assert chain is not None
     spec = replace(chain, eagle_topk=4, num_draft_tokens=4)
@@ -84,13 +82,13 @@ def test_trees_grow_from_the_heads_shares(
     def answer() -> list[Generation]:
         tree_rows.clear()
         llm = LLM(str(target), spec, **GIVEN)
-        flying = let_fly(llm, monkeypatch)
+        rounds = run_on_device(llm)
         found = llm.generate(PROMPTS, GREEDY, progress=False)
-        assert flying.counters["replays"] > 5
+        assert rounds.counters["replays"] > 5
         return found
 
     found = answer()
-    # Of four requests, one of them nobody's: of the roots a row each, below them four.
+    # Four requests, one of them padding: a row for each root, four each below.
     assert {4, 16} <= set(tree_rows), set(tree_rows)
     monkeypatch.setattr(Head, "top", lambda *_: None)
     expected = answer()

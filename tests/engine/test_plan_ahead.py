@@ -1,5 +1,5 @@
-"""Verifications prepared beside their drafts: the same bits, each hand-over by an event, and no
-race where any of them is late."""
+"""Verifications prepared while drafts are made: the same bits, an event at each hand-over, and no
+race where one of them is late."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import AttentionLimits, LogitsOutput
 from specengine.core.sampling import SpecControl
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.draft.empty import EmptyDrafter
 from specengine.engine.plan_ahead import PlanAhead, PlannedVerify, make_plan_ahead
 from specengine.runner.plan_stream import GraphAhead, PlanStream
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
@@ -41,7 +42,7 @@ BATCHES: dict[str, list[SamplingParams]] = {
 
 
 class Logits:
-    """Keeps what every verification gave."""
+    """The logits of every verification."""
 
     def __init__(self) -> None:
         self.rows: list[Tensor] = []
@@ -62,7 +63,7 @@ def make(spec: SpecConfig, **flags: Any) -> LLM:
 
 
 def plan_ahead(llm: LLM) -> Counter[str]:
-    """Have an engine prepare whatever its backend; counts what came of each round."""
+    """An engine prepares verifications whatever its backend; counts of how, by round."""
     parts, counts = llm.engine.parts, Counter[str]()
     llm.engine.round.plan_ahead = Counting(PlanStream(parts.worker.runner), parts.drafter, counts)
     return counts
@@ -75,7 +76,7 @@ class Counting(PlanAhead):
 
     def begin(self, batch: ScheduleBatch, most_levels: int | None) -> PlannedVerify | None:
         planned = super().begin(batch, most_levels)
-        self.counts["unforeseen" if planned is None else type(planned.ahead).__name__] += 1
+        self.counts["not predicted" if planned is None else type(planned.ahead).__name__] += 1
         return planned
 
 
@@ -98,18 +99,19 @@ def check_same_bits(one: LLM, other: LLM, params: list[SamplingParams]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_same_bits(shape: str) -> None:
+def test_prepared_verifications_give_the_same_bits(shape: str) -> None:
     on_the_spot, ahead = make(SHAPES[shape]), make(SHAPES[shape])
     counts = plan_ahead(ahead)
     for name, params in BATCHES.items():
         counts.clear()
         check_same_bits(on_the_spot, ahead, params)
-        is_foreseen = name != "under a grammar" and not (name == "limited" and "tree" in shape)
-        assert (counts["EagerAhead"] > 2) == is_foreseen, (name, counts)
+        is_predicted = name != "under a grammar" and not (name == "limited" and "tree" in shape)
+        assert (counts["EagerAhead"] > 2) == is_predicted, (name, counts)
 
 
-def test_into_the_buffers_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which on a CPU are functions that are called again."""
+def test_verifications_are_prepared_in_the_buffers_of_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     use_functions(monkeypatch)
     for shape in ("chain", "tree"):
         on_the_spot, ahead = make(SHAPES[shape]), make(SHAPES[shape])
@@ -118,38 +120,38 @@ def test_into_the_buffers_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         counts = plan_ahead(ahead)
         params = [replace(GREEDY, max_tokens=24)] * 2
         check_same_bits(on_the_spot, ahead, params)
-        assert counts["unforeseen"] > 0  # what a graph was yet to be captured for
+        assert counts["not predicted"] > 0  # what a graph was yet to be captured for
         check_same_bits(on_the_spot, ahead, params)
         assert counts["GraphAhead"] > 2
 
 
-def test_drafts_in_another_shape_than_foreseen_are_planned_again() -> None:
+def test_drafts_of_another_shape_than_predicted_are_planned_again() -> None:
     on_the_spot, ahead = make(SHAPES["chain"]), make(SHAPES["chain"])
     counts = plan_ahead(ahead)
     drafter: Any = ahead.engine.parts.drafter
-    foresee = drafter.foresee
-    drafter.foresee = lambda batch: [max(2, count - 1) for count in foresee(batch)]
+    predict = drafter.predict_shape
+    drafter.predict_shape = lambda batch: [max(2, count - 1) for count in predict(batch)]
     check_same_bits(on_the_spot, ahead, BATCHES["greedy"])
     assert counts["EagerAhead"] > 2
 
 
-def test_it_is_made_where_the_host_plans(caplog: pytest.LogCaptureFixture) -> None:
+def test_plan_stream_is_made_where_the_host_plans(caplog: pytest.LogCaptureFixture) -> None:
     llm = make(SHAPES["chain"], enable_plan_stream=True)
     assert llm.engine.round.plan_ahead is None
-    parts = llm.engine.parts
+    parts, runner = llm.engine.parts, llm.engine.parts.worker.runner
     with caplog.at_level("INFO"):
-        assert make_plan_ahead(parts.config, parts) is None
+        assert make_plan_ahead(parts.config, runner, parts.drafter) is None
     assert "torch plans on the device" in caplog.text
-    backend: Any = parts.worker.runner.attn_backend
+    backend: Any = runner.attn_backend
     backend.limits = AttentionLimits(plans_on_host=True)
-    assert make_plan_ahead(parts.config, parts) is not None
+    assert make_plan_ahead(parts.config, runner, parts.drafter) is not None
     with caplog.at_level("INFO"):
-        assert make_plan_ahead(parts.config, replace(parts, drafter=object())) is None  # type: ignore[arg-type]
+        assert make_plan_ahead(parts.config, runner, EmptyDrafter()) is None
     assert "known afterwards" in caplog.text
 
 
 class Log:
-    """Streams and events that write down what they are told."""
+    """Streams and events that note what is called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -181,17 +183,17 @@ class Log:
         monkeypatch.setattr(torch.cuda, "stream", using)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(self.streams[-1]))
 
-    def tell(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         inner = getattr(owner, name)
 
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             self.lines.append(f"{self.streams[-1]} {name}")
             return inner(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, told)
+        monkeypatch.setattr(owner, name, watched)
 
 
-def test_each_hand_over_is_by_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_wait_for_events_at_each_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make(SHAPES["tree"])
     logits_of(llm, [GREEDY])
     plan_ahead(llm)
@@ -199,9 +201,9 @@ def test_each_hand_over_is_by_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch)
     assert llm.engine.round.plan_ahead is not None
     llm.engine.round.plan_ahead.stream.stream = log.plan
-    log.tell(runner, "new_forward_batch", monkeypatch)
-    log.tell(runner.attn_backend, "init_forward_metadata", monkeypatch)
-    log.tell(runner.model, "forward", monkeypatch)
+    log.watch(runner, "new_forward_batch", monkeypatch)
+    log.watch(runner.attn_backend, "init_forward_metadata", monkeypatch)
+    log.watch(runner.model, "forward", monkeypatch)
     logits_of(llm, [replace(GREEDY, max_tokens=4)])
     start = log.lines.index("plan waits for all of main")
     round_of_target = [line for line in log.lines[start:] if "main init" not in line]
@@ -219,7 +221,7 @@ def test_each_hand_over_is_by_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "main forward" in round_of_target
 
 
-def test_buffers_of_a_graph_rest_before_another_forward_uses_them(
+def test_dropped_plan_is_waited_for_before_its_buffers_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = Log(monkeypatch)

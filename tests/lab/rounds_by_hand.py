@@ -13,7 +13,7 @@ from specengine.lab.accept.statistics import Sample
 
 @dataclass
 class Round:
-    """Of one request: `tokens` are decided, the bonus included."""
+    """Of one request: `tokens` are emitted, the bonus token included."""
 
     request: int
     start: int
@@ -22,7 +22,7 @@ class Round:
     goes_on: bool
     context: int = 10
     entropy: list[float] = field(default_factory=list)  # default: 1 throughout
-    nodes: list[tuple[float, bool]] = field(default_factory=list)  # confidence, stood
+    nodes: list[tuple[float, bool]] = field(default_factory=list)  # confidence, accepted
 
 
 def chunk(rounds: Sequence[Round]) -> RoundChunk:
@@ -52,7 +52,7 @@ def table(*batches: Sequence[Round], final: Sequence[int]) -> RoundTable:
 
 
 def sample(one: RoundTable, prompts: Sequence[int], num_prompts: int) -> Sample:
-    """Two drawings: every prompt once, and the first one only. prompts: of each request."""
+    """Two draws: every prompt once, and the first one only. prompts: of each request."""
     drawings = np.ones((2, num_prompts))
     drawings[1] = 0.0
     drawings[1, 0] = num_prompts

@@ -1,4 +1,4 @@
-"""Where a round's time goes: counters, what is watched, reports, and whole runs on a CPU."""
+"""Where a round's time goes: stopwatches, watched parts, reports, and whole runs on a CPU."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ import torch
 
 from specengine import LLM, SpecConfig
 from specengine.core.config import EngineConfig, ModelConfig
-from specengine.engine.row_choices import BEST, Choosing
+from specengine.engine.round.key import RoundKey
+from specengine.engine.round.sampling import PLAIN, SamplingFeatures
 from specengine.lab.card import Card
 from specengine.lab.output import Output
 from specengine.lab.round_work import Work
 from specengine.lab.step import measure as step_measure
 from specengine.lab.step import stopwatch, timeline
 from specengine.lab.step.attribution import DeviceRound, NodeTime, nodes_in_order
-from specengine.lab.step.measure import Counted, Flown, captured_nodes
+from specengine.lab.step.measure import Counted, OnDevice, captured_nodes
 from specengine.lab.step.parts import captured_parts
 from specengine.lab.step.plot import draw
 from specengine.lab.step.report import PARTS, Report
-from specengine.lab.step.run import StepBench, counted_step, flown_step
+from specengine.lab.step.run import StepBench, captured_step, counted_step
 from specengine.lab.step.sheets import sheets
 from specengine.lab.step.stopwatch import Stopwatch, Watched, watching
 from specengine.lab.throughput.plan import Plan
 from specengine.lab.throughput.workload import Workload
 from tests.draft.eagle_checkpoints import eagle3
-from tests.engine.flying_world import let_fly
-from tests.engine.test_graph_round import on_the_cpu
+from tests.support.device_rounds import run_on_device
+from tests.support.rounds import ON_CPU
 
 CARD = Card("by hand", "bfloat16", copy=1e12, matmul=1e15)
 WORK = {"verify": Work(50e6, 1e9), "draft": Work(1e6, 1e6)}
 
 
 class Clock:
-    """Goes on by what is done in it."""
+    """Moves on by what is run in it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -75,7 +76,7 @@ class TestStopwatch:
         watched = [Watched(layers, "outer", "a"), Watched(layers, "inner", "b")]
         with watching(watched, watch.part):
             assert layers.outer(1.0) == 1.0
-            clock.now += 100.0  # nobody's
+            clock.now += 100.0  # of no part
             layers.outer(2.0)
         assert dict(watch.seconds) == {"a": 6.0, "b": 20.0}
         assert dict(watch.counts) == {"a": 2, "b": 2}
@@ -109,7 +110,7 @@ class TestStopwatch:
         assert dict(watch.seconds) == {"a": 2.0, "b": 6.0}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+@ON_CPU
 @pytest.mark.parametrize("samples", [False, True], ids=["greedy", "sampled"])
 def test_parts_of_a_captured_round(
     samples: bool, small_models: dict[str, Path], tmp_path: Path
@@ -117,7 +118,7 @@ def test_parts_of_a_captured_round(
     draft = eagle3(tmp_path / "draft", small_models["llama"])
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(draft), num_steps=2)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
-    flying, open_now = on_the_cpu(llm), list[str]()
+    rounds, open_now = run_on_device(llm), list[str]()
     entered: list[tuple[str, ...]] = []
 
     @contextmanager
@@ -127,23 +128,22 @@ def test_parts_of_a_captured_round(
         yield
         open_now.pop()
 
-    with watching(captured_parts(llm.engine, flying), note):
-        flying.run(torch.zeros(2, dtype=torch.int64), flying.steps[-1], Choosing(samples=samples))
+    with watching(captured_parts(llm.engine, rounds), note):
+        rounds.bind(RoundKey(2, rounds.steps[-1], SamplingFeatures(samples=samples))).run()
     assert entered == [
         ("draft",),
         ("draft", "draft head"),
         ("draft", "draft head"),
         ("verify",),
-        ("verify",),  # choosing tokens
-        ("verify", "verify head"),
-        *([("verify", "sample")] if samples else []),
+        *([("verify",), ("verify", "verify head"), ("sample",)] if samples else [("verify head",)]),
+        ("keep",),
         ("observe",),
     ]
     assert {part for path in entered for part in path} <= PARTS.keys()
 
 
 def into(entered: list[str]) -> Callable[[str], AbstractContextManager[None]]:
-    """For `watching`: writes down each part that begins."""
+    """For `watching`: notes each part that begins."""
 
     @contextmanager
     def note(part: str) -> Iterator[None]:
@@ -153,10 +153,10 @@ def into(entered: list[str]) -> Callable[[str], AbstractContextManager[None]]:
     return note
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+@ON_CPU
 @pytest.mark.parametrize("verify", ["auto", "relaxed"])
 @pytest.mark.parametrize("topk", [1, 2], ids=["chains", "trees"])
-def test_parts_of_a_round_that_weighs_drafts(
+def test_parts_of_a_stochastic_round(
     topk: int,
     verify: str,
     small_models: dict[str, Path],
@@ -168,18 +168,18 @@ def test_parts_of_a_round_that_weighs_drafts(
     given |= {"draft_sampling": True, "verify": verify}
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
-    flying, entered = let_fly(llm, monkeypatch), list[str]()
-    with watching(captured_parts(llm.engine, flying), into(entered)):
-        flying.run(torch.zeros(2, dtype=torch.int64), 2, flying.choices.sampled)
+    rounds, entered = run_on_device(llm), list[str]()
+    with watching(captured_parts(llm.engine, rounds), into(entered)):
+        rounds.bind(RoundKey(2, 2, rounds.sampling.sampled)).run()
     heads = ["draft", "draft head", "draft head"]
-    kept = ["keep"] if topk > 1 else []
-    assert entered == [*heads, "verify", "verify head", "sample", "accept", *kept, "observe"]
+    verified = ["verify", "verify", "verify head"]
+    assert entered == [*heads, *verified, "accept", "sample", "keep", "observe"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="what is captured is not watched")
+@ON_CPU
 @pytest.mark.parametrize("deep", [False, True], ids=["the model's depth", "deeper"])
 @pytest.mark.parametrize("verify", ["match", "target_only"])
-def test_parts_of_a_tree_beside_text(
+def test_parts_of_a_hybrid_tree_round(
     verify: str,
     deep: bool,
     small_models: dict[str, Path],
@@ -191,17 +191,17 @@ def test_parts_of_a_tree_beside_text(
     given |= {"hybrid_suffix": True, "num_draft_tokens": 6, "verify": verify}
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, **given)
     llm = LLM(str(small_models["llama"]), spec, dtype="float32", max_total_tokens=256)
-    flying, entered = let_fly(llm, monkeypatch), list[str]()
-    assert flying.steps == [2, 5]
-    with watching(captured_parts(llm.engine, flying), into(entered)):
-        choosing = flying.choices.sampled if verify == "target_only" else BEST
-        flying.run(torch.zeros(2, dtype=torch.int64), 5 if deep else 2, choosing)
-    weighed = ["sample", "accept"] if verify == "target_only" else []
-    parts = ["draft", "draft head", "verify", "verify head", *weighed, "keep", "observe"]
+    rounds, entered = run_on_device(llm), list[str]()
+    assert rounds.steps == [2, 5]
+    with watching(captured_parts(llm.engine, rounds), into(entered)):
+        features = rounds.sampling.sampled if verify == "target_only" else PLAIN
+        rounds.bind(RoundKey(2, 5 if deep else 2, features)).run()
+    stochastic = ["accept", "sample"] if verify == "target_only" else []
+    parts = ["draft", "draft head", "verify", "verify head", *stochastic, "keep", "observe"]
     assert [*dict.fromkeys(entered)] == parts
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="operators stand for kernels")
+@ON_CPU
 def test_marks_of_a_real_profile(
     small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,10 +214,10 @@ def test_marks_of_a_real_profile(
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     only = [torch.profiler.ProfilerActivity.CPU]
     monkeypatch.setattr(step_measure, "_activities", lambda on_host: only)
-    flying = on_the_cpu(llm)
-    turn = int(flying.state.turn)
-    nodes = captured_nodes(llm.engine, flying, batch_size=3, num_steps=2)
-    assert int(flying.state.turn) == turn, "the halves of the buffer are as they were"
+    rounds = run_on_device(llm)
+    turn = int(rounds.state.turn)
+    nodes = captured_nodes(llm.engine, rounds, batch_size=3, num_steps=2)
+    assert int(rounds.state.turn) == turn, "the halves of the buffer are as they were"
     order = nodes_in_order([NodeTime(node.name, node.part, 0.0, 0.0) for node in nodes])
     assert order == [
         *["begin", "draft", "draft head", "draft", "draft head", "draft", "begin"],
@@ -227,7 +227,7 @@ def test_marks_of_a_real_profile(
     assert any("argmax" in node.name for node in heads)
 
 
-def flown() -> Flown:
+def on_device() -> OnDevice:
     nodes = (
         NodeTime("_begin", "begin", 2.0, 0.0),
         NodeTime("_layer", "verify", 60.0, 1.0),
@@ -235,7 +235,7 @@ def flown() -> Flown:
         NodeTime("_accept", "accept", 3.0, 1.0),
     )
     host = {"schedule and commit": 20e-6, "launch": 9e-6}
-    return Flown(DeviceRound(nodes, 9.0, 77), host, {"cudaGraphLaunch": 1.0}, 125e-6)
+    return OnDevice(DeviceRound(nodes, 9.0, 77), host, {"cudaGraphLaunch": 1.0}, 125e-6)
 
 
 def report() -> Report:
@@ -245,7 +245,7 @@ def report() -> Report:
     }
     counted = Counted({"host": 1e-4, "verify": 3e-4}, rounds=12)
     steps = [
-        flown_step(flown(), 1, 3.0, 158.0, WORK, CARD),
+        captured_step(on_device(), 1, 3.0, 158.0, WORK, CARD),
         counted_step(counted, 4, 3.0, 158.0, WORK, CARD),
     ]
     options, model = {"algorithm": "EAGLE3"}, {"name": "tiny"}
@@ -292,7 +292,7 @@ def test_files(tmp_path: Path) -> None:
     assert written["points"][0]["least"] == pytest.approx(50e-6)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the rounds are captured")
+@ON_CPU
 @pytest.mark.parametrize(("vocab", "temperature"), [(64, 0.0), (None, 0.0), (64, 0.8)])
 def test_rounds_on_the_cpu(
     vocab: int | None, temperature: float, small_models: dict[str, Path]

@@ -39,7 +39,7 @@ def replay(nodes: Sequence[Node], start: float, *, length: float = 2.0) -> list[
     return [event(node.name, start + 3 * i, length) for i, node in enumerate(nodes)]
 
 
-def test_a_marked_round_tells_the_parts(tmp_path: Path) -> None:
+def test_marked_round_names_the_parts(tmp_path: Path) -> None:
     kernels = replay(NODES, 100.0)
     marks = [
         event("draft", 102.5, 7.0, "user_annotation"),
@@ -92,7 +92,7 @@ def test_graphs_of_several_depths() -> None:
     assert attribute(found).rounds == 3, "those of the usual depth"
 
 
-def test_a_stranger_goes_with_the_kernel_before_it() -> None:
+def test_unknown_kernel_belongs_to_the_part_before_it() -> None:
     more = [*NODES[:6], Node("_stranger", ""), *NODES[6:]]
     found = rounds_of(trace_of([*replay(more, 0), *replay(more, 50)]), [NODES])
     assert [[node.part for node in one.nodes] for one in found] == [
@@ -101,7 +101,7 @@ def test_a_stranger_goes_with_the_kernel_before_it() -> None:
     assert found[0].next_start == 50
 
 
-def test_something_else_is_no_round() -> None:
+def test_other_kernels_are_no_round() -> None:
     other = [Node("_begin_round_kernel", ""), *[Node("_other", "")] * 9]
     assert rounds_of(trace_of(replay(other, 0)), [NODES]) == []
     with pytest.raises(SpecEngineError, match="no round of the profile"):
@@ -150,7 +150,7 @@ def test_kernels_that_overlap_count_once() -> None:
     assert device.period == pytest.approx(40.0)
 
 
-def test_hiccups_do_not_count() -> None:
+def test_rare_delays_do_not_count() -> None:
     starts = [0.0, 40.0, 80.0, 5120.0, 5160.0, 5200.0, 5240.0]
     events = [kernel for start in starts for kernel in replay(NODES, start)]
     assert attribute(rounds_of(trace_of(events), [NODES])).period == pytest.approx(40.0)

@@ -1,4 +1,4 @@
-"""Engines that have graphs, but none of whole rounds, of drafts or of prefills: they say why."""
+"""Engines with graphs, but without those of rounds, drafts or prefills, report why."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import pytest
 import torch
 
 from specengine import LLM, SpecConfig
-from specengine.core.config import EngineConfig
 from specengine.draft.worker import DraftWorker
 from specengine.engine import build
 from specengine.engine.phases import Phases
 from specengine.engine.ragged_build import add_draft_loops
 from specengine.runner import model_runner
 from specengine.server.metrics import ServerMetrics
-from tests.engine.test_graph_round import GREEDY, PROMPTS, make
 from tests.support.device_lengths import DeviceLengths
+from tests.support.rounds import GREEDY, ON_CPU, PROMPTS, make, with_graphs
 
-ON_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="engines with a GPU make their graphs themselves"
-)
 ON_HOST = "the attention backend plans on the host"
 SPEC = SpecConfig(algorithm="EAGLE3", adaptive=False, num_steps=3)
 
@@ -37,20 +33,14 @@ def plan_on_host(llm: LLM) -> None:
         runner.attn_backend = backend
 
 
-def weigh_drafts(llm: LLM) -> None:
-    cast(Any, llm.engine.parts.verifier).is_lossy = True
+def without_device_rule(llm: LLM) -> None:
+    cast(Any, llm.engine.parts.verifier).device_rule = None
 
 
 def as_it_is(llm: LLM) -> None: ...
 
 
-def with_graphs(llm: LLM, **trace: Any) -> EngineConfig:
-    config = llm.engine.parts.config
-    graph = replace(config.graph, disable_cuda_graph=False, cuda_graph_bs=(1, 2, 4))
-    return replace(config, graph=graph, trace=replace(config.trace, **trace))
-
-
-def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+def count_calls(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Grows by one a call."""
     calls: list[None] = []
     method = getattr(owner, name)
@@ -100,18 +90,18 @@ def counted(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[None
             "drafts are sampled, and the verifier does not weigh them",
             None,
         ),
-        (weigh_drafts, {}, {}, "the verifier does more than compare tokens", None),
+        (without_device_rule, {}, {}, "the verifier does more than compare tokens", None),
     ],
     ids=[
         "plans on the host",
         "traced",
         "sampled drafts",
         "sampled tree",
-        "sampled drafts beside text",
-        "weighs drafts",
+        "sampled drafts and lookup",
+        "another verifier",
     ],
 )
-def test_every_round_is_counted(
+def test_every_round_without_a_graph_is_counted(
     change: Callable[[LLM], None],
     given: dict[str, Any],
     trace: dict[str, str],
@@ -132,11 +122,11 @@ def test_every_round_is_counted(
         if of_drafts is not None:
             engine.ragged_counters = dict(add_draft_loops(config, engine.drafter))
         build._capture(config, engine, engine.parts.worker.runner, Phases(), None)
-    told = [one.getMessage() for one in caplog.records]
-    assert f"no round graphs: {of_rounds}" in told
-    assert (f"no draft loop graphs: {of_drafts}" in told) == (of_drafts is not None)
-    rounds = counted(engine.round, "run", monkeypatch)
-    drafts = counted(getattr(engine.drafter, "inner", engine.drafter), "start", monkeypatch)
+    messages = [one.getMessage() for one in caplog.records]
+    assert f"no round graphs: {of_rounds}" in messages
+    assert (f"no draft loop graphs: {of_drafts}" in messages) == (of_drafts is not None)
+    rounds = count_calls(engine.round, "run", monkeypatch)
+    drafts = count_calls(getattr(engine.drafter, "inner", engine.drafter), "start", monkeypatch)
     found = [one.token_ids for one in llm.generate(PROMPTS, GREEDY)]
     assert found == [one.token_ids for one in plain.generate(PROMPTS, GREEDY)]
     graphs, metrics = engine.stats().graphs, ServerMetrics(engine.stats).render().decode()
@@ -153,7 +143,7 @@ def test_every_round_is_counted(
 
 @ON_CPU
 @pytest.mark.parametrize("name", ["plain", "NGRAM"])
-def test_no_model_no_draft_loops(name: str, target: Path) -> None:
+def test_drafter_without_a_model_has_no_draft_loops(name: str, target: Path) -> None:
     spec = None if name == "plain" else SpecConfig(algorithm=name, adaptive=False)
     llm = make(target, spec, device="cpu")
     assert add_draft_loops(with_graphs(llm), llm.engine.drafter) == {}
@@ -161,10 +151,10 @@ def test_no_model_no_draft_loops(name: str, target: Path) -> None:
 
 @ON_CPU
 @pytest.mark.parametrize(("padding", "reason"), [(True, ON_HOST), (False, "padding off")])
-def test_every_prefill_is_counted(
+def test_every_prefill_without_a_graph_is_counted(
     padding: bool, reason: str, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No decode step is one."""
+    """Decode steps are not."""
     llm = make(target, None, device="cpu")
     runner = llm.engine.parts.worker.runner
     backend: Any = DeviceLengths(torch.device("cpu"))
@@ -176,7 +166,7 @@ def test_every_prefill_is_counted(
         patch.setattr(runner, "device", torch.device("cuda"))
         runner.capture_graphs([1, 2], padding)
     runner.decode_graphs = None
-    prefills = counted(llm.engine, "_prefill", monkeypatch)
+    prefills = count_calls(llm.engine, "_prefill", monkeypatch)
     for prompt in PROMPTS:
         llm.generate([prompt], GREEDY)
     stats = llm.engine.stats().graphs["prefill"]
