@@ -38,10 +38,13 @@ class TreeVerifier(ABC):
     device_rule: DeviceRule | None = None
 
     def __init_subclass__(cls) -> None:
-        """A class that decides otherwise than the one it extends must declare its own device_rule:
-        rounds on the device would go on to decide as that one does."""
+        """A class that decides otherwise than the one it extends, by methods of its own or of a
+        mixin, must declare its own device_rule: rounds on the device would go on to decide as that
+        one does."""
         super().__init_subclass__()
-        if _DECIDES & vars(cls).keys() and "device_rule" not in vars(cls):
+        declares = next(base for base in cls.__mro__ if "device_rule" in vars(base))
+        nearer = cls.__mro__[: cls.__mro__.index(declares)]
+        if any(_DECIDES & vars(base).keys() for base in nearer):
             cls.device_rule = None
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:

@@ -16,20 +16,18 @@ from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, SpecStats
 from specengine.core.spec import PrefillResult, VerifyResult
-from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.flights import Flights
-from specengine.engine.graph_round import GraphRound
+from specengine.engine.adaptive.choice import Decision
+from specengine.engine.adaptive.steps import AdaptiveSteps
 from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics
-from specengine.engine.round_form import Flight, Form
-from tests.engine.flying_world import let_fly
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import InFlightRound, RoundKey
+from tests.support.device_rounds import run_on_device
+from tests.support.rounds import ON_CPU
 
 TEXT = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PROMPTS = ["abcabcabcabcabc", "0123456789" * 4, "abab" * 4]
-ON_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
-)
 
 
 @pytest.fixture(scope="module")
@@ -93,18 +91,18 @@ def test_each_round_counts_at_the_depth_that_it_ran_under(target: Path) -> None:
     assert spec.depth is steered.made[-1]
 
 
-def test_those_that_end_together_are_told_at_once(
+def test_requests_that_end_together_share_one_report(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And each of the choice that its own last round ran under."""
     llm = make(target, TEXT)
     steered, asked = steer(llm, lambda number: number % 3), []
 
-    def resolved(choice: Decision) -> Decision:
+    def told(choice: Decision) -> Decision:
         asked.append(choice)
         return replace(choice, reason="told")
 
-    monkeypatch.setattr(steered, "resolved", resolved)
+    monkeypatch.setattr(steered, "told", told)
     params = [replace(GREEDY, max_tokens=n, ignore_eos=True) for n in (4, 4, 4, 9)]
     params = [replace(one, speculative=SpecControl(enabled=False)) for one in params]
     found = [one.spec.depth for one in llm.generate([PROMPTS[0]] * 4, params)]
@@ -113,7 +111,7 @@ def test_those_that_end_together_are_told_at_once(
     assert len(asked) == 2
 
 
-def test_who_joins_while_nobody_drafts_never_drafted(target: Path) -> None:
+def test_request_that_joins_at_depth_0_counts_no_drafts(target: Path) -> None:
     llm, depth = make(target, TEXT), [2]
     steer(llm, lambda number: depth[0])
     first = add(llm, "first", PROMPTS[0])
@@ -127,7 +125,7 @@ def test_who_joins_while_nobody_drafts_never_drafted(target: Path) -> None:
     assert done["second"].spec.num_draft_tokens == 0
 
 
-def test_limits_of_a_request_change_what_is_drafted_and_not_what_was_chosen(
+def test_limit_of_a_request_changes_its_drafts_and_not_its_chosen_depth(
     target: Path, layer: SpecConfig
 ) -> None:
     llm = make(target, replace(layer, adaptive=True))
@@ -143,7 +141,7 @@ def test_limits_of_a_request_change_what_is_drafted_and_not_what_was_chosen(
     assert off.num_draft_tokens == 0
 
 
-def test_who_leaves_is_counted_no_further(target: Path) -> None:
+def test_aborted_request_is_counted_no_further(target: Path) -> None:
     llm = make(target, TEXT)
     steer(llm, lambda number: 1)
     gone, stays = add(llm, "gone", PROMPTS[0]), add(llm, "stays", PROMPTS[1])
@@ -207,7 +205,7 @@ class Blind:
     def record(self, *looked_at: Any) -> None: ...
 
 
-def test_what_stands_is_told_with_the_figures_of_the_end(target: Path, tmp_path: Path) -> None:
+def test_choice_that_stands_is_reported_with_its_last_figures(target: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.json"
     table.write_text(json.dumps({"seconds": {"1": {"0": 1.0, "5": 1.001}}}))
     llm = make(target, replace(TEXT, cost_table=str(table)))
@@ -223,47 +221,47 @@ def test_what_stands_is_told_with_the_figures_of_the_end(target: Path, tmp_path:
 
 @ON_CPU
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_rounds_in_flight_count_where_their_graph_was_deep(
+def test_rounds_in_flight_count_at_the_depth_of_their_graph(
     overlaps: bool, target: Path, layer: SpecConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = LLM(str(target), layer, dtype="float32", max_total_tokens=2048)
-    flying = let_fly(llm, monkeypatch)
-    flying.steps = [0, 1, 2, 3]
-    for size in flying.batch_sizes:  # nobody follows into a graph that is not there yet
-        for steps in flying.steps:
-            flying.graph(Form(size, steps))
+    rounds = run_on_device(llm)
+    rounds.steps = [0, 1, 2, 3]
+    for size in rounds.batch_sizes:  # no round follows into a graph that is not there yet
+        for steps in rounds.steps:
+            rounds.graph(RoundKey(size, steps))
     parts = llm.engine.parts
-    flights = Flights(flying, parts.drafter, parts.scheduler, AdaptiveSteps([0]), overlaps)
-    llm.engine.flights = flights
-    check_flights(llm, flights, overlaps, monkeypatch)
+    pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, AdaptiveSteps([0]), overlaps)
+    llm.engine.pipeline = pipeline
+    check_pipeline(llm, pipeline, overlaps, monkeypatch)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_rounds_on_the_gpu_count_where_their_graph_was_deep(
+def test_rounds_on_the_gpu_count_at_the_depth_of_their_graph(
     target: Path, layer: SpecConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(layer, adaptive=True)
     llm = LLM(str(target), spec, dtype="float32", max_total_tokens=2048)
-    assert llm.engine.flights is not None
-    check_flights(llm, llm.engine.flights, True, monkeypatch)
+    assert llm.engine.pipeline is not None
+    check_pipeline(llm, llm.engine.pipeline, True, monkeypatch)
 
 
-def check_flights(
-    llm: LLM, flights: Flights, overlaps: bool, monkeypatch: pytest.MonkeyPatch
+def check_pipeline(
+    llm: LLM, pipeline: RoundPipeline, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is launched before the last has landed; one request leaves in the air."""
+    """A round is launched before the last is collected; one request leaves during its round."""
     plan = [3, 0, 0, 1, 0, 2, 2]
-    flights.depths = steered = Steered(lambda number: plan[number % 7])
-    landed = watch_landings(flights.graph_round, monkeypatch)
+    pipeline.depths = steered = Steered(lambda number: plan[number % 7])
+    collected = watch_rounds(pipeline.rounds, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
     step_until(llm, lambda: gone.spec.num_steps == 4)
-    assert flights.in_the_air == overlaps
+    assert pipeline.has_in_flight == overlaps
     llm.engine.abort("gone")
     second = add(llm, "second", PROMPTS[1])
     finish(llm)
     for req in (first, gone, second):
-        counts = landed[req]
+        counts = collected[req]
         assert req.spec.num_steps == sum(counts.values())
         assert req.spec.depth_histogram == [counts[depth] for depth in range(max(counts) + 1)]
         assert len(counts) > 1
@@ -271,19 +269,19 @@ def check_flights(
     assert gone.spec.num_steps == 4
 
 
-def watch_landings(flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> dict[Req, Counter[int]]:
+def watch_rounds(rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> dict[Req, Counter[int]]:
     """Rounds by the depth of the graph that ran, of each request that was still there."""
-    landed: dict[Req, Counter[int]] = {}
-    land = flying.land
+    collected: dict[Req, Counter[int]] = {}
+    collect = rounds.collect
 
-    def watched(flight: Flight) -> VerifyResult:
-        for req in flight.reqs:
+    def watched(in_flight: InFlightRound) -> VerifyResult:
+        for req in in_flight.reqs:
             if not req.is_finished:
-                landed.setdefault(req, Counter())[flight.form.num_steps] += 1
-        return land(flight)
+                collected.setdefault(req, Counter())[in_flight.key.num_steps] += 1
+        return collect(in_flight)
 
-    monkeypatch.setattr(flying, "land", watched)
-    return landed
+    monkeypatch.setattr(rounds, "collect", watched)
+    return collected
 
 
 def test_choices_add_up() -> None:
