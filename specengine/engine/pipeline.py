@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import NamedTuple
 
 from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.drafter import Drafter
@@ -18,6 +17,7 @@ from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.background_capture import BackgroundCapture
 from specengine.engine.draft_depth import depths_within, draft_within_limits
+from specengine.engine.launched import Launched, RoundResult
 from specengine.engine.lookup_prefetch import IndexAhead, LookupPrefetch
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import InFlightRound, RoundPlan
@@ -25,25 +25,6 @@ from specengine.scheduler.scheduler import Scheduler
 
 _CONTEXT_EVERY = 16  # rounds, before one of which the requests' context lengths are looked at
 _PAUSED_EVERY = 8  # rounds of a paused drafter, one of which is learned from
-
-
-class RoundResult(NamedTuple):
-    """A collected round, to be committed."""
-
-    reqs: list[Req]
-    result: VerifyResult
-
-
-@dataclass(slots=True)
-class Launched:
-    """A round in flight, and how it came to be launched."""
-
-    round: InFlightRound
-    choice: Decision
-    paused: bool  # the drafter does not observe it
-    followed: bool  # it was launched before the one before it was collected
-    started: float  # when its time began, by perf_counter
-    drafting: float = 0.0  # seconds that the host drafted for it
 
 
 class RoundPipeline:

@@ -16,8 +16,8 @@ from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, SpecStats
 from specengine.core.spec import PrefillResult, VerifyResult
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
@@ -98,11 +98,11 @@ def test_requests_that_end_together_share_one_report(
     llm = make(target, TEXT)
     steered, asked = steer(llm, lambda number: number % 3), []
 
-    def told(choice: Decision) -> Decision:
+    def resolved(choice: Decision) -> Decision:
         asked.append(choice)
         return replace(choice, reason="told")
 
-    monkeypatch.setattr(steered, "told", told)
+    monkeypatch.setattr(steered, "resolved", resolved)
     params = [replace(GREEDY, max_tokens=n, ignore_eos=True) for n in (4, 4, 4, 9)]
     params = [replace(one, speculative=SpecControl(enabled=False)) for one in params]
     found = [one.spec.depth for one in llm.generate([PROMPTS[0]] * 4, params)]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.engine.round.executor import Eager, Part, RoundCache, RoundExecutor
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.graphs import Eager, Part, RoundCache
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.graph_cache import Graph

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.flying_world import let_fly
 
 from specengine import LLM, SpecConfig
 from specengine.core.batch import RowBatch
@@ -26,7 +27,6 @@ from specengine.engine.host_trees import HostTrees
 from specengine.engine.round_form import Wish
 from specengine.engine.row_choices import BEST
 from specengine.kernels.tree_build import DraftTree
-from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import ON_CPU
 from tests.support.draft_batches import decode_batch, request
 

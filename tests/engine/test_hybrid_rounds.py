@@ -21,7 +21,8 @@ from specengine.engine.adaptive.cost_table import StepCosts
 from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
 from specengine.engine.adaptive.running_costs import RunningCosts
 from specengine.engine.adaptive.steps import AdaptiveSteps
-from specengine.engine.pipeline import Launched, RoundPipeline
+from specengine.engine.launched import Launched
+from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundPlan

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_limits import LIMITS, PARAMS
 from tests.engine.test_graph_round import BIASED, EDITED, GREEDY, NEW_TOKENS, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_round import let_fly as allow
@@ -25,7 +26,6 @@ from specengine.engine.flights import Flights
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.proof.any_depth import AnyDepth
 from specengine.kernels import accept_tree, tree_build, tree_step
-from tests.engine.flying_world import come_and_go, let_fly
 from tests.halves import thinned
 from tests.support.plain import plain_says
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specengine import LLM, SpecConfig, SpecControl
-from specengine.engine.pipeline import Launched
+from specengine.engine.launched import Launched
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.layouts import Chain
 from specengine.kernels import (

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.engine.flying_world import let_fly
 from tests.engine.test_flights import ScriptedDepths, ScriptedRound
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
@@ -23,7 +24,6 @@ from specengine.engine.host_drafts import HostDrafts
 from specengine.engine.text_ahead import TextAhead
 from specengine.kernels.native import lookup, suffix
 from specengine.scheduler.policy import SchedulePolicy
-from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, add
 from tests.support.draft_batches import decode_batch
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.flying_world import Passed, let_fly
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.request import Req
@@ -18,7 +19,6 @@ from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.host_drafts import HostDrafter
 from specengine.engine.round_form import Form, Wish
 from specengine.engine.text_study import TextStudy
-from tests.engine.flying_world import Passed, let_fly
 from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, Steered, add, finish, step_until
 from tests.support.draft_batches import request
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.flying_world import let_fly
 from tests.engine.test_graph_round import GREEDY, assert_close
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
@@ -20,7 +21,6 @@ from specengine.engine.graph_round import GraphRound
 from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
 from specengine.engine.round_form import Flight
-from tests.engine.flying_world import let_fly
 from tests.engine.test_depth_in_results import Steered
 from tests.halves import thinned
 from tests.support.plain import plain_says

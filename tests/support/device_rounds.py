@@ -16,7 +16,8 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.draft.worker import DraftWorker
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
-from specengine.engine.round.executor import Eager, RoundExecutor
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.graphs import Eager
 from specengine.engine.round.key import RoundEvent
 from tests.support.device_lengths import DeviceLengths
 from tests.support.rounds import make

@@ -14,11 +14,11 @@ from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.batch import ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.engine.launched import RoundResult
 from specengine.engine.llm import Generation
-from specengine.engine.pipeline import RoundResult
 from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.hybrid import HybridDraft
 from specengine.engine.round.key import InFlightRound, RoundKey
-from specengine.engine.round.sources import HybridDraft
 from tests.support.device_rounds import run_on_device
 
 NAMES = ["EAGLE", "EAGLE3", "STANDALONE", "MTP", "MTP layers"]

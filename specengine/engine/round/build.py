@@ -10,18 +10,16 @@ from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.spec import Verifier
 from specengine.engine.adaptive.estimate import smaller_sizes
-from specengine.engine.round.executor import Executor, InGraphs, RoundExecutor
+from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.graphs import Executor, InGraphs
+from specengine.engine.round.hybrid import HybridDraft
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
+from specengine.engine.round.lookup import LookupDraft, make_lookup
 from specengine.engine.round.round import Round
 from specengine.engine.round.rules import Relaxed, Rule, Stochastic
 from specengine.engine.round.sampling import SamplingState
-from specengine.engine.round.sources import (
-    DeviceDraft,
-    HybridDraft,
-    LookupDraft,
-    Source,
-    make_lookup,
-)
+from specengine.engine.round.source import Source
 from specengine.kernels.accept_chain import RoundState, Simulated
 from specengine.runner import fallbacks
 from specengine.runner.model_runner import ModelRunner

@@ -5,9 +5,8 @@ from __future__ import annotations
 import bisect
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,103 +15,20 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.round.key import InFlightRound, RoundEvent, RoundKey, RoundPlan
+from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.graphs import Executor, GrammarRound, RoundCache
+from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
-from specengine.engine.round.sources import DeviceDraft, num_slots
+from specengine.engine.round.source import num_slots
 from specengine.engine.round.state import HostView
 from specengine.runner import fallbacks
-from specengine.runner.graph_cache import Captured, Graph, GraphCache
+from specengine.runner.graph_cache import Captured, Graph
 from specengine.runner.graph_guard import GraphGuard
 
 _MANY = 128  # tokens of a batch's whole trees, from which on smaller ones are worth a graph
-_NONE: Mapping[int, Sequence[int]] = {}
-
-Part = Callable[[], object]
-RoundCache = GraphCache[RoundKey, None]  # rounds keep their buffers themselves
-
-
-class Executor(Protocol):
-    """How a round runs."""
-
-    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
-        """parts: run in order. What one leaves for the next stays where it is."""
-        ...
-
-    def new_event(self) -> RoundEvent: ...
-
-
-class InGraphs:
-    """In CUDA graphs."""
-
-    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
-        return cache.record_parts(parts)
-
-    def new_event(self) -> RoundEvent:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-
-class Eager:
-    """Operator by operator, on any device, and awaited at once."""
-
-    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
-        for part in parts:  # once, as before a capture
-            part()
-        return [_Uncaptured(part) for part in parts]
-
-    def new_event(self) -> RoundEvent:
-        return _Done()
-
-
-class _Uncaptured:
-    def __init__(self, run: Part) -> None:
-        self.replay = run
-
-
-class _Done:
-    """An event that has passed."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    def query(self) -> bool:
-        return True
-
-
-class GrammarRound:
-    """A round in which grammars constrain some requests: a graph a step, and before the last of
-    them the token masks. What the steps leave for each other lies in the graphs' pool: between
-    `replay` and `finish` no other graph may run."""
-
-    def __init__(self, bound: BoundRound, graphs: Sequence[Graph], event: RoundEvent) -> None:
-        self.bound = bound
-        self._draft, self._verify, self._accept = graphs
-        self._copy = torch.zeros(bound.host_copy().shape, dtype=torch.int64)
-        if bound.key.num_steps and bound.rows_B.is_cuda:
-            self._copy = self._copy.pin_memory()
-        self._copied = event
-
-    def replay(self) -> None:
-        """Launch what needs no masks."""
-        self._draft.replay()
-        if self.bound.key.num_steps:
-            self._copy.copy_(self.bound.host_copy(), non_blocking=True)
-            self._copied.record()
-        self._verify.replay()
-
-    def finish(self, reqs: list[Req]) -> dict[int, list[int]]:
-        """Make the masks while the device verifies, and launch the rest. The requests' grammars
-        stand after the tokens that the round starts from. Returns KeptDepths."""
-        if self.bound.key.num_steps:
-            self._copied.synchronize()
-        depths = self.bound.send_masks(reqs, self._copy)
-        self._accept.replay()
-        return depths
 
 
 class RoundExecutor:
@@ -120,9 +36,8 @@ class RoundExecutor:
     round of the same requests may be launched before this one's result is known, as long as each
     request has KV slots for both.
 
-    There is a graph for each RoundKey: batch size, number of steps, and what its requests ask for;
-    no steps at all is plain decoding. Those of greedy requests are captured at start, others when
-    they are first needed.
+    There is a graph for each RoundKey. Those of greedy requests are captured at start, others when
+    they are first needed. Rounds of no steps are plain decoding.
     """
 
     unguarded = ("guard",)
@@ -143,7 +58,7 @@ class RoundExecutor:
         self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
-        self.tree_sizes: Mapping[int, Sequence[int]] = _NONE  # by num_steps: nodes to cut trees to
+        self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
         self.cache = RoundCache("round", self.runner.graph_memory, self._guard_of)
         self.guard: GraphGuard | None = None  # of all graphs
         self.state = round.commit.state
@@ -153,8 +68,10 @@ class RoundExecutor:
         largest, device = self.batch_sizes[-1], self.runner.device
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self.num_slots = num_slots(self.source)
-        rule, simulated = round.rule, round.commit.simulated
-        self.is_lossy = simulated is not None or (rule is not None and rule.is_lossy)
+        self.num_nodes = self.steps[-1] + 1  # the most tokens that a request gains in a round
+        self.context = round.commit.context
+        self.has_lookup = not isinstance(self.source, DeviceDraft)  # the host drafts for rounds
+        self.is_lossy = round.is_lossy
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
         self._stale: set[int] = set()  # rows of rounds that a paused drafter has not observed
@@ -163,11 +80,6 @@ class RoundExecutor:
     @property
     def table(self) -> Tensor:
         return self.runner.pools.req_to_token_pool.req_to_token
-
-    @property
-    def num_nodes(self) -> int:
-        """The most tokens that a request gains in a round."""
-        return self.steps[-1] + 1
 
     @property
     def counters(self) -> Counter[str]:
@@ -204,8 +116,7 @@ class RoundExecutor:
         return RoundKey(batch_size, num_steps, self.sampling.greedy, paused, num_nodes)
 
     def smaller_trees(self, batch_size: int) -> dict[int, list[int]]:
-        """Nodes that trees may be cut to, root included, by num_steps. Only where nodes cost: at
-        small batch sizes the weights are all that is read."""
+        """Nodes that trees may be cut to, root included, by num_steps: only where nodes cost."""
         return {
             steps: list(found)
             for steps, found in self.tree_sizes.items()
@@ -228,8 +139,7 @@ class RoundExecutor:
 
     def _make(self, key: RoundKey) -> tuple[Graph, None]:
         """Runs rounds of no request: none may be in flight."""
-        self.rows[: key.batch_size].zero_()
-        self._rows = []
+        self.clear_rows()
         if key.features.logprobs:
             self.round.logprobs.prepare()
         if key.features.masks:
@@ -268,21 +178,15 @@ class RoundExecutor:
             return fallbacks.DRAFTER_NOT_READY
         if not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
             return fallbacks.NEARLY_FULL
-        return None if self.has_graphs(batch.reqs) else fallbacks.MEMORY_SPENT
-
-    def has_graphs(self, reqs: list[Req]) -> bool:
-        """Or memory for them."""
-        keys = self.keys(self._size(len(reqs)), self.sampling.features_of(reqs))
-        return self.cache.has_memory_for(*(one for one in keys if one.num_nodes is None))
+        keys = self.keys(self._size(size), self.sampling.features_of(batch.reqs))
+        needed = (one for one in keys if one.num_nodes is None)
+        return None if self.cache.has_memory_for(*needed) else fallbacks.MEMORY_SPENT
 
     def has_slots(self, req: Req, count: int) -> bool:
         """Whether `count` tokens past those that stand have slots. Of chains they may lie past the
         context; nodes of trees may not."""
         wanted = req.kv_len + count
-        return req.reserved_len >= (wanted if self.source.is_tree else self._within(wanted))
-
-    def _within(self, tokens: int) -> int:
-        return min(tokens, self.table.shape[1])
+        return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.context))
 
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
@@ -294,9 +198,8 @@ class RoundExecutor:
         return in_flight
 
     def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
-        """A round of requests of the round before, whatever that decides. When that one is
-        committed, and before anything else runs, `send_masks` must follow. None where no graph, or
-        too few slots, are there."""
+        """A round of requests of the round before, whatever that decides; None without a graph or
+        slots. When that one is committed, and before anything else runs, call `send_masks`."""
         count, drafts = self.num_nodes + self.num_slots, self.steps[0] or any(plan.num_drafted)
         if self.source.is_tree and drafts and not all(self.has_slots(r, count) for r in reqs):
             return None
@@ -351,8 +254,9 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        given = reqs, plan.num_drafted, outcome, self.executor.new_event(), key, self._turn
-        in_flight = InFlightRound(*given, plan.drafted_nodes, {}, plan.from_lookup)
+        done = self.executor.new_event()
+        given = reqs, plan.num_drafted, outcome, done, key, self._turn, plan.drafted_nodes
+        in_flight = InFlightRound(*given, {}, plan.from_lookup)
         if not key.features.masks:
             self._end(in_flight)
         return in_flight
@@ -379,7 +283,7 @@ class RoundExecutor:
         in_flight.done.record()
 
     def is_done(self, in_flight: InFlightRound) -> bool:
-        """Of a round whose masks were sent: whether `collect` would not wait."""
+        """Whether `collect` would not wait. Of a round whose masks were sent."""
         return in_flight.done.query()
 
     def collect(self, in_flight: InFlightRound) -> VerifyResult:
@@ -393,18 +297,16 @@ class RoundExecutor:
         self.sampling.edits.note(in_flight.reqs, tokens)
         # The padding of a short draft is a draft too, where it happens to be right.
         num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.num_drafted), num_accepted)]
-        logprobs = self._logprobs(in_flight, tokens)
+        logprobs: list[list[TokenLogprob]] | None = None
+        if in_flight.key.features.logprobs:
+            given = in_flight.turn, in_flight.reqs, steps + 1, tokens
+            logprobs = self.round.logprobs.read(*given)
         result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)
         if self.tree_sizes and steps:
             # Nodes stand best first: a node's number is its rank.
             paths = in_flight.outcome[:, steps + 2 : -1].tolist()
             result.path_ranks = [row[:n] for row, n in zip(paths, num_accepted, strict=True)]
         return result
-
-    @property
-    def has_lookup(self) -> bool:
-        """Whether the host drafts for rounds."""
-        return not isinstance(self.source, DeviceDraft)
 
     def num_drafts(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         """Of a round in which each request drafted so many levels."""
@@ -414,11 +316,3 @@ class RoundExecutor:
             counts: list[int] = in_flight.outcome[:, -1].tolist()
             return counts
         return in_flight.kept(self.source.num_drafted(in_flight, levels), levels)
-
-    def _logprobs(
-        self, in_flight: InFlightRound, tokens: list[list[int]]
-    ) -> list[list[TokenLogprob]] | None:
-        key = in_flight.key
-        if not key.features.logprobs:
-            return None
-        return self.round.logprobs.read(in_flight.turn, in_flight.reqs, key.num_steps + 1, tokens)

@@ -16,7 +16,7 @@ from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.masks import Flags
 from specengine.engine.round.key import KeptDepths, RoundKey
 from specengine.engine.round.masks import is_constrained
-from specengine.engine.round.sources import Drafts
+from specengine.engine.round.source import Drafts
 from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, commit_chain
 from specengine.kernels.accept_path import accept_path
 from specengine.kernels.accept_sampled import Accepted

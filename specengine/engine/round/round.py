@@ -27,7 +27,7 @@ from specengine.engine.round.logprobs import DeviceLogprobs
 from specengine.engine.round.masks import TokenMasks
 from specengine.engine.round.rules import Judged, Rule
 from specengine.engine.round.sampling import PLAIN, SamplingState
-from specengine.engine.round.sources import DraftOptions, Drafts, Source, num_slots
+from specengine.engine.round.source import DraftOptions, Drafts, Source, num_slots
 from specengine.kernels.accept_chain import begin_round
 from specengine.kernels.tree_build import TreeLimits
 from specengine.runner.model_runner import ModelRunner
@@ -86,6 +86,8 @@ class Round:
         batch_size = commit.state.outcomes.shape[1]
         num_rows, device = batch_size * num_slots(source), runner.device
         vocab_size = runner.model.vocab_size
+        is_simulated = commit.simulated is not None
+        self.is_lossy = is_simulated or (rule is not None and rule.is_lossy)
         self._plain = Chain([0], batch_size, device) if source.is_tree else layout
         self.logprobs = DeviceLogprobs(num_rows, vocab_size, device)
         self.masks = TokenMasks(num_rows, vocab_size, device)
@@ -190,30 +192,26 @@ class Round:
         return self._judged_trees(rows, key)
 
     def _matched_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
+        if self.source.is_tree and key.features.edits:
+            return DraftOptions(edits=RootEdits(self.sampling.edits.tables, rows))
+        return self._matched_chains(rows, key)
+
+    def _matched_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         if not key.features.edits:
             return DraftOptions()
-        tables = self.sampling.edits.tables
-        if self.source.is_tree:
-            return DraftOptions(edits=RootEdits(tables, rows))
-        picks = EditedBest(ChainEdits(tables, rows), self.sampling.vocab_size)
-        return DraftOptions(picks=picks)
+        edits = ChainEdits(self.sampling.edits.tables, rows)
+        return DraftOptions(picks=EditedBest(edits, self.sampling.vocab_size))
 
     def _sampled_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """The chains that a rule judges: those that the host would draft."""
         if not (self.source.draws and key.features.samples):
-            return self._edited_chains(rows, key)
+            return self._matched_chains(rows, key)
         rule, table, vocab_size = self.rule, self.sampling.table, self.sampling.vocab_size
         assert rule is not None
         edits = ChainEdits(self.sampling.edits.tables, rows) if key.features.edits else None
         count, keeps = self.source.drawn_nodes(key), rule.needs_weights
         draws = ChainDraws(rows, table, count, vocab_size, keeps, edits)
         return DraftOptions(picks=draws, weights=draws if keeps else None)
-
-    def _edited_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        if not key.features.edits:
-            return DraftOptions()
-        edits = ChainEdits(self.sampling.edits.tables, rows)
-        return DraftOptions(picks=EditedBest(edits, self.sampling.vocab_size))
 
     def _judged_trees(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """The trees that a rule judges: of no more nodes than requests may still emit tokens, and

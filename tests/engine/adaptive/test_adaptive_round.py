@@ -10,8 +10,8 @@ import pytest
 from specengine import SpecConfig
 from specengine.draft.hybrid import HybridDrafter
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
-from tests.engine import hybrid_world
 from tests.engine.test_depth_in_results import GREEDY, PROMPTS, make, steer
+from tests.support import hybrid
 
 SPEC = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
 SLOW = 0.05  # seconds
@@ -40,7 +40,7 @@ def test_observation_of_host_round_has_the_seconds_of_drafting(
         clock[0] += SLOW
         return draft(batch)
 
-    for module in ("round", "adaptive_round"):
+    for module in ("round.host", "adaptive_round"):
         monkeypatch.setattr(f"specengine.engine.{module}.perf_counter", now)
     monkeypatch.setattr(steered, "observe", keep)
     monkeypatch.setattr(llm.engine.drafter, "draft", slow)
@@ -62,8 +62,8 @@ def test_observation_of_hybrid_round_says_which_drafts_are_from_lookup(
 ) -> None:
     """Of chains and of trees."""
     folder, spec = folders[name]
-    spec = hybrid_world.hybrid(spec, 12, adaptive=True, eagle_topk=topk)
-    llm = hybrid_world.make(folder, spec)
+    spec = hybrid.hybrid(spec, 12, adaptive=True, eagle_topk=topk)
+    llm = hybrid.make(folder, spec)
     drafter = llm.engine.drafter
     assert isinstance(drafter, HybridDrafter)
     steered = steer(llm, lambda number: (11, 3, 2, 0)[number % 4])
@@ -90,7 +90,7 @@ def test_observation_of_hybrid_round_says_which_drafts_are_from_lookup(
 
     monkeypatch.setattr(drafter, "_long_match", watched)
     monkeypatch.setattr(steered, "observe", keep)
-    llm.generate(hybrid_world.PROMPTS, hybrid_world.LONG)
+    llm.generate(hybrid.PROMPTS, hybrid.LONG)
     assert {steps for steps, _ in told} == {2, 3, 11}
     assert {any(marks) for _, marks in told} == {True, False}
     assert any(any(marks) and not all(marks) for _, marks in told)
@@ -104,7 +104,7 @@ def test_a_model_beside_lookup_is_learned_separately(
 ) -> None:
     """Two lookup drafters are one source."""
     folder, spec = folders.get(name, (target, SpecConfig(algorithm=name)))
-    parts = hybrid_world.make(folder, hybrid_world.hybrid(spec, adaptive=True)).engine.parts
+    parts = hybrid.make(folder, hybrid.hybrid(spec, adaptive=True)).engine.parts
     assert parts.adaptive is not None
     acceptance = parts.adaptive.steps.acceptance
     assert type(acceptance) is expected

@@ -1,4 +1,4 @@
-"""What context adds to the cost of captured rounds, as measured at start."""
+"""What rounds take to read the text of their requests, and what depth that makes the best."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import pytest
 import torch
 
 from specengine import LLM, SpecConfig
-from specengine.engine import graph_build, round_seconds
+from specengine.engine import pipeline_build
 from specengine.engine.adaptive.costs import ContextCost, StepCosts
-from specengine.engine.graph_build import _context_cost, _measure
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import RoundGraph
-from specengine.engine.round_seconds import most_text, num_slots, standing
-from tests.engine.flying_world import chain_of, let_fly
-from tests.engine.test_graph_round import PROMPTS, make
+from specengine.engine.pipeline_build import _context_cost, _measure
+from specengine.engine.round import timing
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.timing import max_context, num_slots, pretend_context, seconds_of
+from specengine.runner.graph_cache import Graph
+from tests.support.device_rounds import chain_of, run_on_device
+from tests.support.rounds import PROMPTS, make
 
 
 @pytest.fixture
-def flying(target: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> GraphRound:
+def rounds(target: Path, drafters: dict[str, str]) -> RoundExecutor:
     """Of at most four requests."""
-    llm = make(target, chain_of("EAGLE3", drafters), device="cpu")
-    return let_fly(llm, monkeypatch)
+    return run_on_device(make(target, chain_of("EAGLE3", drafters), device="cpu"))
 
 
 @pytest.mark.parametrize("text", [40, 100])
-def test_rounds_are_measured_with_requests_of_this_context(flying: GraphRound, text: int) -> None:
-    table, rows_B, slots = flying.table, flying.rows[:4], 1024
-    with standing(rows_B, table, flying.state, slots, text):
+def test_pretended_requests_have_slots_of_their_own(rounds: RoundExecutor, text: int) -> None:
+    table, rows_B, slots = rounds.table, rounds.rows[:4], 1024
+    with pretend_context(rows_B, table, rounds.state, slots, text):
         assert rows_B.tolist() == [1, 2, 3, 4]
-        assert flying.state.lens[:6].tolist() == [0, text, text, text, text, 0]
+        assert rounds.state.lens[:6].tolist() == [0, text, text, text, text, 0]
         named = table[1:5, : min(text + 16, table.shape[1])]
         assert named.min() > 0, "slot 0 belongs to no request"
         assert named.max() < slots
@@ -40,74 +40,76 @@ def test_rounds_are_measured_with_requests_of_this_context(flying: GraphRound, t
         assert (named[:, 0] % 256 == 0).all(), "of whole pages"
     assert not rows_B.any()
     assert not table.any()
-    assert not flying.state.lens.any()
+    assert not rounds.state.lens.any()
 
 
-def test_a_failed_measurement_leaves_no_request(flying: GraphRound) -> None:
+def test_error_leaves_no_pretended_request_behind(rounds: RoundExecutor) -> None:
     with (
         pytest.raises(ZeroDivisionError),
-        standing(flying.rows[:2], flying.table, flying.state, 1024, 40),
+        pretend_context(rounds.rows[:2], rounds.table, rounds.state, 1024, 40),
     ):
         raise ZeroDivisionError
-    assert not flying.table.any()
-    assert not flying.rows.any()
+    assert not rounds.table.any()
+    assert not rounds.rows.any()
 
 
 @pytest.mark.parametrize("slots", [0, 256, 511])
-def test_a_pool_of_one_page_has_no_context_cost(
-    flying: GraphRound, slots: int, monkeypatch: pytest.MonkeyPatch
+def test_pool_of_one_page_holds_no_context(
+    rounds: RoundExecutor, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_seconds, "num_slots", lambda flying: slots)
-    assert most_text(flying) == max(slots // 256 * 256 - 256 - 64, 0)
-    assert _context_cost(flying, StepCosts({1: {0: 1.0, 3: 2.0}})) is None
+    monkeypatch.setattr(timing, "num_slots", lambda rounds: slots)
+    assert max_context(rounds) == max(slots // 256 * 256 - 256 - 64, 0)
+    assert _context_cost(rounds, StepCosts({1: {0: 1.0, 3: 2.0}})) is None
 
 
-def test_context_cost_is_the_difference_to_rounds_without_context(
-    flying: GraphRound, monkeypatch: pytest.MonkeyPatch
+def test_context_cost_is_what_rounds_take_longer(
+    rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, int, int]] = []
 
-    def seconds_of(size: int, steps: int, nodes: int | None = None, text: int = 0) -> float:
-        asked.append((size, steps, text))
-        return 1.0 + steps + text * size
+    def seconds_of(
+        rounds: RoundExecutor, size: int, steps: int, nodes: int | None = None, context: int = 0
+    ) -> float:
+        asked.append((size, steps, context))
+        return 1.0 + steps + context * size
 
-    monkeypatch.setattr(flying, "seconds_of", seconds_of)
-    monkeypatch.setattr(graph_build, "most_text", lambda flying: 150)
-    flying.batch_sizes, flying.steps = [1, 2, 3, 4], [0, 3]
-    table = _measure(flying)
+    monkeypatch.setattr(pipeline_build, "seconds_of", seconds_of)
+    monkeypatch.setattr(pipeline_build, "max_context", lambda rounds: 150)
+    rounds.batch_sizes, rounds.steps = [1, 2, 3, 4], [0, 3]
+    table = _measure(rounds)
     more = {size: {0: 150.0 * size, 3: 150.0 * size} for size in (1, 2, 4)}
     assert table.context_cost == ContextCost(150, more)
     assert asked[-6:] == [(size, steps, 150) for size in (4, 2, 1) for steps in (0, 3)]
     assert table.of(4, 3) == 4.0, "of requests of no text"
-    flying.batch_sizes = [2, len(flying.table)]
-    found = _context_cost(flying, StepCosts({2: {0: 1.0, 3: 4.0}}))
+    rounds.batch_sizes = [2, len(rounds.table)]
+    found = _context_cost(rounds, StepCosts({2: {0: 1.0, 3: 4.0}}))
     assert found is not None
     assert list(found.seconds) == [2], "there are not as many rows of the others"
 
 
-def test_replays_run_with_the_context_that_is_asked_for(
-    flying: GraphRound, monkeypatch: pytest.MonkeyPatch
+def test_timed_replays_have_requests_of_that_context(
+    rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
 
-    def least_seconds(graph: RoundGraph, replays: int) -> float:
+    def least_seconds(graph: Graph, replays: int) -> float:
         graph.replay()
-        seen.append(flying.state.lens[:4].tolist())
+        seen.append(rounds.state.lens[:4].tolist())
         return 1.0
 
-    monkeypatch.setattr(round_seconds, "least_seconds", least_seconds)
-    assert flying.seconds_of(2, 3, text=40) == 1.0
+    monkeypatch.setattr(timing, "least_seconds", least_seconds)
+    assert seconds_of(rounds, 2, 3, context=40) == 1.0
     zero, first, second, third = seen[0]
     assert (zero, third) == (0, 0)
     assert first == second > 40, "a round has moved them on"
-    flying.seconds_of(2, 3)
+    seconds_of(rounds, 2, 3)
     assert seen[1][1:] == [0, 0, 0]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 class TestOnTheGpu:
-    def test_long_contexts_take_longer_and_leave_nothing(self) -> None:
+    def test_long_texts_take_longer_and_leave_nothing(self) -> None:
         spec = SpecConfig(algorithm="NGRAM", adaptive=True, num_draft_tokens=4)
         llm = LLM(
             "smollm2-shape",
@@ -116,26 +118,26 @@ class TestOnTheGpu:
             max_total_tokens=400_000,
             cuda_graph_bs=(1, 64),
         )
-        flying = llm.engine.graph_round
-        assert flying is not None
-        assert num_slots(flying) > 400_000
-        text = min(4096, most_text(flying))
-        short, long = (flying.seconds_of(64, 0, text=tokens) for tokens in (0, text))
+        rounds = llm.engine.device_rounds
+        assert rounds is not None
+        assert num_slots(rounds) > 400_000
+        text = min(4096, max_context(rounds))
+        short, long = (seconds_of(rounds, 64, 0, context=tokens) for tokens in (0, text))
         assert long > 1.3 * short
-        assert not flying.table.any()
-        assert not flying.state.lens[1:].any()
+        assert not rounds.table.any()
+        assert not rounds.state.lens[1:].any()
 
-    def test_an_engine_generates_the_same_after_measuring(
+    def test_engine_has_the_same_text_after_it(
         self, target: Path, drafters: dict[str, str]
     ) -> None:
         spec = SpecConfig(
             algorithm="EAGLE3", adaptive=True, num_steps=3, draft_model_path=drafters["EAGLE3"]
         )
         plain, llm = make(target, None), make(target, spec)
-        assert llm.engine.flights is not None
-        depths = llm.engine.flights.depths
+        assert llm.engine.pipeline is not None
+        depths = llm.engine.pipeline.depths
         assert depths is not None
         assert isinstance(depths.costs, StepCosts)
-        assert depths.costs.context_cost is not None
+        assert depths.costs.reading is not None
         told = [[one.token_ids for one in each.generate(PROMPTS)] for each in (plain, llm)]
         assert told[0] == told[1]

@@ -10,27 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError
-from specengine.engine import build
+from specengine.engine import build, pipeline_build
 from specengine.engine.adaptive.cost_file import CostFile, read_table
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.cost_facts import _digest, keep_at_the_end, settle_costs
-from specengine.engine.graph_build import make_flights
-from specengine.engine.graph_round import GraphRound
-from tests.engine.flying_world import let_fly
+from specengine.engine.pipeline_build import make_pipeline
+from specengine.engine.round.build import DraftedBy, compose
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.graphs import Eager
 from tests.support.adaptive import seen
+from tests.support.device_rounds import run_on_device
+from tests.support.rounds import ON_CPU
 
 TEXT = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
 PROMPTS = ["abcabcabcabcabc", "0123456789" * 4, "abab" * 4]
-ON_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
-)
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def make(target: Path, spec: SpecConfig, **flags: Any) -> LLM:
 
 
 class Start:
-    """Of an engine whose rounds fly on a CPU: `build` does the same where there is a GPU."""
+    """Of an engine with device rounds on a CPU: `build` does the same where there is a GPU."""
 
     def __init__(
         self,
@@ -74,30 +73,36 @@ class Start:
             patch.setattr(build, "keep_at_the_end", put_off)
             self.llm = make(target, spec)
         self.asked: list[tuple[int, int]] = []
-        flying = let_fly(self.llm, monkeypatch, most=most)
-        if spec.algorithm == "EAGLE3":
-            flying = GraphRound(self.llm.engine.parts.worker, flying.drafter, [0, 1, 3], [1, most])
-        sizes = flying.batch_sizes if left is None else left
-        monkeypatch.setattr(flying, "capture", lambda: setattr(flying, "batch_sizes", sizes))
-        monkeypatch.setattr(flying, "seconds_of", self.seconds_of)
+        rounds = run_on_device(self.llm, sizes=(1, 2, most))
         engine = self.llm.engine
-        settle_costs(found[0], engine, flying)
-        engine.flights = make_flights(engine.parts.config, engine.parts, flying, found[0])
+        if spec.algorithm == "EAGLE3":
+            drafted = DraftedBy(rounds.source, [0, 1, 3])
+            rounds = compose(engine.parts.worker.runner, drafted, None, [1, most], Eager())
+        sizes = rounds.batch_sizes if left is None else left
+        monkeypatch.setattr(rounds, "capture", lambda: setattr(rounds, "batch_sizes", sizes))
+        monkeypatch.setattr(pipeline_build, "seconds_of", self.seconds_of)
+        settle_costs(found[0], engine, rounds)
+        engine.pipeline = make_pipeline(engine.parts.config, engine.parts, rounds, found[0])
         keep_at_the_end(found[0], engine)
 
     def seconds_of(
-        self, batch_size: int, num_steps: int, num_nodes: int | None = None, text: int = 0
+        self,
+        rounds: RoundExecutor,
+        batch_size: int,
+        num_steps: int,
+        num_nodes: int | None = None,
+        context: int = 0,
     ) -> float:
         """Drafts are cheap among few."""
-        if not text:
+        if not context:
             self.asked.append((batch_size, num_steps))
         return 1.0 + batch_size * num_steps / 3
 
     @property
     def depths(self) -> AdaptiveSteps:
-        assert self.llm.engine.flights is not None
-        assert self.llm.engine.flights.depths is not None
-        return self.llm.engine.flights.depths
+        assert self.llm.engine.pipeline is not None
+        assert self.llm.engine.pipeline.depths is not None
+        return self.llm.engine.pipeline.depths
 
 
 def choices(depths: AdaptiveSteps) -> list[int]:

@@ -16,11 +16,11 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Flight, Form, Wish
-from specengine.engine.row_choices import rows_of
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.sampling import rows_of
 from tests.draft.eagle_checkpoints import eagle3
-from tests.engine.flying_world import let_fly
+from tests.support.device_rounds import run_on_device
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
@@ -29,7 +29,7 @@ class Watched:
     """The rows that a drafter missed, beside the first keys that it keeps."""
 
     def __init__(
-        self, llm: LLM, flying: GraphRound, mixed: bool, monkeypatch: pytest.MonkeyPatch
+        self, llm: LLM, rounds: RoundExecutor, mixed: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """mixed: rounds also run beside prompts."""
         drafter = llm.engine.drafter
@@ -38,12 +38,12 @@ class Watched:
         self.missed: set[int] = set()
         self.first_keys = drafter.first_keys.tolist()
         self.resumed = self.seeded = 0
-        fly, observe, see = flying._fly, drafter.observe_rows, drafter._see_all
+        launch, observe, see = rounds._launch, drafter.observe_rows, drafter._see_all
 
-        def watched_fly(reqs: list[Req], wish: Wish, form: Form) -> Flight:
-            if form.asleep:
+        def watched_launch(reqs: list[Req], plan: RoundPlan, key: RoundKey) -> InFlightRound:
+            if key.paused:
                 self.missed.update(rows_of(reqs))
-            return fly(reqs, wish, form)
+            return launch(reqs, plan, key)
 
         def watched_observe(rows: RowBatch, *given: Any) -> None:
             self.look(rows)
@@ -57,9 +57,9 @@ class Watched:
                 self.missed.discard(row)
                 self.first_keys[row] = 0
             if mixed:
-                self.look_at(list(self.missed), flying.state.lens[list(self.missed)].tolist())
+                self.look_at(list(self.missed), rounds.state.lens[list(self.missed)].tolist())
 
-        monkeypatch.setattr(flying, "_fly", watched_fly)
+        monkeypatch.setattr(rounds, "_launch", watched_launch)
         monkeypatch.setattr(drafter, "observe_rows", watched_observe)
         monkeypatch.setattr(drafter, "_see_all", watched_see)
 
@@ -95,13 +95,13 @@ def test_a_paused_drafter_marks_the_missed_positions_and_no_others(
     flags |= {"disable_radix_cache": True, "max_running_requests": 4, "enable_mixed_chunk": mixed}
     plain = LLM(str(target), **flags)
     llm = LLM(str(target), replace(spec, num_steps=2), **flags)
-    flying = let_fly(llm, monkeypatch, overlaps)
-    flying.may_sleep, flying.steps = True, [0, 1, 2]
-    flights = llm.engine.flights
-    assert flights is not None
-    flights.depths = AdaptiveSteps(flying.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
-    flights.pause = DrafterPause(paused=9, active=2)
-    watched = Watched(llm, flying, mixed, monkeypatch)
+    rounds = run_on_device(llm, overlaps)
+    rounds.may_pause, rounds.steps = True, [0, 1, 2]
+    pipeline = llm.engine.pipeline
+    assert pipeline is not None
+    pipeline.depths = AdaptiveSteps(rounds.steps, StepCosts({4: {0: 1.0, 1: 9.0, 2: 18.0}}))
+    pipeline.pause = DrafterPause(paused=9, active=2)
+    watched = Watched(llm, rounds, mixed, monkeypatch)
     waiting, found, steps = list(asked), dict[str, list[int]](), 0
     while waiting or llm.engine.has_work:
         if waiting and steps % 4 == 0:

@@ -1,0 +1,30 @@
+"""A round in flight as its pipeline knows it, and its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specengine.core.request import Req
+from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.round.key import InFlightRound
+
+
+class RoundResult(NamedTuple):
+    """A collected round, to be committed."""
+
+    reqs: list[Req]
+    result: VerifyResult
+
+
+@dataclass(slots=True)
+class Launched:
+    """A round in flight, and how it came to be launched."""
+
+    round: InFlightRound
+    choice: Decision
+    paused: bool  # the drafter does not observe it
+    followed: bool  # it was launched before the one before it was collected
+    started: float  # when its time began, by perf_counter
+    drafting: float = 0.0  # seconds that the host drafted for it

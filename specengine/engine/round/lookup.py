@@ -1,0 +1,188 @@
+"""Drafts that the host finds in the text of requests, in buffers that rounds on the device read."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specengine.core.batch import RowBatch
+from specengine.core.drafter import Drafter
+from specengine.core.interfaces import RowsOutput
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal
+from specengine.core.transfer import pinned
+from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.source import DraftOptions, Drafts
+from specengine.kernels.tree_shape import tree_shape
+
+
+class LookupChains:
+    """Chains that the host found in text, in a buffer that rounds read.
+
+    Shorter chains are padded, with token 0 or with what earlier rounds left. A rule of matching
+    accepts padding that happens to be right; other rules are told how many drafts there are.
+    Rows past those of the last round hold what earlier ones had.
+    """
+
+    is_tree = False
+    draft_slots = 0
+
+    def __init__(self, batch_size: int, num_steps: int, device: torch.device) -> None:
+        self.max_steps = num_steps
+        # int64 [B, num_steps + 1]: drafts, and in the last column how many there are. So the drafts
+        # begin where kernels like it (core/columns.py).
+        self.buffer = torch.zeros(batch_size, num_steps + 1, dtype=torch.int64, device=device)
+
+    def copy_in(self, proposal: DraftProposal, whole_rows: bool) -> RoundPlan:
+        """whole_rows: padded with token 0, and with the counts."""
+        drafts_BK = proposal.tokens[:, 1:]
+        size, width = drafts_BK.shape
+        if whole_rows:
+            # A new array each time: the copy of the last one may be under way.
+            rows = np.zeros((size, self.buffer.shape[1]), np.int64)
+            rows[:, -1] = proposal.num_drafted
+            exists_BK = np.arange(width) < rows[:, -1:]
+            np.copyto(rows[:, :width], drafts_BK.numpy(), where=exists_BK)
+            moved = pinned(torch.from_numpy(rows), self.buffer.device)
+            self.buffer[:size].copy_(moved, non_blocking=True)
+        elif width:
+            moved = pinned(drafts_BK, self.buffer.device)
+            self.buffer[:size, :width].copy_(moved, non_blocking=True)
+        return RoundPlan(proposal.num_drafted)
+
+    def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
+        return Drafts(rows, self.buffer[: len(rows.rows_B), : key.num_steps])
+
+    def exist(self, batch_size: int) -> Tensor:
+        """bool [B], whether there is a draft of each of the first requests."""
+        return self.buffer[:batch_size, -1] > 0
+
+    def num_nodes(self, num_steps: int) -> int:
+        return 1 + num_steps
+
+
+class LookupTrees:
+    """Trees that the host found in text, in a buffer that rounds read.
+
+    Smaller trees are padded with nodes that are their own parents: no path from the root leads to
+    one, so that none is ever accepted, whatever its token. Their KV goes to slots that no other
+    node reads. Rows past those of the last round hold what earlier ones had.
+    """
+
+    is_tree = True
+    draft_slots = 0
+
+    def __init__(
+        self, drafter: Drafter, max_nodes: int, batch_size: int, device: torch.device
+    ) -> None:
+        """max_nodes: of a tree, root included."""
+        self.drafter = drafter
+        self.max_steps = max_nodes - 1  # of a tree that does not branch
+        self._padding = np.stack([np.zeros(max_nodes, np.int64), np.arange(max_nodes)])
+        self._padding[1, 0] = -1
+        # int64 [B, 2, max_nodes]: tokens and parents
+        self.buffer = torch.from_numpy(self._padding).repeat(batch_size, 1, 1).to(device)
+
+    def copy_in(self, proposal: DraftProposal, whole_rows: bool) -> RoundPlan:
+        if proposal.is_empty:
+            return RoundPlan(proposal.num_drafted, drafted_nodes=proposal.num_drafted)
+        given_B2N = np.stack([proposal.tokens.numpy(), proposal.parents.numpy()], axis=1)
+        size, _, width = given_B2N.shape
+        exists_BN = np.arange(width) < np.array(proposal.num_nodes)[:, None]
+        # A new array each time: the copy of the last one may be under way.
+        nodes = np.tile(self._padding, (size, 1, 1))
+        np.copyto(nodes[:, :, :width], given_B2N, where=exists_BN[:, None])
+        moved = pinned(torch.from_numpy(nodes), self.buffer.device)
+        self.buffer[:size].copy_(moved, non_blocking=True)
+        levels = proposal.num_drafted
+        if not proposal.is_chain:
+            pairs = zip(nodes[:, 1].tolist(), proposal.num_nodes, strict=True)
+            levels = [_depth(parents[:count]) for parents, count in pairs]
+        return RoundPlan(levels, drafted_nodes=proposal.num_drafted)
+
+    def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
+        """The first nodes of a tree are a tree, for parents stand before their children."""
+        if not key.num_steps:
+            return Drafts(rows, rows.roots_B.new_empty(len(rows.roots_B), 0))
+        count = self.num_nodes(key.num_steps)
+        nodes_B2N = self.buffer[: len(rows.rows_B)]
+        return Drafts.of_tree(rows, tree_shape(rows.roots_B, nodes_B2N, count, key.num_steps))
+
+    def exist(self, batch_size: int) -> Tensor:
+        """bool [B], whether there is a draft of each of the first requests. The first node behind a
+        root is its child; where it does not exist, its own."""
+        return self.buffer[:batch_size, 1, 1] == 0
+
+    def num_nodes(self, num_steps: int) -> int:
+        return self.drafter.num_tree_nodes(num_steps) if num_steps else 1
+
+
+Lookup = LookupChains | LookupTrees
+
+
+def make_lookup(
+    drafter: Drafter, is_tree: bool, max_nodes: int, batch_size: int, device: torch.device
+) -> Lookup:
+    """max_nodes: of a draft, root included. batch_size: of the largest round."""
+    if is_tree:
+        return LookupTrees(drafter, max_nodes, batch_size, device)
+    return LookupChains(batch_size, max_nodes - 1, device)
+
+
+class LookupDraft:
+    """The host drafts from text before each round that has drafts."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self.lookup = lookup
+        self.is_tree, self.max_steps = lookup.is_tree, lookup.max_steps
+        self.draft_slots = self.model_steps = 0
+        self.model_is_tree = self.draws = self.may_be_unready = False
+        self.tree_topk = 1
+
+    def is_ready(self, req: Req) -> bool:
+        return True
+
+    def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
+        return self.lookup.draft(key, rows, options)
+
+    def observe(
+        self, key: RoundKey, rows: RowBatch, output: RowsOutput, tokens: Tensor, accepted: Tensor
+    ) -> None:
+        """The host reads the committed text."""
+
+    def num_nodes(self, num_steps: int) -> int:
+        return self.lookup.num_nodes(num_steps)
+
+    def tree_sizes(self, num_steps: int) -> set[int]:
+        return {self.num_nodes(num_steps)}
+
+    def model_depth(self, key: RoundKey) -> int:
+        return 0
+
+    def drawn_nodes(self, key: RoundKey) -> int:
+        return 1 + key.num_steps
+
+    def counts_are_sent(self, key: RoundKey) -> bool:
+        return True
+
+    def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
+        return self.lookup.copy_in(proposal, whole_rows=False)
+
+    def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
+        return []
+
+    def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
+        return key
+
+    def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
+        counts = in_flight.drafted_nodes
+        return [0] * len(levels) if counts is None else counts
+
+
+def _depth(parents: list[int]) -> int:
+    """Of the deepest node; parents stand before their children."""
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(1 + depths[parent])
+    return max(depths)

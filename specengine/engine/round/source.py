@@ -1,0 +1,122 @@
+"""What rounds on the device ask of the source of their drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from specengine.core.batch import RowBatch
+from specengine.core.draft_picks import DraftEdits, DraftPicks, TreeDraws
+from specengine.core.interfaces import RowsOutput
+from specengine.core.request import Req
+from specengine.core.spec import DraftProposal
+from specengine.engine.round.draws import DraftWeights
+from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.kernels.tree_build import DraftTree, TreeLimits
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """How the drafts of one round are chosen; None throughout: the best tokens.
+
+    picks: of chains. edits, limits, draws: of trees. weights: what `picks` or `draws` draw from,
+    where the rule needs that; lookup_weights: the same, of rounds in which all drafts came from
+    lookup.
+    """
+
+    picks: DraftPicks | None = None
+    edits: DraftEdits | None = None
+    limits: TreeLimits | None = None
+    draws: TreeDraws | None = None
+    weights: DraftWeights | None = None
+    lookup_weights: DraftWeights | None = None
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Of the requests in `rows`: chains, or trees of N nodes each."""
+
+    rows: RowBatch
+    tokens_BK: Tensor  # int64, the drafts without the root
+    tree: DraftTree | None = None
+    weights: DraftWeights | None = None
+    numbers_BN: Tensor | None = None  # int64, as in SampledRound; of trees that a grammar cut
+    host_copy: Tensor | None = None  # what the host must know of them, where a grammar asks
+
+    @classmethod
+    def of_tree(
+        cls, rows: RowBatch, tree: DraftTree, weights: DraftWeights | None = None
+    ) -> Drafts:
+        return cls(rows, tree.tokens_BN[:, 1:], tree, weights)
+
+
+class Source(Protocol):
+    """Drafts for the rounds of one engine. All methods without a host's object in their arguments
+    are captured."""
+
+    is_tree: bool
+    max_steps: int  # levels of the deepest round
+    draft_slots: int  # KV slots past those that stand which drafting writes
+    model_steps: int  # levels of a model's deepest draft; 0 where no model drafts
+    model_is_tree: bool
+    tree_topk: int  # children of a node of the model's trees; 1 of chains
+    draws: bool  # drafts of requests that sample are sampled
+    may_be_unready: bool  # is_ready may be False
+
+    def is_ready(self, req: Req) -> bool:
+        """As Drafter.is_ready."""
+        ...
+
+    def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts: ...
+
+    def observe(
+        self, key: RoundKey, rows: RowBatch, output: RowsOutput, tokens: Tensor, accepted: Tensor
+    ) -> None:
+        """As Drafter.observe_rows."""
+        ...
+
+    def num_nodes(self, num_steps: int) -> int:
+        """Of the largest tree so deep, root included."""
+        ...
+
+    def tree_sizes(self, num_steps: int) -> set[int]:
+        """Nodes of all trees that rounds so deep may have, root included."""
+        ...
+
+    def model_depth(self, key: RoundKey) -> int:
+        """How deep a model drafts in such rounds."""
+        ...
+
+    def drawn_nodes(self, key: RoundKey) -> int:
+        """Nodes of each request for which weights are kept where a model samples chains."""
+        ...
+
+    def counts_are_sent(self, key: RoundKey) -> bool:
+        """Whether the host sends how many drafts each request has."""
+        ...
+
+    def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
+        """Drafts of lookup to the device, in the order of the round's requests -> the plan of that
+        round. levels: how deep each request may draft."""
+        ...
+
+    def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
+        """num_steps and model_steps of rounds that exist beside those of each number of steps."""
+        ...
+
+    def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
+        """The key of the round that serves a plan. key: without regard to the source."""
+        ...
+
+    def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
+        """Nodes of each tree, without the root, where requests drafted so many levels."""
+        ...
+
+
+def num_slots(source: Source) -> int:
+    """KV slots past those that stand which a round writes, of each request."""
+    if not source.is_tree:
+        return source.max_steps + 1
+    return max(source.num_nodes(source.max_steps), source.draft_slots)
