@@ -11,7 +11,7 @@ import pytest
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.engine.grammar.compiler import GrammarCompiler
-from tests.engine.grammar_world import EOS, VOCAB, World, mask_of
+from tests.support.grammars import EOS, VOCAB, World, mask_of
 
 PERSON = {
     "type": "object",

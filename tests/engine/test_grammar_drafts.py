@@ -28,7 +28,7 @@ from specengine.core.spec import DraftProposal
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.drafts import add_masks, constrain, kept_nodes, legal_nodes
 from specengine.engine.grammar.masks import MaskBuilder, masked_prefill
-from tests.engine.grammar_world import EOS, VOCAB, World, allowed, mask_of
+from tests.support.grammars import EOS, VOCAB, World, allowed, mask_of
 
 AB = GrammarSpec.regex("[ab]{1,9}")
 LETTERS = "raxbxaab"
@@ -74,7 +74,7 @@ def shown(world: World, proposal: DraftProposal) -> list[tuple[str, list[int]]]:
     return [(world.tokenizer.decode(t[:n]), p[:n]) for t, p, n in rows]
 
 
-def test_what_leaves_the_grammar_is_cut_with_all_below_it(world: World) -> None:
+def test_node_outside_the_grammar_is_cut_with_its_subtree(world: World) -> None:
     reqs = [world.request(AB, "a"), free(world)]
     drafted = constrain(
         batch_of(reqs), proposal_of(world, [(LETTERS, PARENTS), (LETTERS, PARENTS)])
@@ -83,7 +83,7 @@ def test_what_leaves_the_grammar_is_cut_with_all_below_it(world: World) -> None:
     assert drafted.proposal.num_drafted == [3, 7]
 
 
-def test_a_chain_ends_where_it_leaves_the_grammar(world: World) -> None:
+def test_chain_ends_where_it_leaves_the_grammar(world: World) -> None:
     chain = [-1, 0, 1, 2, 3]
     reqs = [world.request(AB, "a"), world.request(AB, "ab"), world.request(AB, "b")]
     drafted = constrain(
@@ -94,13 +94,13 @@ def test_a_chain_ends_where_it_leaves_the_grammar(world: World) -> None:
     assert drafted.proposal.is_chain
 
 
-def test_a_completed_grammar_ends_the_draft(world: World) -> None:
+def test_completed_grammar_ends_the_draft(world: World) -> None:
     req = world.request(GrammarSpec.regex("abc"), "a")
     drafted = constrain(batch_of([req]), proposal_of(world, [("abca", [-1, 0, 1, 2])]))
     assert shown(world, drafted.proposal) == [("abc", [-1, 0, 1])]
 
 
-def test_sampled_nodes_stay_to_be_rejected(world: World) -> None:
+def test_sampled_nodes_outside_the_grammar_are_kept_to_be_rejected(world: World) -> None:
     """Only what can never be reached is cut: the verifier must see each token that was drawn."""
     probs = torch.rand(1, len(PARENTS), VOCAB)
     confidence = torch.rand(1, len(PARENTS))
@@ -114,8 +114,8 @@ def test_sampled_nodes_stay_to_be_rejected(world: World) -> None:
     assert torch.equal(drafted.confidence[0, : len(kept)], confidence[0, kept])
 
 
-def test_of_greedy_requests_nothing_was_drawn(world: World) -> None:
-    """Whoever they share a batch with, on the host and on the device."""
+def test_greedy_requests_drafts_are_cut_beside_sampled_ones(world: World) -> None:
+    """On the host and on the device."""
     tree, chain = "raxb", [-1, 0, 1, 2]
     reqs = [world.request(AB, "a", temperature=one) for one in (0.0, 0.7)]
     proposal = proposal_of(world, [(tree, chain)] * 2, draft_probs=torch.rand(2, 4, VOCAB))
@@ -128,14 +128,14 @@ def test_of_greedy_requests_nothing_was_drawn(world: World) -> None:
 
 
 @pytest.mark.parametrize("reqs", ["free", "legal"])
-def test_nothing_is_copied_where_nothing_is_cut(world: World, reqs: str) -> None:
+def test_proposal_is_returned_as_it_is_where_nothing_is_cut(world: World, reqs: str) -> None:
     req = free(world) if reqs == "free" else world.request(AB, "a")
     proposal = proposal_of(world, [("raba", [-1, 0, 1, 2])])
     assert constrain(batch_of([req]), proposal).proposal is proposal
 
 
-def test_masks_of_nodes(world: World) -> None:
-    """Row of each node that a grammar rules; after abb, only the end may follow."""
+def test_each_constrained_node_has_its_mask(world: World) -> None:
+    """Row of each node of a request with a grammar; after abb, only the end may follow."""
     spec = GrammarSpec.regex("ab?b?")
     reqs = [free(world), world.request(spec, "a")]
     trees = [("xy", [-1, 0]), ("abxb", [-1, 0, 0, 1])]
@@ -149,7 +149,7 @@ def test_masks_of_nodes(world: World) -> None:
     assert [allowed(words) for words in mask.words_MW] == [{EOS, b}, {EOS, b}, {EOS}]
 
 
-def test_rows_of_rejected_nodes_have_no_mask(world: World) -> None:
+def test_rejected_nodes_have_no_mask(world: World) -> None:
     batch = batch_of([world.request(AB, "a")])
     proposal = proposal_of(world, [("raxb", [-1, 0, 0, 1])], draft_probs=torch.rand(1, 4, VOCAB))
     mask = constrain(batch, proposal).masked(batch).sampling.mask
@@ -188,7 +188,7 @@ def test_prefill_masks_are_of_the_rows_that_sample(world: World) -> None:
     ],
     ids=str,
 )
-def test_what_would_end_the_output_too_early(
+def test_tokens_that_end_the_output_are_masked_before_min_tokens(
     world: World, sampling: dict[str, Any], masks: list[str]
 ) -> None:
     """Forbidden before min_tokens, unless the grammar allows nothing else. $ is the end token."""
@@ -218,7 +218,7 @@ class Failed:
         words[:] = 0
 
 
-def test_a_failed_grammar_leaves_something_to_choose(world: World) -> None:
+def test_failed_grammar_masks_nothing(world: World) -> None:
     req = free(world)
     req.grammar = Failed()
     batch = batch_of([req])
@@ -262,7 +262,7 @@ def test_legal_nodes_are_those_whose_text_is_legal(
     assert mask_of(state) == before
 
 
-def test_a_walk_given_up_halfway_is_undone(world: World) -> None:
+def test_unfinished_walk_leaves_the_grammar_as_it_was(world: World) -> None:
     state = world.start(AB)
     before = mask_of(state)
     walk = legal_nodes(state, HostTree(world.ids("raba"), [-1, 0, 1, 2]))
@@ -280,7 +280,7 @@ def test_a_walk_given_up_halfway_is_undone(world: World) -> None:
     st.booleans(),
 )
 @settings(deadline=None, max_examples=40)
-def test_chains_at_once_are_those_walked_one_by_one(
+def test_masks_of_chains_made_at_once_are_those_of_the_walk(
     world: World, drawn: list[tuple[str, list[int]]], ignore_eos: bool
 ) -> None:
     """Among them tokens that the grammar forbids, and such that end it."""

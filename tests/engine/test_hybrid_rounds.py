@@ -16,11 +16,10 @@ from torch import Tensor
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.standalone.worker import StandaloneWorker
-from specengine.engine.adaptive.choice import Decision
-from specengine.engine.adaptive.cost_table import StepCosts
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
-from specengine.engine.adaptive.running_costs import RunningCosts
-from specengine.engine.adaptive.steps import AdaptiveSteps
+from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.launched import Launched
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.ragged_build import _kinds_of_rounds

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from specengine import LLM, SpecConfig
-from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from tests.engine.flying_world import come_and_go, let_fly
 from tests.engine.test_graph_round import GREEDY, PROMPTS, SAMPLED, make
 from tests.engine.test_graph_round import let_fly as allow
@@ -25,6 +22,9 @@ from tests.engine.test_graph_weighed_tree import (
     pair_on_the_gpu,
     with_rule,
 )
+
+from specengine import LLM, SpecConfig
+from specengine.engine.graph_weighed_tree import GraphWeighedTreeRound
 from tests.engine.test_standalone_trees import SHAPES, Folders, specs_of
 from tests.halves import thinned
 

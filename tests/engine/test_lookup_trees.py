@@ -1,4 +1,5 @@
-"""Trees of text fly: the host drafts them, and the device decides what the host's rounds decide."""
+"""Trees that the host drafts from text, in rounds on the device: what they decide is what rounds of
+the host decide."""
 
 from __future__ import annotations
 
@@ -10,25 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.flying_world import let_fly
-from tests.engine.test_graph_round import GREEDY, assert_close
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
-from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.graph_tree import GraphTreeRound
 from specengine.engine.llm import Generation
-from specengine.engine.round_form import Flight
-from tests.engine.test_depth_in_results import Steered
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import InFlightRound
 from tests.halves import thinned
+from tests.support.chosen_depths import ChosenDepths
+from tests.support.device_rounds import run_on_device
 from tests.support.plain import plain_says
+from tests.support.rounds import GREEDY, ON_CPU, assert_close
 
 CPU = torch.device("cpu")
-ON_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
-)
 TEXT: dict[str, Any] = {"adaptive": False, "num_draft_tokens": 12}
 NGRAM: dict[str, Any] = {"algorithm": "NGRAM", "ngram_branches": 2, "ngram_min_match": 1}
 SUFFIX: dict[str, Any] = {
@@ -48,7 +44,7 @@ LONG = replace(GREEDY, max_tokens=48)
 # Between two tokens everywhere, so that text goes on now like this and now like that.
 TORN = replace(LONG, temperature=9.0, top_k=2, max_tokens=300)
 DRAWN = [replace(LONG, temperature=3.0, top_k=2, seed=seed) for seed in range(3)]
-WISHES = {
+FEATURES = {
     "edited": [
         replace(DRAWN[0], frequency_penalty=0.3, logit_bias={5: 2.0, 9: -3.0}),
         replace(DRAWN[1], repetition_penalty=1.1, min_tokens=9, stop_token_ids=(7,)),
@@ -61,7 +57,7 @@ Prompt = list[int]
 
 @pytest.fixture(scope="module")
 def prompts(target: Path) -> list[Prompt]:
-    """What the target has said; and one of which nothing is drafted at first."""
+    """Text of the target; and one for which nothing is drafted at first."""
     llm, params = make(target, None), [replace(TORN, seed=seed) for seed in (1, 2)]
     return [*tokens(llm.generate(["a", "b"], params)), llm.tokenizer.encode("x")]
 
@@ -80,78 +76,78 @@ def counts(results: Sequence[Generation]) -> list[tuple[list[int], int]]:
 
 
 @dataclass
-class Landed:
-    """What came of rounds on the device."""
+class Collected:
+    """What rounds on the device decided."""
 
     steps: Counter[int] = field(default_factory=Counter)  # rounds, by the depth of their graph
     moved: int = 0  # paths whose nodes do not lie one behind the other
     idle: int = 0  # requests without a draft, where others had one
 
-    def watch(self, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> None:
-        land = flying.land
+    def watch(self, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+        collect = rounds.collect
 
-        def watched(flight: Flight) -> VerifyResult:
-            result, steps = land(flight), flight.form.num_steps
+        def watched(in_flight: InFlightRound) -> VerifyResult:
+            result, steps = collect(in_flight), in_flight.key.num_steps
             self.steps[steps] += 1
             if steps:
-                assert flight.drafted_nodes is not None
-                left = flight.left(flight.drafted_nodes, flight.num_drafted)
+                assert in_flight.drafted_nodes is not None
+                left = in_flight.kept(in_flight.drafted_nodes, in_flight.num_drafted)
                 assert result.num_drafted == left
-                self.idle += flight.drafted_nodes.count(0)
-                nodes = flight.outcome[:, steps + 2 :].tolist()
+                self.idle += in_flight.drafted_nodes.count(0)
+                nodes = in_flight.outcome[:, steps + 2 :].tolist()
                 for path, count in zip(nodes, result.num_accepted, strict=True):
-                    assert max(path[:count], default=0) < flying.num_slots
+                    assert max(path[:count], default=0) < rounds.num_slots
                     self.moved += path[:count] != list(range(1, 1 + count))
                 for count, drafted in zip(result.num_accepted, result.num_drafted, strict=True):
-                    assert count <= drafted, "what nobody drafted never stands"
+                    assert count <= drafted, "padding is never accepted"
             return result
 
-        monkeypatch.setattr(flying, "land", watched)
+        monkeypatch.setattr(rounds, "collect", watched)
 
 
-def fly(
+def watched_rounds(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, overlaps: bool = True, most: int = 4
-) -> tuple[GraphRound, Landed]:
-    flying, landed = let_fly(llm, monkeypatch, overlaps, most), Landed()
-    assert isinstance(flying, GraphTreeRound)
-    landed.watch(flying, monkeypatch)
-    return flying, landed
+) -> tuple[RoundExecutor, Collected]:
+    rounds, collected = run_on_device(llm, overlaps, (1, 2, most)), Collected()
+    assert rounds.source.is_tree
+    collected.watch(rounds, monkeypatch)
+    return rounds, collected
 
 
 @ON_CPU
 @pytest.mark.parametrize(
-    ("name", "wish", "overlaps"), thinned(2, SPECS, ["greedy", "sampled"], [True, False])
+    ("name", "asked", "overlaps"), thinned(2, SPECS, ["greedy", "sampled"], [True, False])
 )
-def test_tokens_and_rounds_are_those_of_the_host(
+def test_lookup_trees_emit_and_accept_what_host_rounds_do(
     name: str,
-    wish: str,
+    asked: str,
     overlaps: bool,
     target: Path,
     prompts: list[Prompt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    params = [LONG] * 3 if wish == "greedy" else DRAWN
+    params = [LONG] * 3 if asked == "greedy" else DRAWN
     expected = tokens(plain_says(target, prompts, params))
     host, llm = make(target, SPECS[name]), make(target, SPECS[name])
-    flying, landed = fly(llm, monkeypatch, overlaps)
+    rounds, collected = watched_rounds(llm, monkeypatch, overlaps)
     for _ in range(2):  # with captures, and with texts of others
         its, mine = host.generate(prompts, params), llm.generate(prompts, params)
         assert tokens(mine) == tokens(its) == expected
         assert counts(mine) == counts(its)
-    assert flying.counters.keys() == {"captures", "replays"}, "nothing took the host's round"
+    assert rounds.counters.keys() == {"captures", "replays"}, "no round ran on the host"
     totals = llm.engine.scheduler.spec_totals
     assert totals == host.engine.scheduler.spec_totals
     assert totals.num_accepted_tokens > 20
-    assert landed.steps.keys() == {*flying.steps}
-    assert landed.moved > 2
-    assert landed.idle > 2
+    assert collected.steps.keys() == {*rounds.steps}
+    assert collected.moved > 2
+    assert collected.idle > 2
     llm.engine.scheduler.check_invariant()
 
 
 def check(
     llm: LLM, target: Path, prompts: list[Prompt], params: list[SamplingParams], **flags: Any
 ) -> None:
-    """That it says what plain decoding says."""
+    """It emits what plain decoding does."""
     expected = plain_says(target, prompts, params, **flags)
     found = llm.generate(prompts, params)
     for one, other in zip(found, expected, strict=True):
@@ -163,16 +159,16 @@ def check(
 
 @ON_CPU
 @pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
-def test_where_outputs_end(
+def test_lookup_trees_end_where_plain_decoding_does(
     name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By length, by a token, and by a limit on drafts, which ends nothing."""
-    said = tokens(plain_says(target, prompts, [LONG] * 3))
+    emitted = tokens(plain_says(target, prompts, [LONG] * 3))
     controls = [SpecControl(), SpecControl(num_steps=2), SpecControl(enabled=False)]
     host, llm = make(target, SPECS[name]), make(target, SPECS[name])
-    flying, _ = fly(llm, monkeypatch)
+    rounds, _ = watched_rounds(llm, monkeypatch)
     for count in range(1, 16):
-        stops = [{one[count + index]} for index, one in enumerate(said)]
+        stops = [{one[count + index]} for index, one in enumerate(emitted)]
         params = [
             replace(LONG, max_tokens=count if index == count % 3 else 40, speculative=control)
             for index, control in enumerate(controls[count % 3 :] + controls[: count % 3])
@@ -184,21 +180,21 @@ def test_where_outputs_end(
         for one, asked in zip(mine, params, strict=True):
             most = asked.speculative.max_depth
             assert most is None or len(one.spec.histogram) <= most + 1
-    assert flying.counters.keys() == {"captures", "replays"}
+    assert rounds.counters.keys() == {"captures", "replays"}
 
 
 @ON_CPU
 @pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
-def test_where_the_context_ends(
+def test_lookup_trees_run_on_the_host_near_the_contexts_end(
     name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = [replace(one, max_tokens=None) for one in (LONG, DRAWN[1], LONG)]
     llm = make(target, SPECS[name], context_length=340)
-    flying, landed = fly(llm, monkeypatch)
+    rounds, collected = watched_rounds(llm, monkeypatch)
     check(llm, target, prompts, params, context_length=340)
-    assert flying.counters["replays"] > 20
-    assert landed.moved
-    assert flying.counters.keys() == {
+    assert rounds.counters["replays"] > 20
+    assert collected.moved
+    assert rounds.counters.keys() == {
         "captures",
         "replays",
         "fallback: memory nearly full",
@@ -207,7 +203,7 @@ def test_where_the_context_ends(
 
 @ON_CPU
 @pytest.mark.parametrize("overlaps", [True, False], ids=["overlap", "no overlap"])
-def test_memory_that_runs_short(
+def test_memory_that_runs_short_changes_no_token_of_lookup_trees(
     overlaps: bool, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes lie in all places behind the text, and write to none that another request has."""
@@ -215,97 +211,97 @@ def test_memory_that_runs_short(
     params = [replace((LONG, *DRAWN)[index % 4], max_tokens=30 + index) for index in range(8)]
     llm = make(target, SPECS["NGRAM"], max_total_tokens=400, page_size=4, context_length=340)
     llm.engine.scheduler.admission.demand.share = 0.0
-    flying, landed = fly(llm, monkeypatch, overlaps, most=8)
+    rounds, collected = watched_rounds(llm, monkeypatch, overlaps, most=8)
     check(llm, target, given, params)
     assert llm.engine.scheduler.num_retractions > 0
-    assert flying.counters["replays"] > 20
-    assert landed.moved
+    assert rounds.counters["replays"] > 20
+    assert collected.moved
 
 
 @ON_CPU
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("asked", FEATURES)
 @pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
-def test_tokens_are_chosen_as_requests_want(
+def test_lookup_trees_serve_edits_and_logprobs(
     name: str,
-    wish: str,
+    asked: str,
     target: Path,
     prompts: list[Prompt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = make(target, SPECS[name])
-    flying, landed = fly(llm, monkeypatch)
+    rounds, collected = watched_rounds(llm, monkeypatch)
     for _ in range(2):
-        check(llm, target, prompts, WISHES[wish])
-    assert flying.counters.keys() == {"captures", "replays"}
-    assert landed.moved
+        check(llm, target, prompts, FEATURES[asked])
+    assert rounds.counters.keys() == {"captures", "replays"}
+    assert collected.moved
 
 
 @ON_CPU
-def test_a_grammar_among_free_requests(
+def test_lookup_trees_serve_a_grammar_beside_other_requests(
     target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of tokens that text drafts; small trees are padded with tokens that it may allow."""
+    """Also of tokens that lookup drafts; small trees are padded with tokens that it may allow."""
     params = [replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}")), DRAWN[0], LONG]
     llm = make(target, SPECS["NGRAM"])
     given = [llm.tokenizer.encode("abab0101ab0101ab10ab0011" * 3), *prompts[:2]]
-    flying, landed = fly(llm, monkeypatch)
+    rounds, collected = watched_rounds(llm, monkeypatch)
     for order in ([0, 1, 2], [1, 0, 2], [2, 1, 0], [0]):
         check(llm, target, [given[i] for i in order], [params[i] for i in order])
     check(llm, target, prompts[2:], params[:1])
-    assert flying.counters.keys() == {"captures", "replays"}
-    assert {form.num_steps for form in flying.captured if form.choosing.masks} >= {0, 11}
-    assert landed.moved
+    assert rounds.counters.keys() == {"captures", "replays"}
+    assert {key.num_steps for key in rounds.captured if key.features.masks} >= {0, 11}
+    assert collected.moved
 
 
 @ON_CPU
-def test_depths_that_change_change_no_token(
+def test_chosen_depths_change_no_token_of_lookup_trees(
     target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds without drafts follow each other unseen; those with drafts, what has landed."""
+    """Rounds without drafts follow at once; those with drafts follow collected rounds."""
     llm = make(target, replace(SPECS["NGRAM"], adaptive=True))
-    flying, landed = fly(llm, monkeypatch)
-    flights = llm.engine.flights
-    assert flights is not None
+    rounds, collected = watched_rounds(llm, monkeypatch)
+    pipeline = llm.engine.pipeline
+    assert pipeline is not None
     plan = [11, 0, 0, 3, 0, 1, 11, 11, 2]
-    flights.depths = steered = Steered(lambda number: plan[number % len(plan)])
+    pipeline.depths = steered = ChosenDepths(lambda number: plan[number % len(plan)])
     seen, observe = list[tuple[int, Any, Any]](), steered.observe
 
-    def watched(one: RoundObservation) -> None:
-        seen.append((one.num_steps, one.num_drafted, one.limits))
-        observe(one)
+    def watched(size: int, steps: int, drafted: Any, *given: Any, **more: Any) -> None:
+        seen.append((steps, drafted, more["limits"]))
+        observe(size, steps, drafted, *given, **more)
 
     monkeypatch.setattr(steered, "observe", watched)
     for params in ([LONG] * 3, DRAWN):
         check(llm, target, prompts, params)
     check(llm, target, prompts, [replace(LONG, speculative=SpecControl(num_steps=2))] * 3)
-    assert landed.steps.keys() == {0, 3, 11}
-    assert landed.moved
+    assert collected.steps.keys() == {0, 3, 11}
+    assert collected.moved
     for steps, drafted, limits in seen:
         drew = steps > 0
         assert drew or not any(limits)
         assert not drew or set(limits) in ({steps}, {min(2, steps)})
-        assert not drew or max(drafted) < flying.num_slots
+        assert not drew or max(drafted) < rounds.num_slots
     assert any(max(drafted) > steps > 0 for steps, drafted, _ in seen), "nodes, and not levels"
 
 
 @ON_CPU
 @pytest.mark.parametrize("name", ["NGRAM", "SUFFIX"])
-def test_depths_are_chosen_by_cost(
+def test_depths_of_lookup_trees_are_chosen_by_cost(
     name: str, target: Path, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Costs are learned from rounds with drafts and without."""
     llm = make(target, replace(SPECS[name], adaptive=True))
-    flying, landed = fly(llm, monkeypatch)
-    flights = llm.engine.flights
-    assert flights is not None
-    flights.depths = steps = AdaptiveSteps(flying.steps)
+    rounds, collected = watched_rounds(llm, monkeypatch)
+    pipeline = llm.engine.pipeline
+    assert pipeline is not None
+    pipeline.depths = steps = AdaptiveSteps(rounds.steps)
     for params in ([LONG] * 3, DRAWN, [LONG] * 3):
         check(llm, target, prompts, params)
     assert steps.standing(3) is not None
-    assert {one for one in flying.steps if steps.costs.of(4, one) is None} == set()
-    assert steps.acceptance.smallest.tried[0] > 0
-    assert landed.steps[0]
-    assert flying.counters.keys() == {"captures", "replays"}
+    assert {one for one in rounds.steps if steps.costs.of(4, one) is None} == set()
+    assert steps.acceptance.least.shares.tried[0] > 0
+    assert collected.steps[0]
+    assert rounds.counters.keys() == {"captures", "replays"}
 
 
 @pytest.mark.gpu
@@ -323,10 +319,10 @@ class TestOnTheGpu:
     ) -> None:
         host, flags = make(target, SPECS[name]), {"disable_overlap_schedule": not overlap}
         llm = make(target, SPECS[name], disable_cuda_graph=False, cuda_graph_bs=(1, 2, 8), **flags)
-        flying, landed = llm.engine.graph_round, Landed()
-        assert isinstance(flying, GraphTreeRound)
-        landed.watch(flying, monkeypatch)
-        for params in ([LONG] * 3, DRAWN, *WISHES.values()):
+        rounds, collected = llm.engine.device_rounds, Collected()
+        assert rounds is not None
+        collected.watch(rounds, monkeypatch)
+        for params in ([LONG] * 3, DRAWN, *FEATURES.values()):
             for count in (3, 1, 2):
                 given = prompts[:count], params[:count]
                 its, mine = host.generate(*given), llm.generate(*given)
@@ -336,22 +332,22 @@ class TestOnTheGpu:
         stats = llm.engine.stats().graphs["round"]
         assert stats.replays > 40
         assert not stats.fallbacks
-        assert landed.moved > 2
-        assert landed.steps.keys() == {*flying.steps}
+        assert collected.moved > 2
+        assert collected.steps.keys() == {*rounds.steps}
 
     def test_depths_are_chosen(self, target: Path, prompts: list[Prompt]) -> None:
         """Whatever is chosen, beside a grammar, and at the end of the context."""
         spec, flags = replace(SPECS["NGRAM"], adaptive=True), {"context_length": 340}
         llm = make(target, spec, disable_cuda_graph=False, **flags)
-        ruled = replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}"))
-        for params in ([LONG] * 3, DRAWN, [ruled, *DRAWN[:2]]):
+        constrained = replace(LONG, grammar=GrammarSpec.regex("(ab|[01]){24}"))
+        for params in ([LONG] * 3, DRAWN, [constrained, *DRAWN[:2]]):
             check(llm, target, prompts, params, **flags)
         check(llm, target, prompts, [replace(one, max_tokens=None) for one in DRAWN], **flags)
         depth = llm.engine.stats().depth
         assert depth is not None
         assert llm.engine.stats().graphs["round"].replays > 40
 
-    def test_memory_that_runs_short(self, target: Path, prompts: list[Prompt]) -> None:
+    def test_memory_that_runs_short_in_graphs(self, target: Path, prompts: list[Prompt]) -> None:
         given = [one[:120] for one in prompts[:2]] * 4
         params = [replace((LONG, *DRAWN)[index % 4], max_tokens=30 + index) for index in range(8)]
         small = {"max_total_tokens": 400, "page_size": 4, "context_length": 340}

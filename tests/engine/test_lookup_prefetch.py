@@ -1,4 +1,4 @@
-"""Rounds of text are launched when the last has landed, and before it is committed."""
+"""Rounds of lookup are launched when the last is collected, and before it is committed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.engine.flying_world import let_fly
-from tests.engine.test_flights import ScriptedDepths, ScriptedRound
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
+from specengine.core.batch import ScheduleBatch
+from specengine.core.drafter import Device, Drafter
 from specengine.core.grammar import GrammarSpec
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
-from specengine.engine.flights import Flights
-from specengine.engine.host_drafts import HostDrafts
-from specengine.engine.text_ahead import TextAhead
+from specengine.engine.lookup_prefetch import LookupPrefetch
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.lookup import LookupChains, LookupDraft
 from specengine.kernels.native import lookup, suffix
 from specengine.scheduler.policy import SchedulePolicy
-from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, add
+from tests.support.device_rounds import run_on_device
 from tests.support.draft_batches import decode_batch
+from tests.support.rounds import ON_CPU
+from tests.support.scripted_rounds import ScriptedDepths, ScriptedRounds
+from tests.support.stepping import add
 
 IN_C = pytest.mark.skipif(
     not (lookup.is_compiled() and suffix.is_compiled()), reason="no C compiler"
 )
+PROMPTS = ["abcabcabcabcabc", "0123456789" * 4, "abab" * 4]
 SPECS = {
     "NGRAM": SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=4, adaptive=False),
     "SUFFIX": SpecConfig(algorithm="SUFFIX", num_draft_tokens=4, adaptive=False),
@@ -46,21 +50,21 @@ def request(output: int = 3, **sampling: Any) -> Req:
     return req
 
 
-class Text:
-    """An AheadDrafter that says how it was asked."""
+class Text(Drafter):
+    """Notes how it was asked to draft ahead."""
 
-    reads_text_alone = drafts_ahead = True
+    device: Device = "lookup"
+    drafts_ahead = True
     max_nodes = 6
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[list[int]], list[int]]] = []
 
-    def study(self, req: Req, most: int) -> None: ...
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        raise AssertionError("drafts are made ahead")
 
-    def release(self, req: Req) -> None: ...
-
-    def draft_ahead(self, reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
-        self.asked.append((said, max_nodes))
+    def draft_ahead(self, reqs: Any, emitted: Any, max_nodes: Any) -> DraftProposal:
+        self.asked.append((emitted, max_nodes))
         counts = list(max_nodes)
         width = max(counts)
         parents = torch.arange(-1, width - 1).expand(len(counts), -1)
@@ -68,13 +72,13 @@ class Text:
         return DraftProposal(tokens, parents, counts, is_chain=True)
 
 
-def ahead(drafter: Text, cuts: bool = False) -> TextAhead:
+def ahead(drafter: Text, cuts: bool = False) -> LookupPrefetch:
     scheduler = SimpleNamespace(policy=POLICY, follow=lambda reqs, slots: reqs)
-    return TextAhead(cast(Any, drafter), cast(Any, scheduler), cuts)
+    return LookupPrefetch(cast(Any, drafter), cast(Any, scheduler), cuts)
 
 
 @pytest.mark.parametrize(
-    ("req", "said", "follows"),
+    ("req", "emitted", "follows"),
     [
         (request(), [1, 2, 3], True),
         (request(max_tokens=6), [1, 2], True),
@@ -89,151 +93,145 @@ def ahead(drafter: Text, cuts: bool = False) -> TextAhead:
         (request(stop=("a",)), [1, 2], True),
     ],
 )
-def test_who_goes_on_follows(req: Req, said: list[int], follows: bool) -> None:
+def test_requests_that_go_on_follow(req: Req, emitted: list[int], follows: bool) -> None:
     other = request()
     expected = [other, req] if follows else [other]
-    assert ahead(Text()).follow([other, req], [[1], said], 8) == expected
+    assert ahead(Text()).follow([other, req], [[1], emitted], 8) == expected
 
 
-def test_what_is_left() -> None:
+def test_left_after_is_what_remains_after_the_commit() -> None:
     reqs = [request(count, max_tokens=limit) for count in (0, 3, 57) for limit in (None, 5, 60, 99)]
-    said = [[1] * (place % 4) for place in range(len(reqs))]
+    emitted = [[1] * (place % 4) for place in range(len(reqs))]
     expected = [
-        POLICY.remaining_tokens(req) - len(new) for req, new in zip(reqs, said, strict=True)
+        POLICY.remaining_tokens(req) - len(new) for req, new in zip(reqs, emitted, strict=True)
     ]
-    assert POLICY.left_after(reqs, said) == expected
+    assert POLICY.left_after(reqs, emitted) == expected
 
 
-def test_drafts_are_as_deep_as_requests_allow() -> None:
+def test_drafts_ahead_are_as_deep_as_requests_allow() -> None:
     drafter = Text()
     one = ahead(drafter)
     shallow = request(speculative=SpecControl(num_steps=1))
     reqs = [request(), shallow, request(max_tokens=7), request(max_tokens=5)]
-    said = [[1], [2], [3, 4], [5, 6]]
-    going = one.follow(reqs, said, 8)
+    emitted = [[1], [2], [3, 4], [5, 6]]
+    going = one.follow(reqs, emitted, 8)
     assert going == reqs[:3]
     assert one.draft(going, 3).num_nodes == [4, 2, 2]
     assert one.draft(going, 7).num_nodes == [6, 2, 2]
     assert drafter.asked == [([[1], [2], [3, 4]], [4, 2, 2]), ([[1], [2], [3, 4]], [6, 2, 2])]
 
 
-def test_drafts_that_are_weighed_are_those_of_the_host() -> None:
-    """Which asks for all that is left, and cuts it."""
+def test_drafts_for_stochastic_rules_are_made_whole_and_then_cut() -> None:
+    """As the host does."""
     drafter = Text()
     one = ahead(drafter, cuts=True)
     reqs = [request(), request(speculative=SpecControl(num_steps=1)), request(max_tokens=7)]
-    said = [[1], [2], [3, 4]]
-    assert one.follow(reqs, said, 8) == reqs
+    emitted = [[1], [2], [3, 4]]
+    assert one.follow(reqs, emitted, 8) == reqs
     assert one.draft(reqs, 3).num_nodes == [4, 2, 2]
-    assert drafter.asked == [(said, [6, 6, 2])]
+    assert drafter.asked == [(emitted, [6, 6, 2])]
 
 
-class TreesOfText(Text):
+class TextTrees(Text):
     proposes_tree = True
 
-    def most_nodes(self, num_steps: int) -> int:
+    def num_tree_nodes(self, num_steps: int) -> int:
         return self.max_nodes
 
-    def draft_ahead(self, reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
+    def draft_ahead(self, reqs: Any, emitted: Any, max_nodes: Any) -> DraftProposal:
         """Two branches."""
-        self.asked.append((said, max_nodes))
+        self.asked.append((emitted, max_nodes))
         parents = [-1, 0, 0, 1, 2, 3]
         drafts = [Draft([7] * count, parents[:count]) for count in max_nodes]
         return assemble(drafts)
 
 
-def test_trees_are_cut_to_what_requests_allow() -> None:
-    """When they are drafted: before, nobody knows which nodes are too deep."""
-    drafter = TreesOfText()
+def test_trees_are_made_whole_and_then_cut() -> None:
+    """Before, it is not known which nodes are too deep."""
+    drafter = TextTrees()
     one = ahead(drafter)
     shallow = request(speculative=SpecControl(num_steps=1))
-    reqs, said = [request(), shallow, request(max_tokens=8)], [[1], [2], [3, 4]]
-    assert one.follow(reqs, said, 8) == reqs
+    reqs, emitted = [request(), shallow, request(max_tokens=8)], [[1], [2], [3, 4]]
+    assert one.follow(reqs, emitted, 8) == reqs
     proposal = one.draft(reqs, 2)
-    assert drafter.asked == [(said, [6, 6, 3])]
+    assert drafter.asked == [(emitted, [6, 6, 3])]
     assert proposal.num_nodes == [5, 3, 3]
     assert proposal.parents[0, :5].tolist() == [-1, 0, 0, 1, 2]
 
 
-class Device(ScriptedRound):
-    """One for drafts from the host."""
-
-    def __init__(self) -> None:
-        super().__init__(HostDrafts(4, 3, torch.device("cpu")))
-
-    def has_landed(self, flight: Any) -> bool:
-        return True
+def rounds_of() -> ScriptedRounds:
+    return ScriptedRounds(LookupDraft(LookupChains(4, 3, torch.device("cpu"))))
 
 
-def flights_of(device: ScriptedRound, plan: list[int], overlaps: bool = True) -> Flights:
+def pipeline_of(rounds: ScriptedRounds, plan: list[int], overlaps: bool = True) -> RoundPipeline:
     scheduler = SimpleNamespace(policy=POLICY, follow=lambda reqs, slots: reqs)
-    given = cast(Any, device), cast(Any, Text()), cast(Any, scheduler)
-    return Flights(*given, cast(Any, ScriptedDepths(plan)), overlaps)
+    given = cast(Any, rounds), Text(), cast(Any, scheduler)
+    return RoundPipeline(*given, cast(Any, ScriptedDepths(plan)), overlaps)
 
 
-def fly(device: ScriptedRound, plan: list[int], rounds: int) -> Any:
-    """The first of them without drafts, and unseen."""
-    flights = flights_of(device, plan)
-    flights.launch(cast(Any, SimpleNamespace(reqs=[request(), request()], batch_size=2)))
-    for _ in range(rounds):
-        flights.land()
-    return flights.depths
+def run_rounds(rounds: ScriptedRounds, plan: list[int], count: int) -> Any:
+    """The first of them without drafts, and followed at once."""
+    pipeline = pipeline_of(rounds, plan)
+    pipeline.launch(cast(Any, SimpleNamespace(reqs=[request(), request()], batch_size=2)))
+    for _ in range(count):
+        pipeline.collect()
+    return pipeline.depths
 
 
-def test_who_drafts_follows_what_has_landed() -> None:
-    device = Device()
-    depths = fly(device, [0, 3, 3, 0, 0, 3], 5)
-    assert device.diary == [
-        *("launch 1: 0", "land 1", "follow 2: 3", "land 2", "follow 3: 3"),
-        *("land 3", "follow 4: 0", "follow 5: 0", "land 4", "land 5", "follow 6: 3"),
+def test_rounds_with_drafts_follow_collected_rounds() -> None:
+    rounds = rounds_of()
+    depths = run_rounds(rounds, [0, 3, 3, 0, 0, 3], 5)
+    assert rounds.calls == [
+        *("launch 1: 0", "collect 1", "follow 2: 3", "collect 2", "follow 3: 3"),
+        *("collect 3", "follow 4: 0", "follow 5: 0", "collect 4", "collect 5", "follow 6: 3"),
     ]
-    assert depths.seen == [(2, 0), (2, 3), (2, 3), (2, 0), (2, 0)]
-    assert depths.timed == [False, True, True, False, True], "not what flew beside nothing"
+    assert depths.observed == [(2, 0), (2, 3), (2, 3), (2, 0), (2, 0)]
+    assert depths.timed == [False, True, True, False, True], "not the first of rounds that overlap"
     assert [one > 0 for one in depths.drafting] == [False, True, True, False, False]
 
 
-def test_the_next_is_launched_before_anything_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What that takes, the device would wait for."""
-    device = Device()
-    flights, launched = flights_of(device, [0, 3, 3]), list[int]()
-    monkeypatch.setattr(flights.depths, "observe", lambda *_, **__: launched.append(device.count))
-    flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
+def test_next_round_is_launched_before_costs_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device would wait meanwhile."""
+    rounds = rounds_of()
+    pipeline, launched = pipeline_of(rounds, [0, 3, 3]), list[int]()
+    monkeypatch.setattr(pipeline.depths, "observe", lambda *_, **__: launched.append(rounds.count))
+    pipeline.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     for _ in range(2):
-        flights.land()
+        pipeline.collect()
     assert launched == [2, 3]
 
 
-def test_nobody_follows_without_overlap() -> None:
-    device = Device()
-    flights = flights_of(device, [0, 3], overlaps=False)
-    flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
-    flights.land()
-    assert device.diary == ["launch 1: 0", "land 1"]
+def test_no_round_follows_without_overlap() -> None:
+    rounds = rounds_of()
+    pipeline = pipeline_of(rounds, [0, 3], overlaps=False)
+    pipeline.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
+    pipeline.collect()
+    assert rounds.calls == ["launch 1: 0", "collect 1"]
 
 
-def test_a_choice_without_a_graph_is_kept_for_the_next_launch(
+def test_choice_without_a_graph_is_kept_for_the_next_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = Device()
-    monkeypatch.setattr(device, "follow", lambda *_: None)
-    flights = flights_of(device, [0, 3])
-    flights.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
-    flights.land()
-    assert not flights.in_the_air
-    assert flights._choose([request()]).num_steps == 3
+    rounds = rounds_of()
+    monkeypatch.setattr(rounds, "follow", lambda *_: None)
+    pipeline = pipeline_of(rounds, [0, 3])
+    pipeline.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
+    pipeline.collect()
+    assert not pipeline.has_in_flight
+    assert pipeline._choose([request()])[0].num_steps == 3
 
 
-@pytest.mark.parametrize("weighs", [True, False])
-def test_which_flights_cut(weighs: bool) -> None:
-    device = Device()
-    device.choices.weighs = weighs
-    flights = flights_of(device, [0, 3])
-    text = cast(Any, flights.drafter)
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_pipelines_of_stochastic_rules_cut_whole_drafts(stochastic: bool) -> None:
+    rounds = rounds_of()
+    rounds.sampling.stochastic = stochastic
+    pipeline = pipeline_of(rounds, [0, 3])
+    text = cast(Any, pipeline.drafter)
     text.max_nodes = 4
     shallow = request(speculative=SpecControl(num_steps=1))
-    flights.launch(cast(Any, SimpleNamespace(reqs=[shallow], batch_size=1)))
-    flights.land()
-    assert text.asked[0][1] == [4 if weighs else 2]
+    pipeline.launch(cast(Any, SimpleNamespace(reqs=[shallow], batch_size=1)))
+    pipeline.collect()
+    assert text.asked[0][1] == [4 if stochastic else 2]
 
 
 @IN_C
@@ -251,9 +249,9 @@ def test_drafts_ahead_are_those_after_the_commit(
     assert drafters[0].drafts_ahead
     reqs = [[Req("r", text[:start], GREEDY) for start in (3, 9, 20)] for _ in range(2)]
     for place in range(20, 50, 3):
-        said = [text[place : place + 3]] * 3
-        first = drafters[0].draft_ahead(reqs[0], said, [4, 4, 4])
-        for req, new in zip([*reqs[0], *reqs[1]], [*said, *said], strict=True):
+        emitted = [text[place : place + 3]] * 3
+        first = drafters[0].draft_ahead(reqs[0], emitted, [4, 4, 4])
+        for req, new in zip([*reqs[0], *reqs[1]], [*emitted, *emitted], strict=True):
             req.output_ids += new
         then = drafters[1].draft(decode_batch(reqs[1]))
         assert first.tokens.tolist() == then.tokens.tolist()
@@ -264,7 +262,7 @@ def test_drafts_ahead_are_those_after_the_commit(
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_nobody_drafts_ahead_from_what_others_are_about_to_say(name: str) -> None:
+def test_shared_corpora_do_not_draft_ahead(name: str) -> None:
     flag = f"{str(SPECS[name].algorithm).lower()}_shared_corpus"
     kind: Any = NgramDrafter if SPECS[name].algorithm == "NGRAM" else SuffixDrafter
     assert not kind(replace(SPECS[name], **{flag: True}), lambda req: 4).drafts_ahead
@@ -272,9 +270,11 @@ def test_nobody_drafts_ahead_from_what_others_are_about_to_say(name: str) -> Non
 
 @ON_CPU
 @IN_C
-@pytest.mark.parametrize("grammar", [None, GrammarSpec.regex("(ab|01){8}")], ids=["free", "ruled"])
+@pytest.mark.parametrize(
+    "grammar", [None, GrammarSpec.regex("(ab|01){8}")], ids=["free", "grammar"]
+)
 @pytest.mark.parametrize("name", SPECS)
-def test_outputs_and_rounds_are_the_same(
+def test_outputs_and_rounds_are_the_same_with_drafts_ahead(
     name: str, grammar: GrammarSpec | None, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = [replace(GREEDY, max_tokens=count) for count in (60, 31, 12)]
@@ -290,7 +290,7 @@ def test_outputs_and_rounds_are_the_same(
             return cast(DraftProposal, draft_ahead(*given))
 
         monkeypatch.setattr(drafter, "draft_ahead", watched)
-        let_fly(llm, monkeypatch, overlaps)
+        run_on_device(llm, overlaps)
         assert bool(asked) is False
         prompts = [PROMPTS[index % len(PROMPTS)] for index in range(3)]
         results = llm.generate(prompts, params)
@@ -307,26 +307,26 @@ def test_outputs_and_rounds_are_the_same(
 def test_texts_are_read_again_after_an_interruption(
     name: str, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The round that had landed was not committed, and is flown again."""
+    """The collected round was not committed, and is run again."""
     llm = LLM(str(target), SPECS[name], dtype="float32", max_total_tokens=2048)
     (plain,) = llm.generate(PROMPTS[:1], GREEDY)
-    flying = let_fly(llm, monkeypatch)
-    fly, flown, interrupted = flying._fly, [], 0
+    rounds = run_on_device(llm)
+    launch, launched, interrupted = rounds._launch, [], 0
 
     def breaks(*given: Any) -> Any:
-        flown.append(fly(*given))
-        if len(flown) in (4, 9):
+        launched.append(launch(*given))
+        if len(launched) in (4, 9):
             raise KeyboardInterrupt
-        return flown[-1]
+        return launched[-1]
 
-    monkeypatch.setattr(flying, "_fly", breaks)
+    monkeypatch.setattr(rounds, "_launch", breaks)
     req, drafter = add(llm, "it", PROMPTS[0], GREEDY), cast(Any, llm.engine.drafter)
     while llm.engine.has_work:
         try:
             llm.engine.step()
         except KeyboardInterrupt:
             interrupted += 1
-        if req in drafter._texts and not llm.engine.flights.in_the_air:  # type: ignore[union-attr]
+        if req in drafter._texts and not llm.engine.pipeline.has_in_flight:  # type: ignore[union-attr]
             assert drafter._texts[req].num_tokens <= req.seq_len
     assert interrupted == 2
     assert req.output_ids == plain.token_ids

@@ -1,5 +1,5 @@
-"""Requests with a grammar fly among the others: every token is what it is without graphs, and only
-the last part of a round waits for the host's masks."""
+"""Requests with a grammar in rounds on the device: every token is what it is on the host,
+and only the last part of a round waits for the masks that the host makes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
-from specengine.engine.adaptive.choose import DrafterPause
+from specengine.core.sampling import SpecControl
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.flights import Flights
-from specengine.engine.graph_round import GraphRound
-from tests.engine.flying_world import let_fly
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.key import InFlightRound
+from tests.support.device_rounds import make_on_device, run_on_device
+from tests.support.rounds import ON_CPU, WHERE, make, summary
 
 PROMPTS = ["The quick brown fox", "x", '{"a": [1, 22]} {"a": [1, 22]} ', "0123456789" * 4]
 FREE = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
@@ -27,7 +29,7 @@ SCHEMA = {
     "additionalProperties": False,
     "x-guidance": {"whitespace_pattern": "[ ]?"},
 }
-RULED = [
+CONSTRAINED = [
     replace(FREE, grammar=GrammarSpec.json_schema(SCHEMA)),
     replace(FREE, grammar=GrammarSpec.regex("(ab|cd|[xyz]){12,30}"), temperature=0.9, seed=3),
     replace(FREE, grammar=GrammarSpec.regex("[a-f]{8}"), min_tokens=4, logprobs=2),
@@ -35,16 +37,14 @@ RULED = [
 ]
 SAMPLED = replace(FREE, temperature=0.8, top_p=0.9, seed=7)
 BATCHES = {
-    "one of four": [FREE, SAMPLED, RULED[0], FREE],
-    "two of four": [RULED[1], FREE, RULED[0], SAMPLED],
-    "all": RULED,
-    "logprobs": [FREE, replace(SAMPLED, logprobs=1), RULED[2], RULED[1]],
-    "edits": [RULED[3], replace(FREE, logit_bias={9: -3.0}), RULED[0], FREE],
+    "one of four": [FREE, SAMPLED, CONSTRAINED[0], FREE],
+    "two of four": [CONSTRAINED[1], FREE, CONSTRAINED[0], SAMPLED],
+    "all": CONSTRAINED,
+    "logprobs": [FREE, replace(SAMPLED, logprobs=1), CONSTRAINED[2], CONSTRAINED[1]],
+    "edits": [CONSTRAINED[3], replace(FREE, logit_bias={9: -3.0}), CONSTRAINED[0], FREE],
 }
 NAMES = ["plain", "EAGLE", "EAGLE3", "a tree", "NGRAM", "a tree of text"]
-ON_CPU = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="graphs are tested where there is a GPU"
-)
+COUNTED = {"max_tokens": 99, "ignore_eos": False}
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +71,13 @@ def specs(drafters: dict[str, str]) -> dict[str, SpecConfig | None]:
     }
 
 
-def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
-    return LLM(str(target), spec, **{"dtype": "float32", "max_total_tokens": 2048, **flags})
-
-
 def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
     found = llm.generate(PROMPTS[: len(params)], params)
     llm.engine.scheduler.check_invariant()
     for one, asked in zip(found, params, strict=True):
         if asked.logprobs is not None:
-            told = one.completions[0].logprobs
-            assert [each.token for each in told] == one.token_ids
+            logprobs = one.completions[0].logprobs
+            assert [each.token for each in logprobs] == one.token_ids
     return [one.token_ids for one in found]
 
 
@@ -91,7 +87,7 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
     return {name: tokens(llm, params) for name, params in BATCHES.items()}
 
 
-@ON_CPU
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
     ("name", "overlaps"),
     [
@@ -102,36 +98,69 @@ def expected(target: Path) -> dict[str, list[list[int]]]:
         ("EAGLE3", False),
     ],
 )
-def test_grammars_fly(
+def test_grammar_rounds_emit_what_host_rounds_do(
     name: str,
     overlaps: bool,
+    where: str,
     target: Path,
     specs: dict[str, SpecConfig | None],
     expected: dict[str, list[list[int]]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    llm = make(target, specs[name])
-    flying = let_fly(llm, monkeypatch, overlaps)
-    for batch, params in BATCHES.items():
-        assert tokens(llm, params) == expected[batch], batch
-    counters = dict(flying.counters)
+    llm, rounds = make_on_device(where, target, specs[name], overlaps)
+    for _ in range(1 if where == "cpu" else 2):  # with captures, and without
+        for batch, params in BATCHES.items():
+            assert tokens(llm, params) == expected[batch], batch
+    counters = dict(rounds.counters)
     assert counters.pop("replays") > 20
-    assert counters.keys() == {"captures"}, "nothing took the host's round"
+    assert counters.keys() == {"captures"}, "no round ran on the host"
     if name != "plain":
         assert llm.engine.scheduler.spec_totals.num_accepted_tokens > 20
 
 
-class Diary:
-    """What an engine does, in order."""
+LETTERS, DIGITS = GrammarSpec.regex("[a-z ]{9,30}"), GrammarSpec.regex("[0-5]{25,30}")
+# The grammars end requests: near other ends, rounds on the device draft more.
+ENDED = [
+    replace(SAMPLED, grammar=LETTERS, **COUNTED),
+    replace(FREE, grammar=DIGITS, **COUNTED),
+    replace(SAMPLED, grammar=DIGITS, speculative=SpecControl(num_steps=2), **COUNTED),
+    FREE,
+]
 
-    def __init__(self, llm: LLM, flying: GraphRound, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lines: list[str] = []
+
+@ON_CPU
+@pytest.mark.parametrize("name", ["EAGLE3", "a tree", "NGRAM", "a tree of text"])
+def test_drafts_that_a_grammar_cuts_are_not_counted(
+    name: str, target: Path, specs: dict[str, SpecConfig | None]
+) -> None:
+    """As on the host."""
+    host, llm = make(target, specs[name]), make(target, specs[name])
+    rounds = run_on_device(llm)
+    prompts = ["The quick brown fox", "0123456789" * 4, "0123012301230123", "x"]
+    for count in (4, 3, 2, 1):
+        given = prompts[:count], ENDED[:count]
+        found, expected = llm.generate(*given), host.generate(*given)
+        assert summary(found[:3]) == summary(expected[:3])
+    assert rounds.counters.keys() == {"captures", "replays"}
+    assert llm.engine.scheduler.spec_totals.num_draft_tokens > 20
+
+
+def test_drafts_deeper_than_a_request_wants_are_not_counted() -> None:
+    in_flight = InFlightRound(*[None] * 7, {1: [1, 1, 2, 3]})  # type: ignore[arg-type]
+    assert in_flight.kept([9, 9, 9], [2, 2, 2]) == [9, 3, 9]
+    assert in_flight.kept([9, 2, 9], [3, 3, 3]) == [9, 2, 9]
+
+
+class Calls:
+    """What an engine calls, in order."""
+
+    def __init__(self, llm: LLM, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
         for owner, name in (
-            (flying, "launch"),
-            (flying, "follow"),
-            (flying, "land"),
+            (rounds, "launch"),
+            (rounds, "follow"),
+            (rounds, "collect"),
             (llm.engine.scheduler, "commit_round"),
-            (flying.masks, "send"),
+            (rounds.round.masks, "send"),
         ):
             self._watch(owner, name, monkeypatch)
 
@@ -139,7 +168,7 @@ class Diary:
         method = getattr(owner, name)
 
         def watched(*given: Any) -> Any:
-            self.lines.append(name)
+            self.names.append(name)
             return method(*given)
 
         monkeypatch.setattr(owner, name, watched)
@@ -147,51 +176,51 @@ class Diary:
 
 @ON_CPU
 @pytest.mark.parametrize("name", ["plain", "EAGLE3"])
-def test_a_neighbour_with_a_grammar_stops_nobody(
+def test_rounds_follow_at_once_beside_a_grammar(
     name: str, target: Path, specs: dict[str, SpecConfig | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next round is launched before the last is read, with its masks to come."""
     llm = make(target, specs[name])
-    flying = let_fly(llm, monkeypatch)
+    rounds = run_on_device(llm)
     regex = replace(FREE, grammar=GrammarSpec.regex("[a-z]{60}"))
     tokens(llm, [FREE, FREE, regex])  # captures
-    diary = Diary(llm, flying, monkeypatch)
+    calls = Calls(llm, rounds, monkeypatch)
     tokens(llm, [FREE, FREE, FREE])
-    free = diary.lines.copy()
+    free = calls.names.copy()
     tokens(llm, [FREE, FREE, regex])
-    ruled = diary.lines[len(free) :]
-    round_ = ["follow", "land", "commit_round"]
+    constrained = calls.names[len(free) :]
+    round_ = ["follow", "collect", "commit_round"]
     assert free[:7] == ["launch", *round_, *round_]
-    assert ruled[:10] == ["launch", "send", *round_, "send", *round_, "send"]
+    assert constrained[:10] == ["launch", "send", *round_, "send", *round_, "send"]
     assert free.count("launch") == 1
-    assert ruled.count("launch") <= 2, "smaller batches wait for their graphs"
-    assert ruled.count("follow") >= free.count("follow") > 5
+    assert constrained.count("launch") <= 2, "smaller batches wait for their graphs"
+    assert constrained.count("follow") >= free.count("follow") > 5
 
 
 @ON_CPU
-def test_rounds_that_the_drafter_sleeps_through(
+def test_rounds_of_a_paused_drafter_serve_grammars(
     target: Path,
     specs: dict[str, SpecConfig | None],
     expected: dict[str, list[list[int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = make(target, specs["EAGLE3"])
-    flying = let_fly(llm, monkeypatch)
-    flying.may_sleep = True
-    flying.steps = [0, 3]
+    rounds = run_on_device(llm)
+    rounds.may_pause = True
+    rounds.steps = [0, 3]
     dear = AdaptiveSteps([0, 3], StepCosts({4: {0: 1e-3, 3: 1.0}}))
     parts = llm.engine.parts
-    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, dear, overlaps=True)
-    llm.engine.flights.pause = DrafterPause(paused=3, active=2)
+    llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, dear, overlaps=True)
+    llm.engine.pipeline.naps = Naps(asleep=3, awake=2)
     for batch in ("one of four", "all"):
         assert tokens(llm, BATCHES[batch]) == expected[batch]
-    assert {form.asleep for form in flying.captured if form.choosing.masks} == {True, False}
+    assert {key.paused for key in rounds.captured if key.features.masks} == {True, False}
     assert max(parts.drafter.first_keys) > 8  # type: ignore[attr-defined]
 
 
 @ON_CPU
-@pytest.mark.parametrize("gone", [0, 2], ids=["a free one", "a ruled one"])
-def test_requests_that_leave_in_the_air(
+@pytest.mark.parametrize("gone", [0, 2], ids=["a free one", "a constrained one"])
+def test_requests_that_leave_has_in_flight(
     gone: int,
     target: Path,
     specs: dict[str, SpecConfig | None],
@@ -199,14 +228,14 @@ def test_requests_that_leave_in_the_air(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm = make(target, specs["EAGLE3"])
-    let_fly(llm, monkeypatch)
+    run_on_device(llm)
     engine = llm.engine
-    for i, (prompt, wish) in enumerate(zip(PROMPTS, BATCHES["one of four"], strict=True)):
-        engine.add_request(str(i), llm.tokenizer.encode(prompt), wish)
+    for i, (prompt, one) in enumerate(zip(PROMPTS, BATCHES["one of four"], strict=True)):
+        engine.add_request(str(i), llm.tokenizer.encode(prompt), one)
     for _ in range(4):
         engine.step()
-    assert engine.flights is not None
-    assert engine.flights.in_the_air
+    assert engine.pipeline is not None
+    assert engine.pipeline.has_in_flight
     engine.abort(str(gone))
     found = {}
     while engine.has_work:
@@ -218,7 +247,7 @@ def test_requests_that_leave_in_the_air(
 
 
 @ON_CPU
-def test_memory_that_runs_short(
+def test_memory_that_runs_short_changes_no_token_of_grammars(
     target: Path, specs: dict[str, SpecConfig | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = [*BATCHES["one of four"], *BATCHES["two of four"]]
@@ -226,44 +255,23 @@ def test_memory_that_runs_short(
     prompts = [PROMPTS[i % 4] for i in range(len(params))]
     plain = make(target, None).generate(prompts, params)
     llm = make(target, specs["EAGLE3"], max_total_tokens=170, max_running_requests=4)
-    flying = let_fly(llm, monkeypatch)
+    rounds = run_on_device(llm)
     found = llm.generate(prompts, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     assert llm.engine.scheduler.num_retractions > 0
-    assert flying.counters["replays"] > 0
+    assert rounds.counters["replays"] > 0
     llm.engine.scheduler.check_invariant()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-class TestOnTheGpu:
-    @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "no overlap"])
-    @pytest.mark.parametrize("name", NAMES)
-    def test_grammars_fly(
-        self,
-        name: str,
-        overlap: bool,
-        target: Path,
-        specs: dict[str, SpecConfig | None],
-        expected: dict[str, list[list[int]]],
-    ) -> None:
-        flags = {"disable_overlap_schedule": not overlap}
-        llm = make(target, specs[name], **flags)
-        for _ in range(2):  # with captures, and without
-            for batch, params in BATCHES.items():
-                assert tokens(llm, params) == expected[batch], batch
-        stats = llm.engine.stats().graphs["round"]
-        assert stats.replays > 40
-        assert not stats.fallbacks
-
-    def test_depths_that_change(
-        self,
-        target: Path,
-        specs: dict[str, SpecConfig | None],
-        expected: dict[str, list[list[int]]],
-    ) -> None:
-        spec = specs["EAGLE3"]
-        assert spec is not None
-        llm = make(target, replace(spec, adaptive=True))
-        for batch, params in (*BATCHES.items(), *BATCHES.items()):
-            assert tokens(llm, params) == expected[batch], batch
+def test_chosen_depths_change_no_token_of_grammars(
+    target: Path,
+    specs: dict[str, SpecConfig | None],
+    expected: dict[str, list[list[int]]],
+) -> None:
+    spec = specs["EAGLE3"]
+    assert spec is not None
+    llm = make(target, replace(spec, adaptive=True))
+    for batch, params in (*BATCHES.items(), *BATCHES.items()):
+        assert tokens(llm, params) == expected[batch], batch

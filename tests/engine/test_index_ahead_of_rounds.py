@@ -1,27 +1,30 @@
-"""Text is read while the device flies: drafts come out the same, and have less to read."""
+"""Text is indexed while the device runs: drafts are the same, and have less to read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from tests.engine.flying_world import Passed, let_fly
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.draft.ngram.drafter import NgramDrafter
 from specengine.draft.suffix.drafter import SuffixDrafter
-from specengine.engine.host_drafts import HostDrafter
-from specengine.engine.round_form import Form, Wish
-from specengine.engine.text_study import TextStudy
-from tests.engine.test_depth_in_results import ON_CPU, PROMPTS, Steered, add, finish, step_until
+from specengine.engine.lookup_prefetch import IndexAhead
+from specengine.engine.round.key import RoundKey, RoundPlan
+from specengine.engine.round.lookup import LookupDraft
+from tests.support.chosen_depths import ChosenDepths
+from tests.support.device_rounds import run_on_device
 from tests.support.draft_batches import request
+from tests.support.rounds import ON_CPU
+from tests.support.stepping import add, finish, step_until
 
+PROMPTS = ["abcabcabcabcabc", "0123456789" * 4, "abab" * 4]
 EVERY = 12  # rounds, drafts are tried for one
 PARAMS = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
 SPECS = [
@@ -36,11 +39,9 @@ IDS = ["NGRAM", "SUFFIX", "hybrid", "NGRAM tree", "SUFFIX tree"]
 
 @dataclass
 class Reader:
-    reads_text_alone: bool = True
-    max_nodes: int = 4
     read: Counter[Req] = field(default_factory=Counter)
 
-    def study(self, req: Req, most: int) -> None:
+    def index_ahead(self, req: Req, most: int) -> None:
         assert most > 0
         self.read[req] += 1
 
@@ -57,35 +58,28 @@ class Late:
 
 
 @pytest.mark.parametrize("looks", [1, 3, 1000])
-def test_requests_take_turns(looks: int) -> None:
+def test_requests_take_turns_at_being_indexed(looks: int) -> None:
     reader, reqs = Reader(), [request([1]) for _ in range(20)]
-    study = TextStudy(reader)
+    index = IndexAhead(cast(Any, reader))
     for _ in range(60):
-        study.go_on(reqs, Late(looks))
+        index.advance(reqs, Late(looks))
     assert sum(reader.read.values()) == 60 * min(looks, 3)
     assert max(reader.read.values()) - min(reader.read[req] for req in reqs) <= 1
 
 
-def test_a_host_that_comes_late_studies_nothing() -> None:
+def test_late_host_indexes_nothing() -> None:
     reader = Reader()
-    TextStudy(reader).go_on([request([1])], Late(0))
+    IndexAhead(cast(Any, reader)).advance([request([1])], Late(0))
     assert not reader.read
 
 
-def test_nobody_starves_while_others_come_and_go() -> None:
+def test_request_is_indexed_while_others_come_and_go() -> None:
     reader, reqs, stays = Reader(), [request([1]) for _ in range(12)], request([1])
-    study = TextStudy(reader)
+    index = IndexAhead(cast(Any, reader))
     for i in range(200):
         reqs = [*reqs[1 + i % 2 :], request([1]), *[request([1])] * (i % 2)]
-        study.go_on([*reqs[: i % 12], stays, *reqs[i % 12 :]], Late(9))
+        index.advance([*reqs[: i % 12], stays, *reqs[i % 12 :]], Late(9))
     assert reader.read[stays] > 10
-
-
-class Behind(Passed):
-    """An event of a device that is always behind, until it is waited for."""
-
-    def query(self) -> bool:
-        return False
 
 
 @dataclass
@@ -99,8 +93,8 @@ class Watched:
         outer: Any = self.llm.engine.drafter
         return [outer.inner, outer.suffix] if hasattr(outer, "suffix") else [outer]
 
-    def watch(self, flying: HostDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-        drafter, put = self.llm.engine.drafter, flying.set
+    def watch(self, source: LookupDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+        drafter, put = self.llm.engine.drafter, source.lookup.copy_in
         given, given_ahead = drafter.draft, getattr(drafter, "draft_ahead", None)
 
         def draft(batch: Any) -> DraftProposal:
@@ -108,73 +102,78 @@ class Watched:
                 self.behind += [unread(one, req) for req in batch.reqs]
             return given(batch)
 
-        def keep(proposal: DraftProposal) -> Wish:
+        def keep(proposal: DraftProposal, whole_rows: bool) -> RoundPlan:
             rows = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
             self.drafts.append([row[:count] for row, count in rows])
-            return put(proposal)
+            return put(proposal, whole_rows)
 
-        def draft_ahead(reqs: Any, said: Any, max_nodes: Any) -> DraftProposal:
+        def draft_ahead(reqs: Any, emitted: Any, max_nodes: Any) -> DraftProposal:
             (one,) = self.drafters
-            self.behind += [unread(one, r) + len(new) for r, new in zip(reqs, said, strict=True)]
-            return given_ahead(reqs, said, max_nodes)
+            self.behind += [unread(one, r) + len(new) for r, new in zip(reqs, emitted, strict=True)]
+            return given_ahead(reqs, emitted, max_nodes)
 
         if given_ahead is not None:
             monkeypatch.setattr(drafter, "draft_ahead", draft_ahead)
         monkeypatch.setattr(drafter, "draft", draft)
-        monkeypatch.setattr(flying, "set", keep)
+        monkeypatch.setattr(source.lookup, "copy_in", keep)
 
 
 def unread(drafter: NgramDrafter | SuffixDrafter, req: Req) -> int:
     return req.seq_len - drafter._texts[req].num_tokens
 
 
-def flying(
+def steered(
     target: Path, spec: SpecConfig, is_late: bool, monkeypatch: pytest.MonkeyPatch, **flags: Any
 ) -> Watched:
     """Plain rounds, and now and then one that drafts."""
     given = {"dtype": "float32", "max_total_tokens": 2048, **flags}
     llm = LLM(str(target), spec, disable_cuda_graph=True, **given)
-    graph_round = let_fly(llm, monkeypatch)
-    if is_late:
-        monkeypatch.setattr(torch.cuda, "Event", Behind)
-    for size in graph_round.batch_sizes:  # nobody follows into a graph that is not there yet
-        for steps in graph_round.steps:
-            graph_round.graph(Form(size, steps))
-    assert llm.engine.flights is not None
-    llm.engine.flights.depths = Steered(lambda number: 0 if number % EVERY else 3)
+    rounds = run_on_device(llm)
+    if is_late:  # the device is always behind, until it is waited for
+        monkeypatch.setattr(rounds, "is_done", lambda in_flight: False)
+    for size in rounds.batch_sizes:  # no round follows into a graph that is not there yet
+        for steps in rounds.steps:
+            rounds.graph(RoundKey(size, steps))
+    assert llm.engine.pipeline is not None
+    llm.engine.pipeline.depths = ChosenDepths(lambda number: 0 if number % EVERY else 3)
     watched = Watched(llm)
-    assert isinstance(graph_round.drafter, HostDrafter)
-    watched.watch(graph_round.drafter, monkeypatch)
+    assert isinstance(rounds.source, LookupDraft)
+    watched.watch(rounds.source, monkeypatch)
     return watched
 
 
 @ON_CPU
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
-def test_drafts_are_the_same_with_less_to_read(
+def test_drafts_are_the_same_and_have_less_to_read(
     spec: SpecConfig, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for is_late in (False, True):
-        one = flying(target, spec, is_late, monkeypatch)
+        one = steered(target, spec, is_late, monkeypatch)
         outputs = [result.token_ids for result in one.llm.generate(PROMPTS, PARAMS)]
         found.append((outputs, one))
-        assert not any(drafter._texts for drafter in one.drafters), "who left is forgotten"
+        assert not any(drafter._texts for drafter in one.drafters), "of requests that left"
     (plain, lazy), (outputs, eager) = found
     assert outputs == plain
     assert eager.drafts == lazy.drafts
     assert any(len(draft) > 1 for drafts in eager.drafts for draft in drafts)
     first = len(PROMPTS) * len(eager.drafters)  # drafts, which read the prompts
     assert max(lazy.behind[first:]) >= EVERY - 1
-    assert max(eager.behind[first:]) <= len(PROMPTS) + 2, "a turn each, and what landed since"
+    assert max(eager.behind[first:]) <= len(PROMPTS) + 2, "a turn each, and what was emitted since"
 
 
 @ON_CPU
-def test_who_leaves_in_the_air_is_forgotten(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = flying(target, SPECS[0], True, monkeypatch)
-    gone, stays = add(one.llm, "gone", PROMPTS[0]), add(one.llm, "stays", PROMPTS[1])
+def test_request_that_leaves_in_flight_has_no_text(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = steered(target, SPECS[0], True, monkeypatch)
+    gone, stays = (
+        add(one.llm, "gone", PROMPTS[0], PARAMS),
+        add(one.llm, "stays", PROMPTS[1], PARAMS),
+    )
     step_until(one.llm, lambda: gone.spec.num_steps == 5)
-    assert one.llm.engine.flights is not None
-    assert one.llm.engine.flights.in_the_air
+    assert one.llm.engine.pipeline is not None
+    assert one.llm.engine.pipeline.has_in_flight
     one.llm.engine.abort("gone")
     step_until(one.llm, lambda: stays.spec.num_steps == 9)
     assert one.drafters[0]._texts.keys() == {stays}
@@ -183,10 +182,10 @@ def test_who_leaves_in_the_air_is_forgotten(target: Path, monkeypatch: pytest.Mo
 
 
 @ON_CPU
-def test_retraction_changes_nothing(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retraction_changes_no_token(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [f"{i}{i}{i}" for i in range(4)]
     expected = LLM(str(target), None, dtype="float32").generate(prompts, PARAMS)
-    one = flying(target, SPECS[0], True, monkeypatch, max_total_tokens=208)
+    one = steered(target, SPECS[0], True, monkeypatch, max_total_tokens=208)
     one.llm.engine.scheduler.admission.demand.share = 0.0
     found = one.llm.generate(prompts, PARAMS)
     assert [result.token_ids for result in found] == [result.token_ids for result in expected]
@@ -197,14 +196,14 @@ def test_retraction_changes_nothing(target: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
-def test_on_the_gpu_no_token_changes(spec: SpecConfig, target: Path) -> None:
+def test_indexing_ahead_changes_no_token_on_the_gpu(spec: SpecConfig, target: Path) -> None:
     given = {"dtype": "float32", "max_total_tokens": 2048}
     plain = LLM(str(target), None, disable_cuda_graph=True, **given)
     expected = [one.token_ids for one in plain.generate(PROMPTS, PARAMS)]
     llm = LLM(str(target), spec, **given)
-    flights = llm.engine.flights
-    assert flights is not None
-    flights.depths = Steered(lambda number: 0 if number % EVERY else 3)
+    pipeline = llm.engine.pipeline
+    assert pipeline is not None
+    pipeline.depths = ChosenDepths(lambda number: 0 if number % EVERY else 3)
     assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == expected
-    assert flights.graph_round.counters["replays"] > 2 * EVERY
+    assert pipeline.rounds.counters["replays"] > 2 * EVERY
     assert not any(drafter._texts for drafter in Watched(llm).drafters)

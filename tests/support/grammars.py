@@ -43,7 +43,7 @@ class World:
         return state
 
     def request(self, spec: GrammarSpec, text: str = "", **sampling: Any) -> Req:
-        """One that has said `text` already."""
+        """A request that has emitted `text` already."""
         params = SamplingParams(**{"grammar": spec, "max_tokens": 100, **sampling})
         return Req(
             "r",
