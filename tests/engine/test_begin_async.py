@@ -19,10 +19,9 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.worker import DraftWorker
 from specengine.layers import prefill_sampler
-from specengine.runner import ragged_graphs
 from specengine.runner.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
-from tests.support.forward_graphs import capture, graphs_on_the_cpu
+from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 
 PROMPTS = ["The quick brown fox", "x", "0123456789" * 7, "ab" * 9, "to be or not to be"]
 WAYS: dict[str, dict[str, Any]] = {
@@ -139,7 +138,7 @@ def test_async_begin_leaves_the_same_states_where_prompts_run_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """More prompts than a graph holds: parts of one form, and the last in the middle of its own."""
-    monkeypatch.setattr(ragged_graphs, "capture", capture)
+    use_functions(monkeypatch)
     parts: list[tuple[int, int]] = []  # of forwards in parts: parts, requests
     run = PartsForward.run
 

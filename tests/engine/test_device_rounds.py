@@ -78,6 +78,10 @@ TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "narrow static tree": tree_of("EAGLE3", 2, 4, 8, static=True),
     "tree of one level": tree_of("EAGLE3", 4, 1, 4),
     "tree of MTP": tree_of("MTP", 2, 3, 8),
+    "tree of STANDALONE": tree_of("STANDALONE", 3, 4, 16),
+    "static tree of STANDALONE": tree_of("STANDALONE", 4, 3, 12, static=True),
+    "one level of STANDALONE": tree_of("STANDALONE", 4, 1, 4),
+    "few nodes of STANDALONE": tree_of("STANDALONE", 2, 4, 4),
 }
 KINDS = CHAINS | TREES
 PARAMS = {
@@ -251,7 +255,10 @@ def test_only_last_accepted_rows_run_where_rows_are_many(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("kind", ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree"])
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "EAGLE3", "STANDALONE", "MTP layers", "NGRAM", "tree", "tree of STANDALONE"],
+)
 def test_requests_come_and_go_between_host_and_device_rounds(
     kind: str, where: str, spec_of: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.standalone.worker import StandaloneWorker
+from specengine.engine.adaptive.acceptance import HybridAcceptance
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.launched import Launched
 from specengine.engine.pipeline import RoundPipeline
@@ -455,10 +455,10 @@ def test_depths_chosen_by_cost_learn_from_either_source(
     for params in ([LONG] * 3, [TORN] * 3, [LONG] * 3):
         assert_plain(llm, folder, torn[folder][:3], params)
     acceptance = depths.acceptance
-    assert isinstance(acceptance, MixedAcceptance)
-    assert acceptance.model.least.shares.tried[0] > 0
-    assert acceptance.text.least.shares.tried[0] > 0
-    assert 0.0 < acceptance.text_share < 1.0
+    assert isinstance(acceptance, HybridAcceptance)
+    assert acceptance.model.smallest.tried[0] > 0
+    assert acceptance.lookup.smallest.tried[0] > 0
+    assert 0.0 < acceptance.lookup_share < 1.0
     assert depths.standing(3) is not None
     assert None not in {depths.costs.of(4, one) for one in rounds.steps}
     assert len({key.num_steps for key in sources.keys}) > 2

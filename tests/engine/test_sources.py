@@ -21,9 +21,9 @@ from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
+from specengine.engine.adaptive.acceptance import HybridAcceptance
 from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.adaptive.estimate import HostSeconds
-from specengine.engine.adaptive.mixed_acceptance import MixedAcceptance
 from specengine.engine.cost_facts import _round_facts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pipeline_build import _depths
@@ -512,9 +512,9 @@ def test_engine_learns_the_costs_of_hybrid_rounds(
     assert isinstance(depths.costs, RunningCosts)
     assert depths.costs.of(2, steps[-1]) == 1.0 + steps[-1]
     assert depths.host is None
-    assert isinstance(depths.acceptance, MixedAcceptance)
+    assert isinstance(depths.acceptance, HybridAcceptance)
     assert depths.acceptance.model.depth == deepest
-    assert depths.acceptance.text.depth == steps[-1]
+    assert depths.acceptance.lookup.depth == steps[-1]
 
 
 @ON_CPU

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specengine import SamplingParams
-from specengine.draft.loop_graphs import DraftLoops, LoopForm
+from specengine.draft.loop_graphs import DraftLoops, LoopKey
 from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
 from tests.support.judged_rounds import (
     FEATURES,
@@ -117,7 +117,7 @@ def test_host_graphs_draft_for_a_stochastic_rule_only_what_seeds_follow_from(
     batch = llm.engine.scheduler.schedule()
     assert batch is not None
     drafter: Any = llm.engine.drafter
-    form = LoopForm(1, 3, edited=True)
+    key = LoopKey(1, 3, edited=True)
     for stochastic in (True, False):
         loops = DraftLoops(drafter, (1,), True, Counter(), stochastic)
-        assert (loops._form(batch, 3) == form) == (is_drafted or not stochastic)
+        assert (loops._key_of(batch, 3) == key) == (is_drafted or not stochastic)
