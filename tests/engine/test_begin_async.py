@@ -19,7 +19,7 @@ from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.worker import DraftWorker
 from specengine.layers import prefill_sampler
-from specengine.runner.prepared import PartsForward
+from specengine.runner.forward_graphs.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
 

@@ -12,6 +12,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
 from specengine.core.sampling import SpecControl
+from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.pipeline import RoundPipeline
