@@ -28,7 +28,7 @@ from specengine.engine.cost_facts import _round_facts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pipeline_build import _depths
 from specengine.engine.ragged_build import _kinds_of_rounds
-from specengine.engine.round import lookup
+from specengine.engine.round import lookup as lookup_module
 from specengine.engine.round.build import drafted_by, make_rounds
 from specengine.engine.round.device import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
@@ -168,7 +168,7 @@ def test_lookup_trees_plan_levels_and_nodes(
 
 
 def test_nothing_is_sent_where_lookup_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "pinned", lambda *_: pytest.fail("nothing is to be sent"))
+    monkeypatch.setattr(lookup_module, "pinned", lambda *_: pytest.fail("nothing is to be sent"))
     batch = decode_batch([request([1, 2]), request([3])])
     plan = lookup_trees().copy_in(EmptyDrafter().draft(batch), whole_rows=False)
     assert plan == RoundPlan([0, 0], drafted_nodes=[0, 0])
@@ -230,7 +230,7 @@ def test_drafts_that_are_being_copied_are_not_written_over(
         sent.append((values, values.clone()))
         return values
 
-    monkeypatch.setattr(lookup, "pinned", pinned)
+    monkeypatch.setattr(lookup_module, "pinned", pinned)
     lookup = lookup_trees() if is_tree else LookupChains(4, 5, CPU)
     for drafts in ([DEEP, CHAIN], [CHAIN, DEEP], [NONE, DEEP]):
         lookup.copy_in(assemble(drafts), whole_rows=True)
