@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.draw_siblings import draw_siblings
+from specengine.kernels.sample.draw_siblings import draw_siblings
 from specengine.layers.logits import PathTokens, RowMap, edit_logits, target_weights
 
 # Chance that the sibling of each rank stands, if those before it fell: 0.7, then 0.3 of the one

@@ -11,7 +11,7 @@ import torch
 
 from specengine.core.config import ModelConfig, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
-from specengine.core.interfaces import DecoderModel
+from specengine.core.model import DecoderModel
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import ScheduleBatch
 from specengine.core.drafter import Drafter
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.draft.row_edits import RowEdits, is_exact
-from specengine.kernels.tree_build import TreeLimits
+from specengine.kernels.tree.types import TreeLimits
 from specengine.runner import fallbacks
 from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.graph_cache import Graph, GraphCache

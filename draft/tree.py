@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ScheduleBatch, Tree
+from specengine.core.batch import ScheduleBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import sent
+from specengine.core.tree import Tree
 from specengine.draft.chain import batch_roots
 from specengine.draft.choice import DraftChoice
 from specengine.draft.tree_select import Candidates, Selection, best, select

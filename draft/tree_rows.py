@@ -8,11 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, Tree
 from specengine.core.draft_picks import DraftEdits, TreeDraws
+from specengine.core.rows import RowBatch
+from specengine.core.tree import Tree
 from specengine.draft.choice import rank_scores
-from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build
-from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.kernels.tree.tree_build import tree_build
+from specengine.kernels.tree.tree_step import tree_step
+from specengine.kernels.tree.types import Beams, DraftTree, Found, TreeLimits
 from specengine.runner.model_runner import ModelRunner
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftEdits, TreeDraws
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.draft.tree_rows import TreeRows
 from specengine.draft.worker import DraftWorker
-from specengine.kernels.tree_build import DraftTree, TreeLimits
+from specengine.kernels.tree.types import DraftTree, TreeLimits
 from specengine.runner.model_runner import ModelRunner
 
 

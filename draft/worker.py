@@ -10,13 +10,14 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import int64
+from specengine.core.tree import Tree
 from specengine.draft.chain import batch_roots, chain_proposal, draft_chain
 from specengine.draft.choice import DraftChoice
 from specengine.draft.loop_graphs import DraftLoops, ModelDrafter, NoDraftLoops

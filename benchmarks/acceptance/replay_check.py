@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.request import SpecStats
+from specengine.core.spec_stats import SpecStats
 from specengine.draft.replay.settings import Recorded
 from specengine.draft.trace.reader import Trace
 from specengine.engine.chat_template import render_chat

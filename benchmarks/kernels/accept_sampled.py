@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
 from specengine.core.random_streams import Stream
-from specengine.kernels.accept_block import accept_block
-from specengine.kernels.accept_rejection import accept_rejection
-from specengine.kernels.accept_sampled import Draws, SampledRound, row_sums
-from specengine.kernels.accept_sibling import accept_sibling
-from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.accept.accept_block import accept_block
+from specengine.kernels.accept.accept_rejection import accept_rejection
+from specengine.kernels.accept.accept_sibling import accept_sibling
+from specengine.kernels.accept.accept_target_only import accept_target_only
+from specengine.kernels.accept.types import Draws, SampledRound, row_sums
 
 CHAIN, TREE = [0, 0, 1, 2], [0, 0, 0, 0, 1, 2, 3]
 BUSH = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 5, 5, 6, 8, 11]

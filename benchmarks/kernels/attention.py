@@ -23,9 +23,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine.kernels import paged_attention_triton
-from specengine.kernels.paged_attention import PagedBatch, paged_attention
-from specengine.kernels.paged_attention_triton import Blocks
+from specengine.kernels.attention import paged_attention_triton
+from specengine.kernels.attention.paged_attention import paged_attention
+from specengine.kernels.attention.paged_attention_triton import Blocks
+from specengine.kernels.attention.types import PagedBatch
 
 LAYERS = 8
 CONTEXT = 8192

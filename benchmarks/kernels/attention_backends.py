@@ -24,9 +24,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine.core.batch import ForwardBatch, ForwardMode, Tree
+from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import AttentionBackend
+from specengine.core.tree import Tree
 from specengine.layers.attention import Attention
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool

@@ -20,9 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 import report
 
-from specengine.kernels import few_row
-from specengine.kernels.decoder_stack import StackShape, StackWeights, decoder_stack
-from specengine.kernels.rope_attention import rope_attention
+from specengine.kernels.attention.rope_attention import rope_attention
+from specengine.kernels.linear import few_row
+from specengine.kernels.linear.decoder_stack import decoder_stack
+from specengine.kernels.linear.types import StackShape, StackWeights
 from tests.kernels.decoder_stack_cases import Lengths, World, draw_weights
 
 SHAPE = StackShape(576, 9, 3, 64, 1536, 30)

@@ -23,9 +23,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
-from specengine.kernels import few_row
-from specengine.kernels.activation import silu_and_mul
-from specengine.kernels.norm import fused_add_rms_norm, rms_norm
+from specengine.kernels.linear import few_row
+from specengine.kernels.linear.activation import silu_and_mul
+from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm
 
 EPS = 1e-5
 COPIES = 60

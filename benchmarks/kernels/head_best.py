@@ -25,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 from few_row import chain_us
 
-from specengine.kernels import head_best, head_stream
-from specengine.kernels.norm import rms_norm
-from specengine.kernels.row_argmax import Meeting, row_argmax
+from specengine.kernels.head import head_best, head_stream
+from specengine.kernels.head.row_argmax import row_argmax
+from specengine.kernels.head.types import Meeting
+from specengine.kernels.linear.norm import rms_norm
 
 EPS = 1e-5
 _FAR = 256 << 20  # bytes of weights between two calls with one copy

@@ -26,9 +26,11 @@ import report
 from few_row import chain_us
 from head_best import HEADS, Head
 
-from specengine.kernels.head_topk import BlockPartials, head_topk
-from specengine.kernels.norm import rms_norm
-from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.kernels.head.head_topk import head_topk
+from specengine.kernels.head.types import BlockPartials
+from specengine.kernels.linear.norm import rms_norm
+from specengine.kernels.tree.tree_step import tree_step
+from specengine.kernels.tree.types import Beams, Found
 
 EPS = 1e-5
 _FAR = 256 << 20  # bytes of weights between two calls with one copy

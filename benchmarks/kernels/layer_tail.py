@@ -24,10 +24,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report
 from few_row import EPS, chain_us
 
-from specengine.kernels import few_row, layer_tail_cuda
-from specengine.kernels.activation import silu_and_mul
-from specengine.kernels.layer_tail import MOST_ROWS, Projection, TailWeights, layer_tail
-from specengine.kernels.norm import fused_add_rms_norm
+from specengine.kernels.linear import few_row, layer_tail_cuda
+from specengine.kernels.linear.activation import silu_and_mul
+from specengine.kernels.linear.layer_tail import layer_tail
+from specengine.kernels.linear.norm import fused_add_rms_norm
+from specengine.kernels.linear.types import MOST_TAIL_ROWS, Projection, TailWeights
 
 HIDDEN, QKV, INTERMEDIATE, LAYERS = 4096, 6144, 14336, 8
 BYTES = 2 * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * INTERMEDIATE)
@@ -100,7 +101,7 @@ def main() -> None:
         row["Triton us"] = layer_us(layers, rows, Layer.one_row) if rows == 1 else None
         for stages in args.stages:
             layer_tail_cuda.STAGES = stages
-            fits = rows <= MOST_ROWS
+            fits = rows <= MOST_TAIL_ROWS
             took = layer_us(layers, rows, Layer.fused) if fits else None
             row[f"one kernel, {stages} stages us"] = took
             row[f"{stages} stages TB/s"] = BYTES / took / 1e6 if took else None

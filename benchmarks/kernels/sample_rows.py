@@ -19,15 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.sample_rows import (
-    SEED,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    ChoiceTable,
-    Places,
-    sample_rows,
-)
+from specengine.kernels.sample.sample_rows import sample_rows
+from specengine.kernels.sample.types import SEED, TEMPERATURE, TOP_K, TOP_P, ChoiceTable, DrawPlaces
 
 SAMPLING = {  # temperature, top_k, top_p
     "greedy": (0.0, 0, 1.0),
@@ -53,7 +46,7 @@ def microseconds(
 ) -> float:
     rows, vocab = logits.shape
     table, slots = table_of(options, rows, vocab), torch.arange(rows, device="cuda")
-    places = Places(slots, torch.zeros_like(slots))
+    places = DrawPlaces(slots, torch.zeros_like(slots))
     sample_rows(logits, table, places, 0, backend=backend)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report
 from decoder_stack import SHAPE, microseconds, tree_of
 
-from specengine.kernels import rope_attention_triton as kernel
+from specengine.kernels.attention import rope_attention_triton as kernel
 from tests.kernels.decoder_stack_cases import Lengths, World, draw_weights
 
 # Requests, new tokens of each, and the text before them.

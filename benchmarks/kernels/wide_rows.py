@@ -27,13 +27,13 @@ import report
 from few_row import EPS, chain_us
 from layer_tail import HIDDEN, INTERMEDIATE, LAYERS, QKV, draw
 
-from specengine.kernels import rope_attention_triton
-from specengine.kernels.activation import silu_and_mul
-from specengine.kernels.norm import fused_add_rms_norm, sum_add_rms_norm
-from specengine.kernels.paged_attention import PagedBatch
-from specengine.kernels.rope_attention_blocks import Blocks
-from specengine.kernels.rope_attention_triton import rope_attention
-from specengine.kernels.split_linear import split_linear
+from specengine.kernels.attention import rope_attention_triton
+from specengine.kernels.attention.rope_attention_blocks import Blocks
+from specengine.kernels.attention.rope_attention_triton import rope_attention
+from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.linear.activation import silu_and_mul
+from specengine.kernels.linear.norm import fused_add_rms_norm, sum_add_rms_norm
+from specengine.kernels.linear.split_linear import split_linear
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 SLOTS, CONTEXT = 65536, 8192

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.kernels import few_row, layer_tail
+from specengine.kernels.linear import few_row, layer_tail
 from specengine.layers.decoder import PACKED_MODULES, SelfAttention, tail_weights
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head

@@ -8,17 +8,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardMode, RowBatch, ScheduleBatch
+from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.transfer import int64, sent
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.draft.worker import row_of
-from specengine.kernels.keep_rows import keep_rows
+from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.mtp.form import MtpLayerName
-from specengine.kernels.layer_tail import Tail
+from specengine.kernels.linear.types import Tail
 from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head

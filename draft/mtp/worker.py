@@ -7,23 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specengine.core.batch import (
-    ForwardMode,
-    ModelWorkerBatch,
-    RowBatch,
-    ScheduleBatch,
-    Tree,
-)
+from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.drafter import Device
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.transfer import sent
+from specengine.core.tree import Tree
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.rows import LayerRows
 from specengine.draft.worker import row_of
-from specengine.kernels.keep_rows import keep_rows
+from specengine.kernels.kv.keep_rows import keep_rows
 from specengine.runner.forward_graphs.prepared import PreparedForward
 from specengine.runner.model_runner import ModelRunner
 

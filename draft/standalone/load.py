@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from specengine.core.errors import ModelLoadError
-from specengine.core.interfaces import DecoderModel
+from specengine.core.model import DecoderModel
 from specengine.draft.loaded import DraftTarget, LoadedDraft, kv_shape_of
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource

@@ -8,12 +8,13 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.drafter import Device
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.core.transfer import sent
 from specengine.draft.tree_worker import TreeDraftWorker

@@ -1,4 +1,4 @@
-// Recursive rejection (kernels/accept_sibling.py): where the path of each request ends, and the token after it.
+// Recursive rejection (kernels/accept/accept_sibling.py): where the path of each request ends, and the token after it.
 //
 // Compile-time: those of row_cluster.cuh, HAS_NUMBERS, LANE (of coins), ACCEPT, RESIDUAL, SAMPLE (streams).
 //

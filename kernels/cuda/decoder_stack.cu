@@ -11,7 +11,7 @@
 // launches by turns; a launch empties the set of the one before. Within a launch each layer has places
 // of its own, so that none is written twice. All blocks must be there at once: two launches that run
 // beside each other on one device may wait for ever. Which multiprocessor has which share is the host's
-// choice (seats.cuh).
+// choice (sm_placement.cuh).
 //
 // Sums are those of few_row.cu, in the same order: a row has the same bits in both.
 //
@@ -20,8 +20,8 @@
 // OUTS_QKV, OUTS_H, OUTS_I, outputs a block has of each product; SPARE, blocks that have none; HALVES,
 // eights of rows; HAS_TREE, HAS_FIRST.
 
-#include "stack_shares.cuh"
-#include "seats.cuh"
+#include "stack_partials.cuh"
+#include "sm_placement.cuh"
 
 #define PAIRS_H ((ROWS * OUTS_H / 2 + THREADS - 1) / THREADS)
 
@@ -226,10 +226,10 @@ struct Turn {
 };
 
 // The pointers of all layers, and barriers, for all warps. -> the block's number.
-__device__ __forceinline__ int prepare(const Layer* layers, int num_layers, const Seats& seats) {
+__device__ __forceinline__ int prepare(const Layer* layers, int num_layers, const SMPlacement& placement) {
   int* number = (int*)(shared + NUMBER_AT);
   if (threadIdx.x == 0) {
-    *number = seats.take();
+    *number = placement.take();
     for (int i = 0; i < 8; i++) prepare_barrier(in_shared(BARRIERS_AT + i * 8), 1);
     show_barriers();
   }
@@ -250,14 +250,14 @@ __device__ __forceinline__ void fetch_angles(const Task& task, const long long* 
 // that ever arrived.
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
     const Layer* layers, int num_layers, const u16* x, int stride_x, u16* out, u16* captured,
-    u16* sets, float* shares, int* flags, int* counters, const int* numbers, int* taken, int* seen,
+    u16* sets, float* partials, int* flags, int* counters, const int* numbers, int* taken, int* seen,
     const long long* positions,
     const long long* loc, const long long* rows, const long long* seq_lens,
     const long long* indptr, const int* table, const unsigned char* tree,
     const long long* first_keys, const float* cos_sin, int num_requests, int num_rows,
     int stride_table, int nodes, int stride_cache, int stride_cos_sin, float eps, float scale) {
-  const Seats seats = {numbers, taken, seen, counters + 4};
-  const int block = prepare(layers, num_layers, seats);
+  const SMPlacement placement = {numbers, taken, seen, counters + 4};
+  const int block = prepare(layers, num_layers, placement);
   const Share mine(block);
   const Layer* all_layers = (const Layer*)(shared + LAYERS_AT);
   if (warp_of() == WARPS) {  // it meets nobody from here on
@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
     project(all, mine, step, sums);
     if (task.exists) {
       const int tag = turn.launches * num_layers + number + 1;
-      attend(batch, layer, task, {at, shares, flags, tag, all.num_rows}, scale);
+      attend(batch, layer, task, {at, partials, flags, tag, all.num_rows}, scale);
     }
     add_heads(all, mine, step, sums, stream);
     open_gates(all, mine, step, sums);
@@ -302,6 +302,6 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
   }
   allow_next_kernel();
   meet();
-  if (threadIdx.x == 32) seats.leave(block, turn.launches);  // while another thread ends the turn
+  if (threadIdx.x == 32) placement.leave(block, turn.launches);  // while another thread ends the turn
   turn.end(counters, all.num_rows);
 }

@@ -1,4 +1,4 @@
-// COUNT tokens of each row of weights, without replacement (kernels/draw_siblings.py).
+// COUNT tokens of each row of weights, without replacement (kernels/sample/draw_siblings.py).
 //
 // Compile-time: those of row_cluster.cuh, COUNT.
 //

@@ -7,7 +7,7 @@
 
 #include "head_stream.cuh"
 
-#define SHARES (THREADS / ROWS)  // threads that look at a row in the end
+#define READERS (THREADS / ROWS)  // threads that look at a row in the end
 #define AT_ONCE (4 * NT + 1)      // of the values that each looks for: all, of up to 144 blocks
 
 struct Best {
@@ -52,21 +52,21 @@ __device__ __forceinline__ void leave(const Best (*best)[2], u64* of_warps, int 
     }
 }
 
-// The largest key that some blocks leave of one row: every SHARES-th of them. Empties their places.
+// The largest key that some blocks leave of one row: every READERS-th of them. Empties their places.
 __device__ __forceinline__ u64 gathered(u64* slots, int num_rows) {
   const int r = threadIdx.x % ROWS;
   u64 key = 0;
   if (r < num_rows)
-    for (int first = threadIdx.x / ROWS; first < gridDim.x; first += AT_ONCE * SHARES) {
+    for (int first = threadIdx.x / ROWS; first < gridDim.x; first += AT_ONCE * READERS) {
       u64 found[AT_ONCE];
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) {
-        const int block = first + k * SHARES;
+        const int block = first + k * READERS;
         found[k] = block < gridDim.x ? load_settled_key(slots + (u64)block * ROWS + r) : 1;
       }
 #pragma unroll
       for (int k = 0; k < AT_ONCE; k++) {
-        const int block = first + k * SHARES;
+        const int block = first + k * READERS;
         if (block >= gridDim.x) continue;
         while (!found[k]) {
           look_again();
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) head_best(
   __syncthreads();
   if (threadIdx.x < num_rows) {
     u64 key = 0;
-    for (int j = 0; j < SHARES; j++) key = larger(key, of_warps[j * ROWS + threadIdx.x]);
+    for (int j = 0; j < READERS; j++) key = larger(key, of_warps[j * ROWS + threadIdx.x]);
     const int o = NO_OUTPUT - (int)(key & NO_OUTPUT);
     out[threadIdx.x] = IDS ? ids[o] : o;
   }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.kernels import compilations, rehearsal
+from specengine.kernels import compilations, precompile
 
 Argument = Tensor | int | float | None
 
@@ -72,7 +72,7 @@ def _type(argument: Argument) -> Any:
     return ctypes.c_float if isinstance(argument, float) else ctypes.c_int
 
 
-class Rehearsed(Kernel):
+class PendingKernel(Kernel):
     """A function on its way. Launching it does nothing."""
 
     def launch(self, *_: object) -> None: ...
@@ -82,11 +82,11 @@ def compiled(
     source: Path, name: str, defines: tuple[tuple[str, int], ...], shared_bytes: int, device: int
 ) -> Kernel:
     """The function `name` of a source file. shared_bytes: the most that a launch asks for."""
-    stage = rehearsal.current()
+    stage = precompile.current()
     if stage is None:
         return _loaded(source, name, defines, shared_bytes, device)
     stage.ask((source, defines, device), partial(_binary, source, defines, device))
-    return Rehearsed(None)
+    return PendingKernel(None)
 
 
 @cache

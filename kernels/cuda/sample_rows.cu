@@ -1,4 +1,4 @@
-// A token of each row of logits, and the weights that it was chosen by (kernels/sample_rows.py, weigh_rows.py).
+// A token of each row of logits, and the weights that it was chosen by (kernels/sample/sample_rows.py, weigh_rows.py).
 //
 // Compile-time: those of row_cluster.cuh, HAS_DEPTHS, STREAM (of the uniforms), WEIGHS (weights are left in
 // place of the logits).

@@ -9,7 +9,7 @@ struct Task {
   int request, head, first, num_rows;  // first: of its rows
   int first_row, num_queries, page_row;
   int begin, end;  // old keys
-  int number, share, shares, apart;  // apart: between the numbers of its shares
+  int number, share, partials, apart;  // apart: between the numbers of its shares
   int new_slots[2];                  // of this lane's keys among the new ones
   u32 tree_keys[2];                  // which of them this lane's rows see in a tree, bit by bit
   bool exists;
@@ -48,12 +48,12 @@ __device__ __forceinline__ Task task_of(const Batch& batch, int number) {
     if (HAS_FIRST) low = (int)min(batch.first_keys[task.page_row], (long long)prefix);
     const int sweeps = (prefix - low + SWEEP - 1) / SWEEP;
     const int each = max(1, (sweeps + most - 1) / most);
-    task.shares = max(1, (sweeps + each - 1) / each);
+    task.partials = max(1, (sweeps + each - 1) / each);
     task.begin = low + task.share * each * SWEEP;
     task.end = min(task.begin + each * SWEEP, prefix);
     task.number = number;
     task.apart = tasks;
-    task.exists = task.share < task.shares;
+    task.exists = task.share < task.partials;
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const int key = n * 8 + (lane_of() >> 2);

@@ -158,7 +158,7 @@ def choice_as_json(output: RequestOutput) -> dict[str, Any]:
 
 
 def log_speed(engine: Engine, finished: list[RequestOutput], seconds: float) -> None:
-    from specengine.core.request import SpecStats
+    from specengine.core.spec_stats import SpecStats
     from specengine.engine.outputs import add_stats, depth_line
 
     spec = SpecStats()

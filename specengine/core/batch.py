@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,42 +19,21 @@ from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.request import Req, ReqState
 from specengine.core.transfer import int64, sent
+from specengine.core.tree import Tree
 
 if TYPE_CHECKING:
-    from specengine.core.interfaces import (
-        AttentionBackend,
-        AttentionLayer,
-        KVPool,
-        ReqToTokenTable,
-    )
+    from specengine.core.interfaces import AttentionLayer, AttentionLimits, KVPool, ReqToTokenTable
     from specengine.core.sampling_batch import SamplingBatch
+    from specengine.kernels.attention.types import PagedBatch
 
 __all__ = [
+    "AttentionBackend",
     "AttnPlan",
     "ForwardBatch",
     "ForwardMode",
     "ModelWorkerBatch",
-    "RowBatch",
     "ScheduleBatch",
-    "Tree",
 ]
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Shape of a ragged batch of draft trees; absent for chains, which need no mask.
-
-    depths_T: depth of each node below its root (root 0), flat over the batch.
-    mask_BNN: bool, True where node i (row) sees node j (column): its ancestors and itself. Rows
-    and columns past a request's node count are False.
-    num_past: leading columns that stand for nodes whose KV is written already, the last num_past
-    tokens of each prefix: a drafter that grows a tree level by level runs the new level alone.
-    Then mask_BNN is [B, N, num_past + N], and depths_T counts from prefix_lens - num_past.
-    """
-
-    depths_T: Tensor
-    mask_BNN: Tensor
-    num_past: int = 0
 
 
 @dataclass
@@ -161,6 +140,53 @@ class AttnPlan:
             )
 
 
+class AttentionBackend(Protocol):
+    """One attention implementation. K and V of the new tokens are in the pool when it is called,
+    but for forward_fused, which writes them.
+
+    `init_forward_metadata` plans a forward and puts the plan on the batch; the capture and replay
+    forms do the same on the fixed buffers of a graph. A plan reads neither tokens nor the mask of
+    batch.tree, which may be filled in until the forward runs.
+    """
+
+    name: str
+    limits: AttentionLimits
+
+    def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan: ...
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None: ...
+
+    def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan: ...
+
+    def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None: ...
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """seq_len of padding rows, such that they read only slot 0 and divide by nothing."""
+        ...
+
+    def forward_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, batch: ForwardBatch
+    ) -> Tensor | None:
+        """Rotates q and k, writes k and v to the pool and attends, at once: q [T, num_heads,
+        head_dim], k, v [T, num_kv_heads, head_dim] -> the shape of q. None, and nothing done,
+        where the backend has no such thing for this batch."""
+        ...
+
+    def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
+        """What a kernel takes that attends for the whole model at once; None where the backend
+        has to be asked layer by layer."""
+        ...
+
+    def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        """q [B, num_heads, head_dim], one row a request -> the same shape."""
+        ...
+
+    def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
+        """q [T, num_heads, head_dim], ragged by qo_indptr; causal after the prefix, or under
+        batch.tree -> the same shape."""
+        ...
+
+
 @dataclass
 class ForwardBatch:
     """Tensors on the device, plus references to the attention backend and the pools.
@@ -262,12 +288,3 @@ class ForwardBatch:
             attn_backend=attn_backend,
             tree=batch.tree,
         )
-
-
-@dataclass(frozen=True)
-class RowBatch:
-    """Requests whose state lies on the device, and that the host may know an older state of."""
-
-    rows_B: Tensor  # int64, of the page table; row 0 pads
-    lens_B: Tensor  # int64, tokens whose KV stands
-    roots_B: Tensor  # int64, the last token of each

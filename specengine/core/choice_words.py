@@ -8,7 +8,7 @@ import numpy as np
 
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
-from specengine.kernels.sample_rows import MIN_P, NUM_COLUMNS, SEED, TEMPERATURE, TOP_K, TOP_P
+from specengine.kernels.sample.types import MIN_P, NUM_COLUMNS, SEED, TEMPERATURE, TOP_K, TOP_P
 
 # Beyond these, float32 logits make the distribution one-hot or uniform already.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-10, 1e10

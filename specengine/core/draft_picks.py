@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specengine.kernels.tree_step import Beams, Drawn
+from specengine.kernels.tree.types import Beams, Drawn
 
 
 class DraftPicks(Protocol):

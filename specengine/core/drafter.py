@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from specengine.core.batch import RowBatch, ScheduleBatch
+    from specengine.core.batch import ScheduleBatch
     from specengine.core.draft_picks import DraftEdits, DraftPicks, TreeDraws
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req
+    from specengine.core.rows import RowBatch
     from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
-    from specengine.kernels.tree_build import DraftTree, TreeLimits
+    from specengine.kernels.tree.types import DraftTree, TreeLimits
 
 Device = Literal["host", "model", "lookup"]
 

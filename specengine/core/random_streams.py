@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from specengine.kernels.keyed_uniform import LANE, keyed_uniform
+from specengine.kernels.sample.keyed_uniform import LANE, keyed_uniform
 
 
 class Stream(IntEnum):

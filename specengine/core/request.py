@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from specengine.core.grammar import GrammarState
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
 
 if TYPE_CHECKING:
-    from specengine.core.spec import DepthChoice
+    pass
 
 
 class ReqState(Enum):
@@ -37,52 +38,6 @@ class TokenLogprob:
     token: int
     logprob: float
     top: list[tuple[int, float]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class SpecStats:
-    """Counters of one request's rounds. Accepted tokens exclude the bonus token."""
-
-    num_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-    histogram: list[int] = field(default_factory=list)  # rounds by number of accepted tokens
-    is_lossy: bool = False  # a verifier that does not keep the target's distribution was at work
-    depth_histogram: list[int] = field(default_factory=list)  # rounds by depth chosen for the batch
-    depth: DepthChoice | None = None  # of the last round that was not beside a prefill
-
-    def record(self, drafted: int, accepted: int, depth: DepthChoice | None = None) -> None:
-        """depth: None for a round beside a prefill, in which nobody drafts."""
-        self.num_steps += 1
-        self.num_draft_tokens += drafted
-        self.num_accepted += accepted
-        steps = 0
-        if depth is not None:
-            self.depth = depth
-            steps = depth.num_steps
-        try:  # a call would cost as much as the rest, for each request and round
-            self.histogram[accepted] += 1
-        except IndexError:
-            count_at(self.histogram, accepted)
-        try:
-            self.depth_histogram[steps] += 1
-        except IndexError:
-            count_at(self.depth_histogram, steps)
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """Accepted length tau: 1 + accepted / rounds, the bonus token included."""
-        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-
-def count_at(histogram: list[int], place: int, count: int = 1) -> None:
-    while len(histogram) <= place:
-        histogram.append(0)
-    histogram[place] += count
 
 
 @dataclass(slots=True, eq=False)

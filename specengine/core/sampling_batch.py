@@ -17,7 +17,7 @@ from specengine.core.columns import Columns
 from specengine.core.grammar import TokenMask
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
-from specengine.kernels.sample_rows import (
+from specengine.kernels.sample.types import (
     MIN_P,
     NUM_COLUMNS,
     SEED,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from specengine.core.spec_stats import DepthChoice
+
 if TYPE_CHECKING:
     from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
     from specengine.core.interfaces import LogitsOutput
@@ -53,28 +55,6 @@ class DraftProposal:
     def is_empty(self) -> bool:
         """No request has a draft."""
         return max(self.num_nodes, default=1) == 1
-
-
-class DepthChoice(Protocol):
-    """How deep the drafts of a round might go, and why."""
-
-    @property
-    def num_steps(self) -> int:
-        """For the whole batch: what a request allows itself, or has text for, may be less."""
-        ...
-
-    @property
-    def num_nodes(self) -> int | None:
-        """Of trees that are cut to their best nodes, root included; None: as large as they are."""
-        ...
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def expected_gain(self) -> float | None:
-        """Tokens a second over those of plain decoding; None where that is not known."""
-        ...
 
 
 @dataclass

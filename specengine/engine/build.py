@@ -11,8 +11,9 @@ from typing import TypeVar, cast
 
 import torch
 
+from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
-from specengine.core.interfaces import AttentionBackend, DecoderModel
+from specengine.core.model import DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.adaptive.cost_file import CostFile

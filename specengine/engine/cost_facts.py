@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from specengine.core.config import EngineConfig
-from specengine.core.interfaces import DecoderModel
 from specengine.core.machine import cpu_name
+from specengine.core.model import DecoderModel
 from specengine.core.version import __version__
 from specengine.draft.loaded import LoadedDraft
 from specengine.draft.zoo.shipped import draft_path_of

@@ -11,8 +11,9 @@ from typing import Any
 from specengine.core.config import SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import RequestError
-from specengine.core.request import FinishReason, SpecStats, TokenLogprob
+from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.build import build_engine
 from specengine.engine.chat_template import render_chat
 from specengine.engine.loop import Engine

@@ -15,7 +15,8 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import DepthChoice, VerifyResult
+from specengine.core.spec import VerifyResult
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps

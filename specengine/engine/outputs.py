@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specengine.core.request import FinishReason, SpecStats, TokenLogprob, count_at
-from specengine.core.spec import DepthChoice
+from specengine.core.request import FinishReason, TokenLogprob
+from specengine.core.spec_stats import DepthChoice, SpecStats, count_at
 from specengine.core.spec_totals import SpecTotals
 from specengine.engine.adaptive.choose import Decision
 from specengine.runner.fallbacks import GraphStats

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specengine.core.batch import ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.tree import Tree
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.plan_stream import EagerAhead, GraphAhead, PlanStream
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.forward_mode import ForwardMode
-from specengine.core.interfaces import DecoderModel
+from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
 from specengine.engine.registry import max_nodes

@@ -9,11 +9,11 @@ from time import perf_counter
 
 import torch
 
+from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
-from specengine.core.interfaces import AttentionBackend
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
-from specengine.kernels.rehearsal import rehearsal
+from specengine.kernels.precompile import precompile
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.model_runner import ModelRunner
@@ -37,14 +37,14 @@ def can_rehearse(config: EngineConfig, backend: AttentionBackend) -> bool:
     """Whether all that a forward launches is PyTorch's or this project's, and not compiled as a
     whole; and whether there is anything to compile."""
     on_gpu = config.model.device == "cuda"
-    return on_gpu and backend.limits.rehearses and not config.graph.enable_torch_compile
+    return on_gpu and backend.limits.precompiles and not config.graph.enable_torch_compile
 
 
 def rehearse(acts: Sequence[Act], telling: int = 1) -> None:
     """Compile what the acts launch, the kernels of all at once; of no more than the first `telling`
     of them, where caches have all of theirs."""
     start = perf_counter()
-    with torch.inference_mode(), rehearsal() as stage:
+    with torch.inference_mode(), precompile() as stage:
         for number, act in enumerate(acts):
             if number == telling and not stage.compiles():
                 break

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from specengine.core.batch import ForwardBatch
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import Rotary
-from specengine.kernels.rope import rope_store_kv
+from specengine.kernels.attention.rope import rope_store_kv
 
 
 def attention_layers(model: object) -> tuple[Attention, ...]:

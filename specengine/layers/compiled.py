@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specengine.kernels.activation_ref import silu_and_mul
-from specengine.kernels.norm_ref import rms_norm
+from specengine.kernels.linear.activation_ref import silu_and_mul
+from specengine.kernels.linear.norm_ref import rms_norm
 
 
 def before_attention(

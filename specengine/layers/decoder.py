@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from specengine.kernels import few_row, layer_tail
-from specengine.kernels.layer_tail import Projection, Tail, TailWeights
+from specengine.kernels.linear import few_row, layer_tail
+from specengine.kernels.linear.types import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec

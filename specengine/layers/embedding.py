@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specengine.kernels.embed_rows import embed_rows
-from specengine.kernels.joined_norm import joined_norm
+from specengine.kernels.head.embed_rows import embed_rows
+from specengine.kernels.linear.joined_norm import joined_norm
 from specengine.layers.norm import RMSNorm
 
 

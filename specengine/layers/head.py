@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from specengine.kernels import head_best, head_stream, head_topk, row_argmax
+from specengine.kernels.head import head_best, head_stream, head_topk, row_argmax
+from specengine.kernels.head.types import BlockPartials, Meeting
 from specengine.layers.layer_spec import HEAD_BEST, HEAD_LOGITS, HEAD_TOP, HeadSpec
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
@@ -35,7 +36,7 @@ class Head:
         self._columns = None if ids is None or product.out_features == len(ids) else ids
         self._takes_best = HEAD_BEST.takes(self.spec)
         self._takes_top = HEAD_TOP.takes(self.spec)
-        self._meeting: row_argmax.Meeting | None = None
+        self._meeting: Meeting | None = None
         self._slots: Tensor | None = None
         HEAD_LOGITS.require(self.spec)
 
@@ -72,10 +73,10 @@ class Head:
             )
         logits = self.product(self._normed(hidden))
         if self._meeting is None:
-            self._meeting = row_argmax.Meeting.of(_MAX_MEETING_ROWS, hidden.device)
+            self._meeting = Meeting.of(_MAX_MEETING_ROWS, hidden.device)
         return row_argmax.row_argmax(logits, self._meeting, self.ids)
 
-    def top(self, hidden: Tensor, topk: int) -> head_topk.BlockPartials | None:
+    def top(self, hidden: Tensor, topk: int) -> BlockPartials | None:
         """[R, H] -> the topk best of each row of `logits` and its log-sum-exp, by block of columns.
         None where `logits` is as fast."""
         if not (self._takes_top and self._is_plain) or self._columns is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.kernels import split_linear
+from specengine.kernels.linear import split_linear
 
 
 class LinearKernel(Protocol):

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specengine.core.sampling_batch import LogitEdits, Penalties, RandomParams, SamplingBatch
-from specengine.kernels.apply_token_bitmask import apply_token_bitmask
-from specengine.kernels.sample_rows_ref import LEAST_WEIGHT, RowFilters, kept_weights
+from specengine.kernels.sample.apply_token_bitmask import apply_token_bitmask
+from specengine.kernels.sample.sample_rows_ref import LEAST_WEIGHT, RowFilters, kept_weights
 
 _MAX_ELEMENTS = 2**24  # of [R, V] handled at once, so that temporaries stay near 0.5 GB
 

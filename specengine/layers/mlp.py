@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from specengine.kernels.activation import silu_and_mul
+from specengine.kernels.linear.activation import silu_and_mul
 from specengine.layers.linear import Linear, MergedLinear
 
 

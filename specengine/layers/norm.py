@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from specengine.kernels.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
+from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
 
 class RMSNorm(nn.Module):

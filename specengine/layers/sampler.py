@@ -8,7 +8,8 @@ from torch import Tensor
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import Stream
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.sample_rows import Places, sample_rows
+from specengine.kernels.sample.sample_rows import sample_rows
+from specengine.kernels.sample.types import DrawPlaces
 from specengine.layers.logits import RowMap, edit_logits, row_chunks
 
 _ONE_TO_ONE = RowMap()
@@ -47,7 +48,7 @@ class Sampler:
         slots_R = rows.request_R
         if slots_R is None:
             slots_R = torch.arange(len(edited_RV), device=edited_RV.device)
-        places = Places(slots_R, self._positions(sampling, rows))
+        places = DrawPlaces(slots_R, self._positions(sampling, rows))
         in_place = edited_RV is not logits_RV
         return sample_rows(edited_RV, random.table, places, int(Stream.SAMPLE), in_place=in_place)
 

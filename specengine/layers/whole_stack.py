@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from specengine.kernels import decoder_stack
-from specengine.kernels.decoder_stack import LayerWeights, StackKV, StackShape, StackWeights
+from specengine.kernels.linear import decoder_stack
+from specengine.kernels.linear.types import LayerWeights, StackKV, StackShape, StackWeights
 from specengine.layers.layer_spec import WHOLE_STACK
 
 if TYPE_CHECKING:

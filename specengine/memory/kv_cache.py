@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specengine.kernels.kv_move import KVBuffers, KVPaths, kv_move
+from specengine.kernels.kv.kv_move import kv_move
+from specengine.kernels.kv.types import KVBuffers, KVPaths
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch
-from specengine.core.interfaces import AttentionBackend, DecoderModel
+from specengine.core.batch import AttentionBackend, ForwardBatch
+from specengine.core.model import DecoderModel
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.memory.graph_memory import GraphMemory
 

@@ -9,16 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, RowBatch, Tree
+from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
-from specengine.core.interfaces import (
-    AttentionBackend,
-    DecoderModel,
-    KVPool,
-    LogitsOutput,
-    ReqToTokenTable,
-)
-from specengine.kernels.row_places import row_places
+from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable
+from specengine.core.model import DecoderModel
+from specengine.core.rows import RowBatch
+from specengine.core.tree import Tree
+from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.context import joined_features

@@ -12,7 +12,8 @@ from specengine.core.errors import InvariantError, RequestError
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.request import FinishReason, Req, ReqState, TokenLogprob
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec import DepthChoice, PrefillResult, VerifyResult
+from specengine.core.spec import PrefillResult, VerifyResult
+from specengine.core.spec_stats import DepthChoice
 from specengine.core.spec_totals import SpecTotals
 from specengine.scheduler.admission import Admission
 from specengine.scheduler.batching import BatchBuilder

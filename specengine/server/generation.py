@@ -12,8 +12,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specengine.core.request import SpecStats
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.errors import ApiError
 from specengine.server.metrics import ServerMetrics

@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import TokenLogprob
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.core.transfer import sent
+from specengine.core.tree import Tree
 from specengine.layers.logprobs import token_logprobs
 from specengine.target.verify.rows import ancestors
 from specengine.target.verify.tree import depths, flat_nodes

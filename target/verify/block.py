@@ -4,10 +4,10 @@ rejection does."""
 
 from __future__ import annotations
 
-from specengine.kernels.accept_block import accept_block
-from specengine.kernels.accept_block_ref import judge
-from specengine.kernels.accept_sampled import SampledRound
-from specengine.kernels.accept_sampled_ref import Verdict
+from specengine.kernels.accept.accept_block import accept_block
+from specengine.kernels.accept.accept_block_ref import judge
+from specengine.kernels.accept.accept_sampled_ref import Verdict
+from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.sampled import SampledVerifier
 

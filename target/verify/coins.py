@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.accept_sampled_ref import pick_by
+from specengine.kernels.accept.accept_sampled_ref import pick_by
 
 
 class Coins(Protocol):

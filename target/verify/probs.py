@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.kernels.accept_sampled import SampledRound, row_sums
+from specengine.kernels.accept.types import SampledRound, row_sums
 from specengine.layers.logits import RowMap, target_weights
 from specengine.target.verify.rows import edited_by_chunks, row_map
 from specengine.target.verify.tree import ancestor_mask, depths, node_mask

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specengine.kernels.accept_rejection import accept_rejection
-from specengine.kernels.accept_rejection_ref import judge
-from specengine.kernels.accept_sampled import SampledRound
-from specengine.kernels.accept_sampled_ref import Verdict
+from specengine.kernels.accept.accept_rejection import accept_rejection
+from specengine.kernels.accept.accept_rejection_ref import judge
+from specengine.kernels.accept.accept_sampled_ref import Verdict
+from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.sampled import SampledVerifier
 

@@ -11,8 +11,8 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import sent
-from specengine.kernels.accept_relaxed import RelaxedRound, accept_relaxed
-from specengine.kernels.accept_sampled import Accepted
+from specengine.kernels.accept.accept_relaxed import accept_relaxed
+from specengine.kernels.accept.types import Accepted, RelaxedRound
 from specengine.kernels.dispatch import Backend
 from specengine.layers.logits import RowMap
 from specengine.target.verify.match import MatchVerifier

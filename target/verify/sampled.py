@@ -12,13 +12,13 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import Stream
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
-from specengine.kernels.accept_sampled_ref import (
+from specengine.kernels.accept.accept_sampled_ref import (
     Verdict,
     coin_uniforms,
     followed,
     next_uniforms,
 )
+from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.kernels.dispatch import Backend
 from specengine.layers.sampler import Sampler
 from specengine.target.verify.coins import Coins, KeyedCoins

@@ -3,10 +3,10 @@ SpecInfer, algorithm 2; without replacement as in Jeon et al. 2024)."""
 
 from __future__ import annotations
 
-from specengine.kernels.accept_sampled import SampledRound
-from specengine.kernels.accept_sampled_ref import Verdict
-from specengine.kernels.accept_sibling import accept_sibling
-from specengine.kernels.accept_sibling_ref import judge
+from specengine.kernels.accept.accept_sampled_ref import Verdict
+from specengine.kernels.accept.accept_sibling import accept_sibling
+from specengine.kernels.accept.accept_sibling_ref import judge
+from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.sampled import SampledVerifier
 

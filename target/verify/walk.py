@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.spec import DraftProposal
-from specengine.kernels.accept_sampled import Accepted
+from specengine.kernels.accept.types import Accepted
 
 
 @dataclass(frozen=True)

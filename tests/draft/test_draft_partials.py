@@ -14,8 +14,8 @@ from specengine.core.draft_picks import DraftEdits
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
 from specengine.draft.tree_rows import TreeRows
-from specengine.kernels.head_topk import BlockPartials
-from specengine.kernels.head_topk_ref import partials_of
+from specengine.kernels.head.head_topk_ref import partials_of
+from specengine.kernels.head.types import BlockPartials
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec

@@ -15,7 +15,8 @@ from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
 from specengine.draft.loaded import DraftTarget
 from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.model import MtpModel
-from specengine.kernels import layer_tail, layer_tail_cuda, layer_tail_ref
+from specengine.kernels.linear import layer_tail, layer_tail_cuda, layer_tail_ref
+from specengine.kernels.linear.types import Tail
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
@@ -137,7 +138,7 @@ def test_fused_layer_equals_the_plain_one(
     hidden = Reading.of(folder).hidden(TOKENS[:9])
     [model] = load_models(folder)
     plain, _ = Runner(model)(TOKENS[1:10], hidden)
-    monkeypatch.setattr("specengine.kernels.few_row.fits", lambda *_: True)
+    monkeypatch.setattr("specengine.kernels.linear.few_row.fits", lambda *_: True)
     assert_near(Runner(model)(TOKENS[1:10], hidden)[0], plain)
 
 
@@ -151,7 +152,7 @@ def test_streamed_layer_equals_the_plain_one(
     [model] = load_models(folder)
     plain, _ = Runner(model)(TOKENS[1:10], hidden)
 
-    def tail(heads: Tensor, *given: Any) -> layer_tail.Tail:
+    def tail(heads: Tensor, *given: Any) -> Tail:
         rows.append(len(heads))
         return layer_tail_ref.layer_tail(heads, *given)
 

@@ -14,8 +14,9 @@ from specengine.draft.choice import DraftChoice, rank_scores
 from specengine.draft.tree import Growth
 from specengine.engine.draft_depth import cut_to_depth
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.tree_build import DraftTree, TreeLimits, tree_build
-from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.kernels.tree.tree_build import tree_build
+from specengine.kernels.tree.tree_step import tree_step
+from specengine.kernels.tree.types import Beams, DraftTree, Found, TreeLimits
 from tests.support.draft_batches import request
 
 VOCAB, DRAFT_VOCAB = 60, 12

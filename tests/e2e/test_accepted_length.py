@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.request import SpecStats
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import add_stats
 
 PROMPTS = ["abcabcabc", "The quick brown fox", "x", "0123456789" * 4]

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.interfaces import AttentionBackend
+from specengine.core.batch import AttentionBackend
 from specengine.engine.chat_template import render_chat
 from specengine.engine.plan_ahead import make_plan_ahead
-from specengine.kernels import flash_attention, flash_attention_ref
+from specengine.kernels.attention import flash_attention, flash_attention_ref
 from specengine.runner.attention.flash_backend import FlashAttentionBackend
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.runner.test_attention_flashinfer import in_pytorch  # noqa: F401

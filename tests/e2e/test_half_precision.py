@@ -12,7 +12,8 @@ import pytest
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.chat_template import render_chat
 from specengine.engine.llm import Generation
-from specengine.kernels import decoder_stack_cuda, head_best_cuda, head_topk_cuda
+from specengine.kernels.head import head_best_cuda, head_topk_cuda
+from specengine.kernels.linear import decoder_stack_cuda
 from tests.device import ON_HOPPER
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.kernels.counted_rows import count_rows

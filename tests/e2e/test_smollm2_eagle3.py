@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specengine import SamplingParams, SpecConfig
-from specengine.core.request import SpecStats
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.chat_template import render_chat
 from specengine.engine.outputs import add_stats
 from tests.e2e.conftest import Make

@@ -10,8 +10,8 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
-from specengine.core.request import SpecStats
 from specengine.core.spec import DraftProposal
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.llm import Generation
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.mtp_reading import add_mtp

@@ -24,7 +24,7 @@ from specengine.engine.round.build import make_rounds
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
 from specengine.kernels.cuda import program
-from specengine.kernels.rehearsal import rehearsal as stage
+from specengine.kernels.precompile import precompile as stage
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
@@ -147,7 +147,7 @@ def main(target: str, *specs: str) -> None:
     offline_triton.use()
     flags: dict[str, Any] = {"model": target, "dtype": "bfloat16", "max_total_tokens": 4096}
     flags["max_running_requests"] = max(SIZES)
-    import specengine.kernels.few_row_cuda  # noqa: F401  loaded, so that it is replaced, too
+    import specengine.kernels.linear.few_row_cuda  # noqa: F401  loaded, so that it is replaced, too
 
     take_for_gpu()
     asked = record()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specengine.engine.rehearsal import rehearse, telling_sizes
-from specengine.kernels import compilations, rehearsal
+from specengine.kernels import compilations, precompile
 from tests.kernels import offline_triton
 from tests.support.rounds import ON_CPU, ON_GPU
 
@@ -182,7 +182,7 @@ def test_precompiling_goes_on_where_a_kernel_was_compiled(monkeypatch: pytest.Mo
     played = []
 
     def act() -> None:
-        stage = rehearsal.current()
+        stage = precompile.current()
         assert stage is not None
         stage.ask("a kernel", compilations.note)
         played.append(stage)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from specengine import SpecConfig
-from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.batch import ForwardBatch
+from specengine.core.rows import RowBatch
 from specengine.runner.model_runner import ModelRunner
 from tests.support.device_rounds import make_on_device
 from tests.support.rounds import CONTEXT, MANY, ON_CPU, SAMPLED

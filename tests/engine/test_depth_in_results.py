@@ -14,8 +14,9 @@ import torch
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
-from specengine.core.request import Req, SpecStats
+from specengine.core.request import Req
 from specengine.core.spec import PrefillResult, VerifyResult
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.outputs import RequestOutput, add_stats, depth_line, speculative_metrics

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from specengine import SamplingParams, SpecConfig, SpecControl
-from specengine.core.batch import RowBatch, ScheduleBatch
+from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import VerifyResult
 from specengine.draft.eagle import worker as eagle
 from specengine.draft.loop_graphs import DraftLoops, LoopKey
@@ -24,7 +25,7 @@ from specengine.engine.llm import Generation
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round import sampling
 from specengine.engine.round.key import InFlightRound
-from specengine.kernels.keep_rows import keep_rows
+from specengine.kernels.kv.keep_rows import keep_rows
 from tests.halves import thinned
 from tests.support.device_rounds import (
     come_and_go,

@@ -18,9 +18,9 @@ from specengine.engine.registry import VERIFIERS
 from specengine.engine.round.build import make_rounds, make_rule
 from specengine.engine.round.layouts import Branching
 from specengine.engine.round.rules import Relaxed, Stochastic
-from specengine.kernels.accept_rejection_ref import judge as judge_by_rejection
-from specengine.kernels.accept_sampled import SampledRound
-from specengine.kernels.accept_sampled_ref import Verdict
+from specengine.kernels.accept.accept_rejection_ref import judge as judge_by_rejection
+from specengine.kernels.accept.accept_sampled_ref import Verdict
+from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.coins import Coins
 from specengine.target.verify.match import MatchVerifier

@@ -11,7 +11,7 @@ import torch
 
 from specengine import LLM
 from specengine.engine.llm import Generation
-from specengine.kernels import head_best_cuda, head_topk_cuda
+from specengine.kernels.head import head_best_cuda, head_topk_cuda
 from specengine.layers.head import Head
 from specengine.runner.loader import load
 from tests.e2e.near_ties import assert_same_but_for_ties

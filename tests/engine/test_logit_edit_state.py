@@ -7,14 +7,15 @@ from typing import Any, cast
 import pytest
 import torch
 
-from specengine.core.batch import RowBatch
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.draft.choice import DraftChoice
 from specengine.engine.round import edits as edits_module
 from specengine.engine.round.edits import ChainEdits, LogitEditState, edits_logits, expanded
-from specengine.kernels.edit_rows import Drafted, edit_rows_
+from specengine.kernels.sample.edit_rows import edit_rows_
+from specengine.kernels.sample.types import DraftedNodes
 from specengine.layers.logits import RowMap, edit_logits
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def check(edits: LogitEditState, reqs: list[Req]) -> None:
     expected = edit_logits(logits, sampling, RowMap())
     starts = torch.tensor([req.kv_len for req in reqs])
     roots = torch.tensor([[req.last_token] for req in reqs])
-    edit_rows_(logits, edits.tables, Drafted(rows, starts, roots))
+    edit_rows_(logits, edits.tables, DraftedNodes(rows, starts, roots))
     assert torch.equal(logits, expected)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels import paged_attention_ref
-from specengine.kernels.paged_attention import PagedBatch
+from specengine.kernels.attention import paged_attention_ref
+from specengine.kernels.attention.types import PagedBatch
 from tests.support.padded_attention import padded_attention
 
 

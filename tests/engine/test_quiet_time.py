@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from specengine.core.request import FinishReason, SpecStats
+from specengine.core.request import FinishReason
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.background_capture import QuietTime
 from specengine.engine.loop import Engine

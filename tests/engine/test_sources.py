@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, SpecConfig
-from specengine.core.batch import RowBatch
 from specengine.core.drafter import Device, Drafter
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
@@ -38,8 +38,8 @@ from specengine.engine.round.lookup import LookupChains, LookupDraft, LookupTree
 from specengine.engine.round.rules import Relaxed, Stochastic
 from specengine.engine.round.sampling import PLAIN
 from specengine.engine.round.source import DraftOptions
-from specengine.kernels.tree_build import DraftTree
-from specengine.kernels.tree_shape import tree_shape
+from specengine.kernels.tree.tree_shape import tree_shape
+from specengine.kernels.tree.types import DraftTree
 from tests.support.device_rounds import prepare_drafter
 from tests.support.draft_batches import decode_batch, request
 from tests.support.hybrid import (

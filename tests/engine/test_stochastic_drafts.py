@@ -11,7 +11,7 @@ import torch
 
 from specengine import SamplingParams
 from specengine.draft.loop_graphs import DraftLoops, LoopKey
-from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
+from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from tests.support.judged_rounds import (
     FEATURES,
     LIKELY,

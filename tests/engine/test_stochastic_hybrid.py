@@ -13,7 +13,7 @@ from specengine import LLM, SpecConfig, SpecControl
 from specengine.engine.launched import Launched
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.layouts import Chain
-from specengine.kernels import (
+from specengine.kernels.accept import (
     accept_block,
     accept_chain,
     accept_path,
@@ -21,13 +21,9 @@ from specengine.kernels import (
     accept_relaxed,
     accept_sibling,
     accept_target_only,
-    draw_siblings,
-    sample_rows,
-    tree_build,
-    tree_shape,
-    tree_step,
-    weigh_rows,
 )
+from specengine.kernels.sample import draw_siblings, sample_rows, weigh_rows
+from specengine.kernels.tree import tree_build, tree_shape, tree_step
 from tests.support.device_rounds import come_and_go, run_on_device
 from tests.support.hybrid import (
     LONG,

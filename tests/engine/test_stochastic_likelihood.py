@@ -15,8 +15,8 @@ from specengine.engine.proof.joint import LogitProbe, Text
 from specengine.engine.proof.runs import MAX_MUTANT_P, MIN_P
 from specengine.engine.round.draws import ChainDraws
 from specengine.engine.round.executor import RoundExecutor
-from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
-from specengine.kernels.sample_rows_ref import exp_below_
+from specengine.kernels.accept.types import Accepted, Draws, SampledRound
+from specengine.kernels.sample.sample_rows_ref import exp_below_
 from tests.support.device_rounds import run_on_device
 from tests.support.hybrid import Folders, Sources, hybrid, trees
 from tests.support.judged_rounds import RULES

@@ -12,21 +12,16 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.round.layouts import Branching
 from specengine.engine.round.rules import Relaxed
-from specengine.kernels import (
+from specengine.kernels.accept import (
     accept_block,
     accept_chain,
     accept_path,
     accept_relaxed,
     accept_sibling,
     accept_target_only,
-    draw_siblings,
-    edit_rows,
-    sample_rows,
-    tree_build,
-    tree_shape,
-    tree_step,
-    weigh_rows,
 )
+from specengine.kernels.sample import draw_siblings, edit_rows, sample_rows, weigh_rows
+from specengine.kernels.tree import tree_build, tree_shape, tree_step
 from tests.halves import slow_but, thinned
 from tests.support.device_rounds import come_and_go
 from tests.support.judged_rounds import (

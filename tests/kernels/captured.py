@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specengine.kernels import few_row
+from specengine.kernels.linear import few_row
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:

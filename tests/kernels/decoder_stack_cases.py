@@ -1,4 +1,4 @@
-"""Stacks of random layers and requests of random KV for the tests of kernels/decoder_stack.py."""
+"""Stacks of random layers and requests of random KV for the tests of decoder_stack.py."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specengine.kernels.decoder_stack import (
+from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.dispatch import Backend
+from specengine.kernels.linear.decoder_stack import decoder_stack
+from specengine.kernels.linear.types import (
     LayerWeights,
     StackKV,
     StackOutput,
     StackShape,
     StackWeights,
-    decoder_stack,
 )
-from specengine.kernels.dispatch import Backend
-from specengine.kernels.paged_attention import PagedBatch
 from tests.kernels.test_paged_attention import depths_of, tree_mask_of
 
 EPS = 1e-5

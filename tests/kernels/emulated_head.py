@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from specengine.kernels import head_best, head_best_cuda, head_stream, head_topk_cuda
-from specengine.kernels.cuda.program import Rehearsed
+from specengine.kernels.cuda.program import PendingKernel
+from specengine.kernels.head import head_best, head_best_cuda, head_stream, head_topk_cuda
 from tests.kernels.emulated_cuda import Compiled
 
 
@@ -32,9 +32,11 @@ def forms_asked_for(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> set[
     runs."""
     asked = set[int]()
 
-    def compiled(_: Path, name: str, defines: tuple[tuple[str, int], ...], *__: int) -> Rehearsed:
+    def compiled(
+        _: Path, name: str, defines: tuple[tuple[str, int], ...], *__: int
+    ) -> PendingKernel:
         asked.add(dict(defines)["NT"])
-        return Rehearsed(None)
+        return PendingKernel(None)
 
     monkeypatch.setattr(module, "compiled", compiled)
     return asked

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specengine.kernels import (
-    accept_sibling_cuda,
-    draw_siblings_cuda,
-    row_cluster,
-    sample_rows_cuda,
-)
+from specengine.kernels.accept import accept_sibling_cuda
+from specengine.kernels.sample import draw_siblings_cuda, row_cluster, sample_rows_cuda
 from tests.kernels.emulated_cuda import Compiled
 
 

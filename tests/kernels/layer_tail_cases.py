@@ -1,4 +1,4 @@
-"""Layers of random weights for the tests of kernels/layer_tail.py."""
+"""Layers of random weights for the tests of kernels/linear/layer_tail.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.layer_tail import Projection, Tail, TailWeights, layer_tail
+from specengine.kernels.linear.layer_tail import layer_tail
+from specengine.kernels.linear.types import Projection, Tail, TailWeights
 
 EPS = 1e-5
 

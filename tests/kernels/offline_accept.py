@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from specengine.kernels.accept_block import accept_block
-from specengine.kernels.accept_chain import RoundState
-from specengine.kernels.accept_path import accept_path
-from specengine.kernels.accept_rejection import accept_rejection
-from specengine.kernels.accept_relaxed import accept_relaxed
-from specengine.kernels.accept_sampled import Accepted
-from specengine.kernels.accept_sibling import accept_sibling
-from specengine.kernels.accept_target_only import accept_target_only
-from specengine.kernels.draw_siblings import draw_siblings
-from specengine.kernels.edit_rows import Drafted, EditTables, edit_rows_
-from specengine.kernels.sample_rows import ChoiceTable, Places
-from specengine.kernels.tree_build import TreeLimits, tree_build
-from specengine.kernels.tree_shape import tree_shape
-from specengine.kernels.tree_step import Drawn, Found, tree_step
-from specengine.kernels.weigh_rows import weigh_rows
+from specengine.kernels.accept.accept_block import accept_block
+from specengine.kernels.accept.accept_path import accept_path
+from specengine.kernels.accept.accept_rejection import accept_rejection
+from specengine.kernels.accept.accept_relaxed import accept_relaxed
+from specengine.kernels.accept.accept_sibling import accept_sibling
+from specengine.kernels.accept.accept_target_only import accept_target_only
+from specengine.kernels.accept.types import Accepted, RoundState
+from specengine.kernels.sample.draw_siblings import draw_siblings
+from specengine.kernels.sample.edit_rows import edit_rows_
+from specengine.kernels.sample.types import ChoiceTable, DraftedNodes, DrawPlaces, EditTables
+from specengine.kernels.sample.weigh_rows import weigh_rows
+from specengine.kernels.tree.tree_build import tree_build
+from specengine.kernels.tree.tree_shape import tree_shape
+from specengine.kernels.tree.tree_step import tree_step
+from specengine.kernels.tree.types import Drawn, Found, TreeLimits
 from tests.kernels import offline_triton, relaxed_world
 from tests.kernels.sampled_world import CPU, draws_of, random_round
 
@@ -54,12 +54,12 @@ def main() -> None:
         nodes = torch.zeros(4, 2, 40, dtype=torch.int64)
         tree_shape(nodes[:, 0, 0].contiguous(), nodes, num_nodes, num_steps, backend="triton")
     table, place = ChoiceTable.of(3, CPU), torch.arange(3)
-    weigh_rows(torch.zeros(6, 9000), table, Places(place, place, 2), 0, backend="triton")
+    weigh_rows(torch.zeros(6, 9000), table, DrawPlaces(place, place, 2), 0, backend="triton")
     edits, starts = EditTables.of(3, 2, 9000, CPU), torch.zeros(3, dtype=torch.int64)
     nodes, mask = torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2, 2, dtype=torch.bool)
     depths = torch.zeros(6, dtype=torch.int64)
     for above in ((), (depths, mask), (depths, mask, False)):
-        drafted = Drafted(starts, starts, nodes, *above)
+        drafted = DraftedNodes(starts, starts, nodes, *above)
         edit_rows_(torch.zeros(6, 9000), edits, drafted, backend="triton")
     for topk, num_steps, num_nodes in ((2, 3, 2), (4, 5, 40)):
         found, roots = Found.of(3, topk, num_steps, CPU), torch.zeros(3, dtype=torch.int64)

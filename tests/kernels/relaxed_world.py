@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.kernels.accept_relaxed import RelaxedRound
+from specengine.kernels.accept.types import RelaxedRound
 
 
 def round_of(

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound, row_sums
-from specengine.kernels.keyed_uniform import LANE
-from specengine.kernels.keyed_uniform_ref import keyed_uniform
-from specengine.kernels.sample_rows_ref import invert_cdf
+from specengine.kernels.accept.types import Accepted, Draws, SampledRound, row_sums
+from specengine.kernels.sample.keyed_uniform import LANE
+from specengine.kernels.sample.keyed_uniform_ref import keyed_uniform
+from specengine.kernels.sample.sample_rows_ref import invert_cdf
 
 SAMPLE, DRAFT, ACCEPT, RESIDUAL = range(4)
 CPU = torch.device("cpu")

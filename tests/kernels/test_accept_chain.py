@@ -3,14 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.accept_chain import (
-    RoundState,
-    Simulated,
-    accept_chain,
-    begin_round,
-    commit_chain,
-)
-from specengine.kernels.accept_sampled import Accepted
+from specengine.kernels.accept.accept_chain import accept_chain, begin_round, commit_chain
+from specengine.kernels.accept.types import Accepted, RoundState, Simulated
 
 pytestmark = pytest.mark.parametrize("backend", ["torch", "triton"])
 

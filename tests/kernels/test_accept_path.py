@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.kernels.accept_path import accept_path
-from specengine.kernels.accept_sampled import Accepted
+from specengine.kernels.accept.accept_path import accept_path
+from specengine.kernels.accept.types import Accepted
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.tree_build import DraftTree
-from specengine.kernels.tree_build_ref import climb
+from specengine.kernels.tree.tree_build_ref import climb
+from specengine.kernels.tree.types import DraftTree
 from specengine.target.verify.walk import path_to
 from tests.kernels.test_accept_tree import CONTEXT, NODES, STEPS, paths_of, random_tree, state_of
 

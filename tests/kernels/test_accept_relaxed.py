@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specengine.kernels.accept_relaxed import RelaxedRound, accept_relaxed
+from specengine.kernels.accept.accept_relaxed import accept_relaxed
+from specengine.kernels.accept.types import RelaxedRound
 from specengine.kernels.dispatch import Backend
 from tests.kernels.relaxed_world import expected, moved, random_round, round_of, with_gaps
 
@@ -76,7 +77,7 @@ def test_nodes_that_are_nobodys_children(backend: Backend, device: torch.device)
 def test_programs_that_share_a_row(
     tree: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specengine.kernels import accept_relaxed_triton
+    from specengine.kernels.accept import accept_relaxed_triton
 
     monkeypatch.setattr(accept_relaxed_triton, "_MAX_BLOCK", 8)
     for seed, rule in enumerate(RULES):
@@ -118,7 +119,7 @@ def test_delta_is_of_probabilities(
     backend: Backend, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the whole row, though a program sees a part of it."""
-    from specengine.kernels import accept_relaxed_triton
+    from specengine.kernels.accept import accept_relaxed_triton
 
     monkeypatch.setattr(accept_relaxed_triton, "_MAX_BLOCK", 4)
     probs = torch.zeros(19)

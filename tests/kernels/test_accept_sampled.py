@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specengine.engine.proof.check import chi_squared_p
-from specengine.kernels.accept_block import accept_block
-from specengine.kernels.accept_rejection import accept_rejection
-from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
-from specengine.kernels.accept_sibling import accept_sibling
-from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.accept.accept_block import accept_block
+from specengine.kernels.accept.accept_rejection import accept_rejection
+from specengine.kernels.accept.accept_sibling import accept_sibling
+from specengine.kernels.accept.accept_target_only import accept_target_only
+from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.kernels.dispatch import Backend
 from tests.kernels import offline_triton
 from tests.kernels.sampled_world import (
@@ -87,7 +87,7 @@ def test_the_kernel_decides_as_the_reference(name: str, tree: bool, device: torc
 def test_programs_that_share_a_vocabulary(
     name: str, tree: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specengine.kernels import accept_round_triton
+    from specengine.kernels.accept import accept_round_triton
 
     monkeypatch.setattr(accept_round_triton, "_MAX_BLOCK", 8)
     for seed in range(2):

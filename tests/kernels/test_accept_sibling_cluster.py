@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.kernels.accept_sampled import Accepted, SampledRound
-from specengine.kernels.accept_sibling import accept_sibling
+from specengine.kernels.accept.accept_sibling import accept_sibling
+from specengine.kernels.accept.types import Accepted, SampledRound
 from tests.kernels.conftest import HAS_CUDA
 from tests.kernels.emulated_rows import emulate_rows
 from tests.kernels.sampled_world import CPU, draws_of, moved, random_round

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.kernels.accept_sampled import SampledRound
-from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.accept.accept_target_only import accept_target_only
+from specengine.kernels.accept.types import SampledRound
 from specengine.kernels.dispatch import Backend
 from tests.kernels.sampled_world import CPU, draws_of, moved, peaked, random_round, round_of
 

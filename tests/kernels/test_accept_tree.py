@@ -7,11 +7,12 @@ import random
 import pytest
 import torch
 
-from specengine.kernels.accept_chain import RoundState, Simulated
-from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
+from specengine.kernels.accept.accept_tree import accept_tree
+from specengine.kernels.accept.types import AcceptedPaths, RoundState, Simulated
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.kv_move import KVBuffers, KVPaths, kv_move
-from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.kv.kv_move import kv_move
+from specengine.kernels.kv.types import KVBuffers, KVPaths
+from specengine.kernels.tree.types import DraftTree
 from specengine.target.verify.simulated import first_children
 from specengine.target.verify.walk import walk
 

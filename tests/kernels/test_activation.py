@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from specengine.kernels.activation import silu_and_mul
+from specengine.kernels.linear.activation import silu_and_mul
 
 
 def test_reference_gates_the_second_half_by_the_first() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.apply_token_bitmask import apply_token_bitmask
+from specengine.kernels.sample.apply_token_bitmask import apply_token_bitmask
 
 
 def plain(logits: Tensor, words: Tensor, slots: Tensor) -> Tensor:

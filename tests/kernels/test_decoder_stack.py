@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.decoder_stack import StackOutput, StackShape, decoder_stack, fits
+from specengine.kernels.linear.decoder_stack import decoder_stack, fits
+from specengine.kernels.linear.types import StackOutput, StackShape
 from tests.device import ON_HOPPER
 from tests.kernels.decoder_stack_cases import Lengths, World, draw_weights, in_float
 from tests.kernels.half_precision import close

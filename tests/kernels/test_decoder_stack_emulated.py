@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels import decoder_stack_cuda, few_row, few_row_cuda, rehearsal
+from specengine.kernels import precompile
 from specengine.kernels.cuda import program
-from specengine.kernels.decoder_stack import StackOutput, StackShape
-from specengine.kernels.decoder_stack_cuda import Places
-from specengine.kernels.seats import Seats
+from specengine.kernels.cuda.sm_placement import SMPlacement
+from specengine.kernels.linear import decoder_stack_cuda, few_row, few_row_cuda
+from specengine.kernels.linear.decoder_stack_cuda import StackBuffers
+from specengine.kernels.linear.types import StackOutput, StackShape
 from tests.kernels.decoder_stack_cases import EPS, Lengths, World, draw_weights
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.half_precision import close
@@ -31,8 +32,8 @@ def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_row_cuda, "compiled", emulated)
     monkeypatch.setattr(decoder_stack_cuda, "multiprocessors", lambda device: 8)
     monkeypatch.setattr(decoder_stack_cuda, "_tables", decoder_stack_cuda._Tables())
-    Places.of.cache_clear()
-    Seats.of.cache_clear()
+    StackBuffers.of.cache_clear()
+    SMPlacement.of.cache_clear()
     torch.manual_seed(0)
 
 
@@ -103,10 +104,10 @@ def test_wherever_blocks_sit(
     monkeypatch.setattr(decoder_stack_cuda, "spare_of", lambda blocks: spare)
     weights = draw_weights(StackShape(96, 2, 1, 64, 128, 3), 800, "cpu")
     world = World.draw(weights, [Lengths(20, 2)])
-    seats = Seats(8, world.x.device)
+    seats = SMPlacement(8, world.x.device)
     seats.numbers[:8] = torch.tensor(numbers)
     expected = world.run(weights, "torch")
-    with patch.object(Seats, "of", return_value=seats):
+    with patch.object(SMPlacement, "of", return_value=seats):
         for _ in range(2):
             agree(world.run(weights, "cuda"), expected)
             assert seats.taken.tolist() == [0] * 8
@@ -140,10 +141,10 @@ def test_seats_are_chosen_where_all_rows_belong_to_requests(
     weights = draw_weights(SHAPE, 100, "cpu")
     world = World.draw(weights, [Lengths(30, 3), Lengths(5, 2)])
     bounds = torch.tensor([0, min(rows, 3), rows])
-    seats = Seats(8, world.x.device)
+    seats = SMPlacement(8, world.x.device)
     seats.are_chosen = False
     with (
-        patch.object(Seats, "of", return_value=seats),
+        patch.object(SMPlacement, "of", return_value=seats),
         patch.object(decoder_stack_cuda, "seconds_of_launch", return_value=1.0),
     ):
         replace(world, batch=replace(world.batch, qo_indptr=bounds)).run(weights, "cuda")
@@ -195,12 +196,12 @@ def test_a_rehearsal_compiles_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch
 
     weights = draw_weights(SHAPE, 40, "cpu")
     world = World.draw(weights, [Lengths(30, 3)])
-    with monkeypatch.context() as rehearsed, rehearsal.rehearsal():
+    with monkeypatch.context() as rehearsed, precompile.precompile():
         rehearsed.setattr(program, "_binary", binary)
         rehearsed.setattr(decoder_stack_cuda, "compiled", program.compiled)
         given, _ = world.run(weights, "cuda", (0, 1))
     assert [defines["HALVES"] for defines in asked] == [1]
     assert given.stream.shape == world.x.shape
     assert [one.shape for one in given.captured] == [world.x.shape] * 2
-    assert Places.of.cache_info().currsize == 0
+    assert StackBuffers.of.cache_info().currsize == 0
     agree(world.run(weights, "cuda"), world.run(weights, "torch"))

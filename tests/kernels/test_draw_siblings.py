@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.draw_siblings import draw_siblings
-from specengine.kernels.sample_rows_ref import LEAST_WEIGHT
+from specengine.kernels.sample.draw_siblings import draw_siblings
+from specengine.kernels.sample.sample_rows_ref import LEAST_WEIGHT
 
 
 def random_weights(rows: int, vocab: int, seed: int = 5) -> Tensor:

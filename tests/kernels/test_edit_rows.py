@@ -6,14 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.edit_rows import (
-    ENDS,
-    IN_PROMPT,
-    Drafted,
-    EditTables,
-    count_tokens_,
-    edit_rows_,
-)
+from specengine.kernels.sample.edit_rows import count_tokens_, edit_rows_
+from specengine.kernels.sample.types import ENDS, IN_PROMPT, DraftedNodes, EditTables
 
 VOCAB = 70
 pytestmark = pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -65,7 +59,7 @@ def test_chains(each: int, device: torch.device, backend: str) -> None:
     logits = 2 * torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(1)).to(device)
     logits = logits[: 3 * each]
     before = logits.tolist()
-    edit_rows_(logits, tables, Drafted(rows, starts, tokens), backend=backend)  # type: ignore[arg-type]
+    edit_rows_(logits, tables, DraftedNodes(rows, starts, tokens), backend=backend)  # type: ignore[arg-type]
     expected = []
     for r, row in enumerate(before):
         request, node = r // each, r % each + nodes - each
@@ -89,7 +83,7 @@ def test_trees(device: torch.device, backend: str) -> None:
     depths = torch.tensor([0, 1, 1, 2], device=device)
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2)).to(device)
     before = logits.tolist()
-    drafted = Drafted(rows, starts, tokens, depths, mask[None])
+    drafted = DraftedNodes(rows, starts, tokens, depths, mask[None])
     edit_rows_(logits, tables, drafted, backend=backend)  # type: ignore[arg-type]
     paths = [[], [20], [21], [20, 20]]
     check(
@@ -113,7 +107,7 @@ def test_levels_of_trees_that_grow(device: torch.device, backend: str) -> None:
     depths = torch.ones(4, dtype=torch.int64, device=device)
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(3)).to(device)
     before = logits.tolist()
-    drafted = Drafted(rows, starts, tokens, depths, mask, has_root=False)
+    drafted = DraftedNodes(rows, starts, tokens, depths, mask, has_root=False)
     edit_rows_(logits, tables, drafted, backend=backend)  # type: ignore[arg-type]
     expected = []
     for r, row in enumerate(before):
@@ -133,7 +127,7 @@ def test_nodes_count_from_the_first_on(device: torch.device, backend: str) -> No
     tokens, mask = torch.tensor([[20, 21]], device=device), torch.eye(2).bool()[None].to(device)
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(4)).to(device)
     before = logits.tolist()
-    drafted = Drafted(rows, starts, tokens, depths, mask, has_root=False)
+    drafted = DraftedNodes(rows, starts, tokens, depths, mask, has_root=False)
     edit_rows_(logits, tables, drafted, backend=backend)  # type: ignore[arg-type]
     given = zip(before, [[20], [21]], strict=True)
     check(logits, [read_plainly(row, tables, 2, above, 5) for row, above in given])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.embed_rows import embed_rows
+from specengine.kernels.head.embed_rows import embed_rows
 
 
 @pytest.mark.parametrize("hidden", [5, 24, 1500])

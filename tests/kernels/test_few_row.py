@@ -7,16 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specengine.kernels import few_row
-from specengine.kernels.activation import silu_and_mul
 from specengine.kernels.cuda import program
-from specengine.kernels.few_row import (
-    linear,
-    linear_add,
-    norm_gated_linear,
-    norm_linear,
-)
-from specengine.kernels.norm import rms_norm
+from specengine.kernels.linear import few_row
+from specengine.kernels.linear.activation import silu_and_mul
+from specengine.kernels.linear.few_row import linear, linear_add, norm_gated_linear, norm_linear
+from specengine.kernels.linear.norm import rms_norm
 from tests.kernels import half_precision
 
 EPS = 1e-5

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels import few_row, few_row_cuda
+from specengine.kernels.linear import few_row, few_row_cuda
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.half_precision import close
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from specengine import kernels
-from specengine.kernels import flash_attention, flash_attention_ref
-from specengine.kernels.flash_attention import FlashAttention, FlashKeys, FlashOutput, merge
+from specengine.kernels.attention import flash_attention, flash_attention_ref
+from specengine.kernels.attention.flash_attention import merge
+from specengine.kernels.attention.types import FlashAttention, FlashKeys, FlashOutput
 
 # As _vllm_fa3_C declares it in vLLM 0.24.0.
 VLLM_SCHEMA = """fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v,
@@ -73,7 +74,7 @@ def vllm_library() -> Iterator[FlashAttention]:
         return compute(q, k, v, given | renamed)
 
     library.impl("fwd", fwd, "CPU")  # type: ignore[no-untyped-call]
-    from specengine.kernels import flash_attention_vllm
+    from specengine.kernels.attention import flash_attention_vllm
 
     yield flash_attention_vllm.flash_attention
     library._destroy()  # type: ignore[no-untyped-call]
@@ -106,7 +107,7 @@ def sgl_library(monkeypatch: pytest.MonkeyPatch) -> FlashAttention:
     monkeypatch.setitem(sys.modules, "sgl_kernel", ModuleType("sgl_kernel"))
     monkeypatch.setitem(sys.modules, "sgl_kernel.flash_attn", module)
     # Where the real one is installed it may have been loaded, and stands again afterwards.
-    name = "specengine.kernels.flash_attention_sgl"
+    name = "specengine.kernels.attention.flash_attention_sgl"
     monkeypatch.setattr(kernels, "flash_attention_sgl", None, raising=False)
     monkeypatch.delitem(sys.modules, name, raising=False)
     flash: FlashAttention = importlib.import_module(name).flash_attention

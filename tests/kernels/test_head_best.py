@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.cuda import program
-from specengine.kernels.head_best import head_best, slots_for
-from specengine.kernels.norm import rms_norm
+from specengine.kernels.head.head_best import head_best, slots_for
+from specengine.kernels.linear.norm import rms_norm
 from tests.kernels.captured import assert_waits
 
 EPS = 1e-5

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels import head_best as module
-from specengine.kernels import head_best_cuda, head_stream
-from specengine.kernels.head_best import head_best
-from specengine.kernels.norm import rms_norm
+from specengine.kernels.head import head_best as module
+from specengine.kernels.head import head_best_cuda, head_stream
+from specengine.kernels.head.head_best import head_best
+from specengine.kernels.linear.norm import rms_norm
 from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm

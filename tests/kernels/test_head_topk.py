@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels import few_row, head_stream, head_topk_cuda
 from specengine.kernels.cuda import program
-from specengine.kernels.head_topk import BlockPartials, can_take, head_topk
-from specengine.kernels.head_topk_ref import partials_of
-from specengine.kernels.norm import rms_norm
-from specengine.kernels.tree_step import Beams, Found, tree_step
+from specengine.kernels.head import head_stream, head_topk_cuda
+from specengine.kernels.head.head_topk import can_take, head_topk
+from specengine.kernels.head.head_topk_ref import partials_of
+from specengine.kernels.head.types import BlockPartials
+from specengine.kernels.linear import few_row
+from specengine.kernels.linear.norm import rms_norm
+from specengine.kernels.tree.tree_step import tree_step
+from specengine.kernels.tree.types import Beams, Found
 from specengine.layers.head import Head
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm

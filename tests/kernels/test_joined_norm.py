@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.kernels.joined_norm import joined_norm
+from specengine.kernels.linear.joined_norm import joined_norm
 
 
 def test_embedding_and_feature_side_by_side(device: torch.device) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.keep_rows import keep_rows
+from specengine.kernels.kv.keep_rows import keep_rows
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

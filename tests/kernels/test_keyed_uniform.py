@@ -4,7 +4,7 @@ import torch
 from scipy.stats import chisquare, kstest
 from torch import Tensor
 
-from specengine.kernels.keyed_uniform import keyed_uniform
+from specengine.kernels.sample.keyed_uniform import keyed_uniform
 
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels import layer_tail_cuda
-from specengine.kernels.layer_tail import MAX_ROWS, fits
+from specengine.kernels.linear import layer_tail_cuda
+from specengine.kernels.linear.layer_tail import MAX_ROWS, fits
 from tests.device import ON_HOPPER
 from tests.kernels.half_precision import close
 from tests.kernels.layer_tail_cases import Case, Layer, rows_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels import layer_tail_cuda
+from specengine.kernels.linear import layer_tail_cuda
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.half_precision import close
 from tests.kernels.layer_tail_cases import Case, Layer, rows_of

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.activation import silu_and_mul
+from specengine.kernels.attention.rope import rope_store_kv
 from specengine.kernels.dispatch import Backend
+from specengine.kernels.linear.activation import silu_and_mul
+from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm
 from specengine.kernels.native import library as native_library
 from specengine.kernels.native import ops as native
-from specengine.kernels.norm import fused_add_rms_norm, rms_norm
-from specengine.kernels.rope import rope_store_kv
 
 EPS = 1e-5
 ROWS, HIDDEN = 3, 83

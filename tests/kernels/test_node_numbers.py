@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.accept_sampled import Accepted, SampledRound
-from specengine.kernels.accept_sibling import accept_sibling
-from specengine.kernels.accept_target_only import accept_target_only
+from specengine.kernels.accept.accept_sibling import accept_sibling
+from specengine.kernels.accept.accept_target_only import accept_target_only
+from specengine.kernels.accept.types import Accepted, SampledRound
 from specengine.kernels.dispatch import Backend
 from tests.kernels.sampled_world import CPU, draws_of, moved, peaked, random_round
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
+from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
 EPS = 1e-5
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specengine.kernels.attention.pack_tree_mask import pack_tree_mask
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.pack_tree_mask import pack_tree_mask
 from specengine.runner.attention.torch_masks import visible_BQK
 
 

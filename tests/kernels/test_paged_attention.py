@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.paged_attention import PagedBatch, paged_attention
+from specengine.kernels.attention.paged_attention import paged_attention
+from specengine.kernels.attention.types import PagedBatch
 
 SCALE = 0.21
 CONTEXT = 200

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.rope import rope_store_kv
+from specengine.kernels.attention.rope import rope_store_kv
 
 SLOTS = 12
 

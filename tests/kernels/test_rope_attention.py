@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels import rope_attention_blocks
-from specengine.kernels import rope_attention_triton as triton_kernel
+from specengine.kernels.attention import rope_attention_blocks
+from specengine.kernels.attention import rope_attention_triton as triton_kernel
+from specengine.kernels.attention.rope_attention import rope_attention
+from specengine.kernels.attention.rope_attention_blocks import Blocks, blocks_for, rows_for, within
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.rope_attention import rope_attention
-from specengine.kernels.rope_attention_blocks import Blocks, blocks_for, rows_for, within
 from tests.kernels.test_paged_attention import (
     BUSHY,
     CONTEXT,

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.row_argmax import Meeting, row_argmax
+from specengine.kernels.head.row_argmax import row_argmax
+from specengine.kernels.head.types import Meeting
 
 DTYPES = [torch.float32, torch.float16]
 

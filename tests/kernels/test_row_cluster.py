@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.kernels import accept_sibling_cuda, row_cluster
-from specengine.kernels.draw_siblings import draw_siblings
+from specengine.kernels.accept import accept_sibling_cuda
+from specengine.kernels.sample import row_cluster
+from specengine.kernels.sample.draw_siblings import draw_siblings
 from tests.kernels.sampled_world import random_round
 
 ROWS = torch.zeros(2, 50)
@@ -22,7 +23,7 @@ def test_they_run_where_they_are_asked_for_by_name() -> None:
 
 @pytest.mark.parametrize("length", [1, 65_536, 65_537, 151_936, 262_144])
 def test_a_row_fits_its_form(length: int) -> None:
-    form = row_cluster.Form.of(length)
+    form = row_cluster.ClusterForm.of(length)
     room = row_cluster.BLOCKS * form.threads * form.per_lane
     assert room - row_cluster.BLOCKS * form.threads < length <= room
     assert form.per_lane <= 32

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from specengine.kernels.row_places import row_places
+from specengine.kernels.kv.row_places import row_places
 
 
 def test_places_follow_the_lengths(device: torch.device) -> None:

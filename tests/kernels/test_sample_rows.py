@@ -11,8 +11,10 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.keyed_uniform import keyed_uniform
-from specengine.kernels.sample_rows import (
+from specengine.kernels.sample.keyed_uniform import keyed_uniform
+from specengine.kernels.sample.sample_rows import sample_rows
+from specengine.kernels.sample.sample_rows_ref import WEIGHT_BITS, exp_below_
+from specengine.kernels.sample.types import (
     MIN_P,
     SEED,
     SHIFT,
@@ -20,10 +22,8 @@ from specengine.kernels.sample_rows import (
     TOP_K,
     TOP_P,
     ChoiceTable,
-    Places,
-    sample_rows,
+    DrawPlaces,
 )
-from specengine.kernels.sample_rows_ref import WEIGHT_BITS, exp_below_
 
 CPU = torch.device("cpu")
 
@@ -52,9 +52,9 @@ def table_of(wishes: list[Wish], vocab: int, device: torch.device) -> ChoiceTabl
     return ChoiceTable(table.words.to(device))
 
 
-def one_by_one(places: int, device: torch.device) -> Places:
+def one_by_one(places: int, device: torch.device) -> DrawPlaces:
     slots = torch.arange(places, device=device)
-    return Places(slots, 3 * slots)
+    return DrawPlaces(slots, 3 * slots)
 
 
 def read_plainly(logits: list[float], wish: Wish, uniform: float) -> int:
@@ -110,7 +110,7 @@ logits_lists = st.lists(
 def test_the_reference_reads_as_its_docstring(logits: list[float], wish: Wish, start: int) -> None:
     vocab = len(logits)
     wish = Wish(**{**vars(wish), "top_k": 0 if wish.top_k >= vocab else wish.top_k})
-    places = Places(torch.tensor([0]), torch.tensor([start]))
+    places = DrawPlaces(torch.tensor([0]), torch.tensor([start]))
     got = sample_rows(torch.tensor([logits]), table_of([wish], vocab, CPU), places, 0)
     position = torch.tensor([start + wish.shift])
     uniform = keyed_uniform(torch.tensor([wish.seed]), position, 0)
@@ -122,8 +122,8 @@ def assert_the_same(
 ) -> None:
     table = table_of(wishes, logits.shape[1], logits.device)
     one = one_by_one(len(wishes), logits.device)
-    places = Places(one.slots_B, one.starts_B, nodes)
-    on_cpu = Places(one.slots_B.cpu(), one.starts_B.cpu(), nodes)
+    places = DrawPlaces(one.slots_B, one.starts_B, nodes)
+    on_cpu = DrawPlaces(one.slots_B.cpu(), one.starts_B.cpu(), nodes)
     expected = sample_rows(logits.cpu(), ChoiceTable(table.words.cpu()), on_cpu, stream)
     found = sample_rows(logits, table, places, stream, backend=backend)
     assert found.tolist() == expected.tolist()
@@ -143,9 +143,9 @@ def test_rows_of_a_tree_draw_at_their_depth(device: torch.device, row_backend: B
     logits = torch.randn(1, 200, device=device).expand(4, -1)
     table = table_of([Wish(seed=5)], 200, device)
     slot, start = torch.tensor([0], device=device), torch.tensor([9], device=device)
-    chain = sample_rows(logits, table, Places(slot, start, 4), 0, backend=row_backend)
+    chain = sample_rows(logits, table, DrawPlaces(slot, start, 4), 0, backend=row_backend)
     depths = torch.tensor([0, 1, 1, 2], device=device)
-    tree = Places(slot, start, 4, depths)
+    tree = DrawPlaces(slot, start, 4, depths)
     found = sample_rows(logits, table, tree, 0, backend=row_backend)
     assert found.tolist() == chain[depths].tolist()
     assert len(set(chain.tolist())) > 1
@@ -172,7 +172,7 @@ def test_rows_of_several_blocks(device: torch.device, row_backend: Backend) -> N
 def test_more_in_the_interval_than_a_block_holds(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specengine.kernels import sample_rows_triton
+    from specengine.kernels.sample import sample_rows_triton
 
     monkeypatch.setattr(sample_rows_triton, "_MAX_BLOCK", 32)
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(8))
@@ -233,7 +233,7 @@ def test_tokens_follow_the_distribution(wish: Wish, shares: list[int]) -> None:
     seeds, nodes = 500, 8
     logits = torch.tensor([[4.0, 2.0, 2.0, 1.0]]).log().expand(seeds * nodes, -1)
     wishes = [Wish(**{**vars(wish), "seed": seed}) for seed in range(seeds)]
-    places = Places(torch.arange(seeds), torch.zeros(seeds, dtype=torch.int64), nodes)
+    places = DrawPlaces(torch.arange(seeds), torch.zeros(seeds, dtype=torch.int64), nodes)
     tokens = sample_rows(logits, table_of(wishes, 4, CPU), places, 0)
     counts = torch.bincount(tokens, minlength=4)
     expected = torch.tensor(shares).double() * seeds * nodes / sum(shares)

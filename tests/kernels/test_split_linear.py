@@ -7,7 +7,7 @@ import torch
 
 from specengine import LLM, SamplingParams
 from specengine.core.config import SpecConfig
-from specengine.kernels import split_linear
+from specengine.kernels.linear import split_linear
 from specengine.layers.linear import Linear
 from tests.draft.eagle_checkpoints import oracle_eagle3
 

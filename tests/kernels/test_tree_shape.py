@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from specengine.kernels.accept_chain import Simulated
-from specengine.kernels.accept_tree import accept_tree
+from specengine.kernels.accept.accept_tree import accept_tree
+from specengine.kernels.accept.types import Simulated
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.tree_shape import tree_shape
+from specengine.kernels.tree.tree_shape import tree_shape
 from tests.kernels.test_accept_tree import CONTEXT, paths_of, state_of
 
 TREE = [[7, 10, 11, 20, 21, 22], [-1, 0, 0, 1, 1, 2]]

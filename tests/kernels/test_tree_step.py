@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.head_topk_ref import partials_of
-from specengine.kernels.tree_build import TreeLimits, tree_build
-from specengine.kernels.tree_step import Beams, Drawn, Found, tree_step
+from specengine.kernels.head.head_topk_ref import partials_of
+from specengine.kernels.tree.tree_build import tree_build
+from specengine.kernels.tree.tree_step import tree_step
+from specengine.kernels.tree.types import Beams, Drawn, Found, TreeLimits
 
 STEPS = 3
 RANKS = [0.0, -1.25, -2.5]

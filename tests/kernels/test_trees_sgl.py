@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.kernels.accept_chain import Simulated
-from specengine.kernels.accept_coins import accept_coins
-from specengine.kernels.accept_tree import accept_tree
-from specengine.kernels.tree_build import TreeLimits, tree_build
-from specengine.kernels.tree_step import Found
+from specengine.kernels.accept.accept_coins import accept_coins
+from specengine.kernels.accept.accept_tree import accept_tree
+from specengine.kernels.accept.types import Simulated
+from specengine.kernels.tree.tree_build import tree_build
+from specengine.kernels.tree.types import Found, TreeLimits
 from specengine.target.verify.target_only import TargetOnlyVerifier
 from tests.device import DEVICE
 from tests.kernels.test_accept_tree import (
@@ -161,7 +161,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, "sgl_kernel", module)
     for name in ("tree_build_sgl", "accept_tree_sgl", "accept_coins_sgl"):
-        monkeypatch.delitem(sys.modules, f"specengine.kernels.{name}", raising=False)
+        monkeypatch.delitem(
+            sys.modules, f"specengine.kernels.{name.split('_')[0]}.{name}", raising=False
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend
-from specengine.kernels.sample_rows import ChoiceTable, Places, sample_rows
-from specengine.kernels.sample_rows_ref import WEIGHT_BITS, exp_below_
-from specengine.kernels.weigh_rows import weigh_rows
+from specengine.kernels.sample.sample_rows import sample_rows
+from specengine.kernels.sample.sample_rows_ref import WEIGHT_BITS, exp_below_
+from specengine.kernels.sample.types import ChoiceTable, DrawPlaces
+from specengine.kernels.sample.weigh_rows import weigh_rows
 from tests.kernels.test_sample_rows import CPU, WISHES, Wish, one_by_one, table_of
 
 
@@ -19,7 +20,7 @@ def weighed(
     """Tokens and weights, on the CPU."""
     one = one_by_one(len(wishes), logits.device)
     table, weights = table_of(wishes, logits.shape[1], logits.device), logits.clone()
-    places = Places(one.slots_B, one.starts_B, nodes)
+    places = DrawPlaces(one.slots_B, one.starts_B, nodes)
     tokens = weigh_rows(weights, table, places, 1, backend=backend)
     return tokens.cpu(), weights.cpu()
 
@@ -78,7 +79,7 @@ def test_tokens_are_those_that_are_sampled(device: torch.device, row_backend: Ba
     logits = random_logits(2 * len(WISHES), 200).to(device)
     found, _ = weighed(logits, WISHES, nodes=2, backend=row_backend)
     one, table = one_by_one(len(WISHES), CPU), table_of(WISHES, 200, CPU)
-    places = Places(one.slots_B, one.starts_B, 2)
+    places = DrawPlaces(one.slots_B, one.starts_B, 2)
     assert found.tolist() == sample_rows(logits.cpu(), table, places, 1).tolist()
 
 
@@ -89,11 +90,11 @@ def test_rows_that_lie_apart_and_depths(device: torch.device, row_backend: Backe
     expected = logits.clone()
     table = ChoiceTable(table_of([Wish(seed=5)], 100, device).words)
     slot, start = torch.tensor([0], device=device), torch.tensor([9], device=device)
-    tokens = weigh_rows(expected, table, Places(slot, start, 4), 0, backend=row_backend)
+    tokens = weigh_rows(expected, table, DrawPlaces(slot, start, 4), 0, backend=row_backend)
     wide = torch.full((4, 160), 7.0, device=device)
     depths = torch.tensor([3, 1, 2, 0], device=device)
     wide[:, :100] = logits[depths]
-    places = Places(slot, start, 4, depths)
+    places = DrawPlaces(slot, start, 4, depths)
     found = weigh_rows(wide[:, :100], table, places, 0, backend=row_backend)
     assert torch.equal(found, tokens[depths])
     assert torch.equal(wide[:, :100], expected[depths])

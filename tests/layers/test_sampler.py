@@ -13,7 +13,7 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.sample_rows_ref import invert_cdf
+from specengine.kernels.sample.sample_rows_ref import invert_cdf
 from specengine.layers import logits as pipeline
 from specengine.layers.logits import RowMap, edit_logits, target_weights
 from specengine.layers.sampler import Sampler

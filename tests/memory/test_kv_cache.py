@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specengine.kernels.kv_move import KVPaths
+from specengine.kernels.kv.types import KVPaths
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 
 DEVICES = [

@@ -8,9 +8,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, Tree
-from specengine.core.interfaces import AttentionBackend, Rotary
-from specengine.kernels.kv_move import KVPaths
+from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode
+from specengine.core.interfaces import Rotary
+from specengine.core.tree import Tree
+from specengine.kernels.kv.types import KVPaths
 
 MAX_CONTEXT = 64
 SLOTS = 256

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specengine.core.batch import ForwardMode
+from specengine.core.batch import AttentionBackend, ForwardMode
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import AttentionBackend
-from specengine.kernels import flash_attention, flash_attention_ref
+from specengine.kernels.attention import flash_attention, flash_attention_ref
+from specengine.kernels.attention.types import FlashAttention
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.flash_backend import FlashAttentionBackend
 from specengine.runner.attention.limits import check_layers, check_trees
@@ -128,7 +128,7 @@ def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_library_of_another_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load() -> flash_attention.FlashAttention:
+    def load() -> FlashAttention:
         raise ImportError("sglang-kernel: undefined symbol")
 
     monkeypatch.setattr(flash_attention, "is_installed", lambda: True)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from specengine.core.batch import ForwardBatch, ForwardMode
+from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import AttentionBackend
 from specengine.runner.attention import flashinfer_wrappers, make_attention_backend
 from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
 from specengine.runner.attention.flashinfer_wrappers import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specengine.core.batch import ForwardMode
-from specengine.kernels import flash_attention, flash_attention_ref
+from specengine.kernels.attention import flash_attention, flash_attention_ref
 from specengine.runner.attention import make_attention_backend, mixed_backend
 from specengine.runner.attention.flash_backend import FlashPlan
 from specengine.runner.attention.mixed_backend import MixedAttentionBackend

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import GraphInputError
-from specengine.kernels.sample_rows import ChoiceTable
+from specengine.kernels.sample.types import ChoiceTable
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.memory.graph_memory import GraphMemory
 

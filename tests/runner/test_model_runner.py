@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardMode, ModelWorkerBatch, Tree
+from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.config import ModelConfig
 from specengine.core.errors import PlanMismatchError
+from specengine.core.tree import Tree
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention.torch_backend import TorchAttentionBackend

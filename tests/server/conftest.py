@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from specengine.core.config import EngineConfig, ServerConfig
 from specengine.core.errors import SpecEngineError
-from specengine.core.request import FinishReason, SpecStats, TokenLogprob
+from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
 from specengine.core.spec_totals import SpecTotals
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.detokenizer import Detokenizer

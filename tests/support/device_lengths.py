@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.paged_attention import PagedBatch
+from specengine.kernels.attention.types import PagedBatch
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 from tests.support.padded_attention import attention
 

@@ -12,22 +12,24 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode
-from specengine.kernels import (
-    decoder_stack,
-    decoder_stack_cuda,
-    decoder_stack_ref,
-    few_row,
+from specengine.kernels.attention.paged_attention import paged_attention
+from specengine.kernels.head import (
     head_best_cuda,
     head_best_ref,
     head_stream,
     head_topk,
     head_topk_cuda,
     head_topk_ref,
+)
+from specengine.kernels.linear import (
+    decoder_stack,
+    decoder_stack_cuda,
+    decoder_stack_ref,
+    few_row,
     layer_tail,
     layer_tail_cuda,
     layer_tail_ref,
 )
-from specengine.kernels.paged_attention import paged_attention
 from specengine.layers import decoder
 from specengine.layers.layer_spec import (
     COMPILED,

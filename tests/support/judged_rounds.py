@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.engine.round.sampling import SamplingFeatures
-from specengine.kernels.accept_sampled import Accepted, Draws, SampledRound
+from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from tests.draft.mtp_reading import add_mtp
 from tests.support.mtp_targets import predictable
 from tests.support.rounds import CONTEXT, GREEDY, MANY, SAMPLED, make

@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specengine.kernels import paged_attention_ref
-from specengine.kernels.paged_attention import PagedBatch
+from specengine.kernels.attention import paged_attention_ref
+from specengine.kernels.attention.types import PagedBatch
 
 
 def attention(
@@ -22,7 +22,7 @@ def attention(
 def padded_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float, window: int | None
 ) -> Tensor:
-    """As kernels/paged_attention.py has it."""
+    """As kernels/attention/paged_attention.py has it."""
     total, heads, size = q.shape
     starts_B, counts_B = batch.qo_indptr[:-1], batch.qo_indptr.diff()
     num_queries, num_keys = int(counts_B.max()), int(batch.seq_lens.max())

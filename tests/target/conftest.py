@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
-from specengine.kernels.kv_move import KVPaths
+from specengine.kernels.kv.types import KVPaths
 from specengine.layers.rotary import config_head_dim
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 

@@ -12,9 +12,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
-from specengine.kernels import (
-    split_linear,
-)
+from specengine.kernels.linear import split_linear
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
-from specengine.kernels.accept_sampled import Accepted
+from specengine.kernels.accept.types import Accepted
 from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.coins import KeyedCoins
 from specengine.target.verify.match import MatchVerifier

@@ -13,7 +13,7 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.grammar import GrammarSpec
-from specengine.core.request import SpecStats
+from specengine.core.spec_stats import SpecStats
 from specengine.draft.replay.requests import read_requests
 from specengine.draft.replay.settings import Recorded, ReplaySetting
 from specengine.draft.trace.reader import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from specengine.core.spec import DepthChoice
+from specengine.core.spec_stats import DepthChoice
 from specengine.engine.adaptive.acceptance import Acceptance, HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.choose import BucketState, Chooser, Decision, Policy, decide
 from specengine.engine.adaptive.costs import (

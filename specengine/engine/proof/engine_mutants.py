@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specengine.core.batch import ModelWorkerBatch, ScheduleBatch, Tree
+from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, VerifyResult
+from specengine.core.tree import Tree
 from specengine.engine.proof.check import AS_REPORTED
 from specengine.engine.proof.draft_mutants import Spoil, draft_mutants
 from specengine.engine.proof.mutants import MUTANTS

@@ -11,7 +11,7 @@ from torch import Tensor
 from specengine.core.spec import DraftProposal
 from specengine.engine.proof.shapes import Shape
 from specengine.engine.proof.tables import FIRST, ROOT, TablePair, decode_batch, propose, request
-from specengine.kernels.accept_sampled_ref import next_weights
+from specengine.kernels.accept.accept_sampled_ref import next_weights
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.walk import path_to, walk_all

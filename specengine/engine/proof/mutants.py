@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.kernels.accept_sampled import SampledRound
-from specengine.kernels.accept_sampled_ref import Verdict
+from specengine.kernels.accept.accept_sampled_ref import Verdict
+from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.probs import RoundProbs
 from specengine.target.verify.sampled import SampledVerifier

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.random_streams import Stream, draw
-from specengine.kernels.sample_rows_ref import invert_cdf
+from specengine.kernels.sample.sample_rows_ref import invert_cdf
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from specengine.engine.round.round import Round
 from specengine.engine.round.rules import Relaxed, Rule, Stochastic
 from specengine.engine.round.sampling import SamplingState
 from specengine.engine.round.source import Source
-from specengine.kernels.accept_chain import RoundState, Simulated
+from specengine.kernels.accept.types import RoundState, Simulated
 from specengine.runner import fallbacks
 from specengine.runner.model_runner import ModelRunner
 from specengine.target.verify.relaxed import RelaxedVerifier

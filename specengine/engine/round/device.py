@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
 from specengine.core.drafter import Drafter
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.source import DraftOptions, Drafts

@@ -9,24 +9,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.random_streams import Stream
+from specengine.core.rows import RowBatch
 from specengine.draft.choice import rank_scores
 from specengine.engine.round.edits import ChainEdits, expanded
-from specengine.kernels.draw_siblings import draw_siblings
-from specengine.kernels.keyed_uniform import LANE, keyed_uniform
-from specengine.kernels.sample_rows import (
-    SEED,
-    SHIFT,
-    TEMPERATURE,
-    ChoiceTable,
-    Places,
-    sample_rows,
-)
-from specengine.kernels.tree_build import DraftTree
-from specengine.kernels.tree_step import Drawn
-from specengine.kernels.weigh_rows import weigh_rows
+from specengine.kernels.sample.draw_siblings import draw_siblings
+from specengine.kernels.sample.keyed_uniform import LANE, keyed_uniform
+from specengine.kernels.sample.sample_rows import sample_rows
+from specengine.kernels.sample.types import SEED, SHIFT, TEMPERATURE, ChoiceTable, DrawPlaces
+from specengine.kernels.sample.weigh_rows import weigh_rows
+from specengine.kernels.tree.types import DraftTree, Drawn
 
 
 class DraftWeights(Protocol):
@@ -87,7 +80,7 @@ class ChainDraws(DraftPicks):
     def take(self, logits_BV: Tensor, target_ids: Tensor | None) -> Tensor:
         depth, self._node = self._node, self._node + 1
         # A draw is keyed by output position, and by the node as its lane.
-        places = Places(self.rows.rows_B, self.rows.lens_B + (depth + self._node * LANE))
+        places = DrawPlaces(self.rows.rows_B, self.rows.lens_B + (depth + self._node * LANE))
         given = self.table, places, int(Stream.DRAFT)
         kept_BV = None if self.weights_BNV is None else self.weights_BNV[:, self._node]
         full_BV = expanded(logits_BV, target_ids, self.vocab_size, kept_BV)
@@ -188,7 +181,7 @@ class SampledTreeDraws:
         self._level, self._first = self._level + 1, first + count
         expanded(logits_TV, target_ids, self.vocab_size, weights_TV)
         batch_size = len(self.greedy_B)
-        places = Places(self.rows.rows_B, self.rows.lens_B, count // batch_size)
+        places = DrawPlaces(self.rows.rows_B, self.rows.lens_B, count // batch_size)
         weigh_rows(weights_TV, self.table, places, int(Stream.DRAFT))
         keys_BC = self.starts_B1 + keys_C
         seeds_BC = self.seeds_B1.expand_as(keys_BC).contiguous()

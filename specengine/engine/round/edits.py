@@ -7,20 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.batch import ForwardBatch
 from specengine.core.draft_picks import DraftEdits
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.sampling_batch import ending_tokens, is_held
 from specengine.core.transfer import sent
-from specengine.kernels.edit_rows import (
-    ENDS,
-    IN_PROMPT,
-    Drafted,
-    EditTables,
-    count_tokens_,
-    edit_rows_,
-)
-from specengine.kernels.tree_step import Beams
+from specengine.kernels.sample.edit_rows import count_tokens_, edit_rows_
+from specengine.kernels.sample.types import ENDS, IN_PROMPT, DraftedNodes, EditTables
+from specengine.kernels.tree.types import Beams
 
 MAX_EDITING = 64  # requests at once, each of which takes 9 bytes a token of the vocabulary
 
@@ -48,7 +43,9 @@ class RootEdits(DraftEdits):
             each.repeat_interleave(per_request) if per_request > 1 else each
             for each in (rows.rows_B, rows.lens_B, rows.roots_B)
         )
-        edit_rows_(full_TV, self.tables, Drafted(rows_T, starts_T, roots_T[:, None].contiguous()))
+        edit_rows_(
+            full_TV, self.tables, DraftedNodes(rows_T, starts_T, roots_T[:, None].contiguous())
+        )
         return full_TV if target_ids is None else full_TV[:, target_ids]
 
 
@@ -66,14 +63,14 @@ class NodeEdits(RootEdits):
         full_TV = expanded(logits_TV, target_ids, self.tables.bias.shape[1])
         return edit_rows_(full_TV, self.tables, self._above(beams)), None
 
-    def _above(self, beams: Beams | None) -> Drafted:
+    def _above(self, beams: Beams | None) -> DraftedNodes:
         rows_B, starts_B = self.rows.rows_B, self.rows.lens_B
         if beams is None:
-            return Drafted(rows_B, starts_B, self.rows.roots_B[:, None])
+            return DraftedNodes(rows_B, starts_B, self.rows.roots_B[:, None])
         # A node that does not exist has token -1.
         self.levels.append(beams.tokens_BK.clamp(min=0))
         path = torch.cat(self.levels, dim=1), beams.depths_T, beams.mask_BKN
-        return Drafted(rows_B, starts_B + 1, *path, has_root=False)
+        return DraftedNodes(rows_B, starts_B + 1, *path, has_root=False)
 
 
 class ChainEdits:
@@ -87,7 +84,7 @@ class ChainEdits:
 
     def apply(self, logits_BV: Tensor) -> None:
         """In place, to the next level; of the target's vocabulary."""
-        above = Drafted(self.rows.rows_B, self.rows.lens_B, self._above_BN)
+        above = DraftedNodes(self.rows.rows_B, self.rows.lens_B, self._above_BN)
         edit_rows_(logits_BV, self.tables, above)
 
     def advance(self, tokens_B: Tensor) -> None:
@@ -172,7 +169,7 @@ class LogitEditState:
         depths, mask = None, None
         if batch.tree is not None:
             depths, mask = batch.tree.depths_T, batch.tree.mask_BNN
-        drafted = Drafted(rows.rows_B, rows.lens_B, tokens_BN, depths, mask)
+        drafted = DraftedNodes(rows.rows_B, rows.lens_B, tokens_BN, depths, mask)
         return edit_rows_(logits_RV, self.tables, drafted)
 
     def count(self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor) -> None:

@@ -17,7 +17,7 @@ from specengine.core.transfer import sent
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.draft_nodes import path_ranks
 from specengine.engine.grammar.drafts import constrain
-from specengine.kernels.kv_move import KVPaths
+from specengine.kernels.kv.types import KVPaths
 from specengine.runner.worker import TpModelWorker
 
 if TYPE_CHECKING:

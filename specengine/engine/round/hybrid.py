@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specengine.core.batch import RowBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.round.device import DeviceDraft
 from specengine.engine.round.draws import MixedWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.lookup import Lookup, LookupTrees
 from specengine.engine.round.source import DraftOptions, Drafts
-from specengine.kernels.tree_build import DraftTree
-from specengine.kernels.tree_shape import tree_shape
+from specengine.kernels.tree.tree_shape import tree_shape
+from specengine.kernels.tree.types import DraftTree
 
 
 class HybridDraft:

@@ -9,19 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch, Tree
+from specengine.core.batch import ForwardBatch
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.transfer import pinned
+from specengine.core.tree import Tree
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.masks import Flags
 from specengine.engine.round.key import KeptDepths, RoundKey
 from specengine.engine.round.masks import is_constrained
 from specengine.engine.round.source import Drafts
-from specengine.kernels.accept_chain import RoundState, Simulated, accept_chain, commit_chain
-from specengine.kernels.accept_path import accept_path
-from specengine.kernels.accept_sampled import Accepted
-from specengine.kernels.accept_tree import AcceptedPaths, accept_tree
-from specengine.kernels.kv_move import KVPaths
+from specengine.kernels.accept.accept_chain import accept_chain, commit_chain
+from specengine.kernels.accept.accept_path import accept_path
+from specengine.kernels.accept.accept_tree import accept_tree
+from specengine.kernels.accept.types import Accepted, AcceptedPaths, RoundState, Simulated
+from specengine.kernels.kv.types import KVPaths
 from specengine.runner.model_runner import ModelRunner
 
 

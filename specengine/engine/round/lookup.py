@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
 from specengine.core.drafter import Drafter
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.source import DraftOptions, Drafts
-from specengine.kernels.tree_shape import tree_shape
+from specengine.kernels.tree.tree_shape import tree_shape
 
 
 class LookupChains:

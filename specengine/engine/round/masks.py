@@ -9,7 +9,7 @@ from specengine.core.request import Req
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.drafts import add_masks
 from specengine.engine.grammar.masks import Flags, MaskBuilder
-from specengine.kernels.apply_token_bitmask import apply_token_bitmask
+from specengine.kernels.sample.apply_token_bitmask import apply_token_bitmask
 
 
 class TokenMasks:

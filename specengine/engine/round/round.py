@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.drafts import kept_nodes
 from specengine.engine.grammar.masks import Flags
@@ -28,8 +29,8 @@ from specengine.engine.round.masks import TokenMasks
 from specengine.engine.round.rules import Judged, Rule
 from specengine.engine.round.sampling import PLAIN, SamplingState
 from specengine.engine.round.source import DraftOptions, Drafts, Source, num_slots
-from specengine.kernels.accept_chain import begin_round
-from specengine.kernels.tree_build import TreeLimits
+from specengine.kernels.accept.accept_chain import begin_round
+from specengine.kernels.tree.types import TreeLimits
 from specengine.runner.model_runner import ModelRunner
 
 

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.batch import ForwardBatch
+from specengine.core.rows import RowBatch
 from specengine.engine.round.draws import DraftWeights
 from specengine.engine.round.layouts import Nodes
 from specengine.engine.round.sampling import SamplingState
-from specengine.kernels.accept_relaxed import RelaxedRound
-from specengine.kernels.accept_sampled import Accepted, SampledRound, row_sums
-from specengine.kernels.tree_build import DraftTree
+from specengine.kernels.accept.types import Accepted, RelaxedRound, SampledRound, row_sums
+from specengine.kernels.tree.types import DraftTree
 from specengine.target.verify.relaxed import RelaxedVerifier
 from specengine.target.verify.sampled import SampledVerifier, keyed_draws
 

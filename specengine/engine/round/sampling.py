@@ -8,21 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, RowBatch
+from specengine.core.batch import ForwardBatch
 from specengine.core.choice_words import choice_words
 from specengine.core.random_streams import Stream
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.transfer import sent
 from specengine.engine.round.edits import MAX_EDITING, LogitEditState, edits_logits
-from specengine.kernels.sample_rows import (
-    SEED,
-    SHIFT,
-    TEMPERATURE,
-    ChoiceTable,
-    Places,
-    sample_rows,
-)
-from specengine.kernels.weigh_rows import weigh_rows
+from specengine.kernels.sample.sample_rows import sample_rows
+from specengine.kernels.sample.types import SEED, SHIFT, TEMPERATURE, ChoiceTable, DrawPlaces
+from specengine.kernels.sample.weigh_rows import weigh_rows
 
 
 class SamplingFeatures(NamedTuple):
@@ -120,13 +115,13 @@ class SamplingState:
         verification `batch`. in_place: these may be written over."""
         nodes = len(logits_RV) // len(rows.rows_B)
         depths_R = None if batch.tree is None else batch.tree.depths_T
-        places = Places(rows.rows_B, rows.lens_B, nodes, depths_R)
+        places = DrawPlaces(rows.rows_B, rows.lens_B, nodes, depths_R)
         return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=in_place)
 
     def target_weights(self, logits_TV: Tensor, rows: RowBatch) -> Tensor:
         """float32 [T, V], written over edited logits: what plain decoding samples from after each
         node; all on the best token for greedy requests."""
-        places = Places(rows.rows_B, rows.lens_B, len(logits_TV) // len(rows.rows_B))
+        places = DrawPlaces(rows.rows_B, rows.lens_B, len(logits_TV) // len(rows.rows_B))
         weigh_rows(logits_TV, self.table, places, int(Stream.SAMPLE))
         return logits_TV
 

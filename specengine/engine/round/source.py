@@ -7,14 +7,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specengine.core.batch import RowBatch
 from specengine.core.draft_picks import DraftEdits, DraftPicks, TreeDraws
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.round.draws import DraftWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
-from specengine.kernels.tree_build import DraftTree, TreeLimits
+from specengine.kernels.tree.types import DraftTree, TreeLimits
 
 
 @dataclass(frozen=True)

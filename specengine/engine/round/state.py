@@ -10,7 +10,7 @@ from specengine.core.request import Req
 from specengine.core.transfer import sent
 from specengine.engine.draft_depth import depths_within
 from specengine.engine.round.sampling import rows_of
-from specengine.kernels.accept_chain import RoundState
+from specengine.kernels.accept.types import RoundState
 
 
 class HostView:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specengine.engine.round.executor import RoundExecutor
-from specengine.kernels.accept_chain import RoundState
+from specengine.kernels.accept.types import RoundState
 from specengine.runner.graph_cache import Graph
 
 _REPLAYS = 4  # of a graph that is timed; even, since rounds take turns

@@ -10,8 +10,8 @@ from torch import Tensor
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.kernels.accept_rejection_ref import accept_chance, residual
-from specengine.kernels.accept_sibling_ref import Contest
+from specengine.kernels.accept.accept_rejection_ref import accept_chance, residual
+from specengine.kernels.accept.accept_sibling_ref import Contest
 from specengine.layers.logits import row_chunks
 from specengine.target.verify.probs import RoundProbs
 

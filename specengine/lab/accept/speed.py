@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
-from specengine.core.request import SpecStats
 from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import add_stats
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
-from specengine.core.interfaces import AttentionBackend, DecoderModel
+from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.model import DecoderModel
+from specengine.core.tree import Tree
 from specengine.draft.loaded import LoadedDraft
 from specengine.lab.doctor.hypothesis import View
 from specengine.lab.doctor.target_rows import TargetRows, texts_runner

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardMode, ModelWorkerBatch
-from specengine.core.interfaces import AttentionBackend, DecoderModel
+from specengine.core.batch import AttentionBackend, ForwardMode, ModelWorkerBatch
+from specengine.core.model import DecoderModel
 from specengine.draft.loaded import kv_shape_of
 from specengine.engine.resolve import torch_dtype
 from specengine.lab.doctor.texts import Text

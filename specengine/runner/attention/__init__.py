@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specengine.core.errors import ConfigError
-from specengine.kernels import flash_attention
+from specengine.kernels.attention import flash_attention
 from specengine.kernels.dispatch import has_triton
 
 if TYPE_CHECKING:
     import torch
 
-    from specengine.core.interfaces import AttentionBackend
+    from specengine.core.batch import AttentionBackend
 
 logger = logging.getLogger(__name__)
 

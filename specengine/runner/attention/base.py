@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.paged_attention import PagedBatch
+from specengine.kernels.attention.types import PagedBatch
 
 
 class OneForward(ABC):

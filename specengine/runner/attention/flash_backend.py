@@ -7,14 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import AttnPlan, ForwardBatch, Tree
+from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
-from specengine.kernels.flash_attention import (
-    FlashAttention,
-    FlashKeys,
-    FlashOutput,
-    merge,
-)
+from specengine.core.tree import Tree
+from specengine.kernels.attention.flash_attention import merge
+from specengine.kernels.attention.types import FlashAttention, FlashKeys, FlashOutput
 from specengine.runner.attention.base import OneForward, attach_plan
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specengine.core.batch import AttnPlan, ForwardBatch, Tree
+from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
-from specengine.kernels.pack_tree_mask import pack_tree_mask
+from specengine.core.tree import Tree
+from specengine.kernels.attention.pack_tree_mask import pack_tree_mask
 from specengine.runner.attention.base import OneForward, attach_plan
 from specengine.runner.attention.flashinfer_wrappers import (
     HostLengths,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from specengine.core.batch import AttentionBackend
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import AttentionBackend, AttentionLayer
+from specengine.core.interfaces import AttentionLayer
 
 
 def check_layers(

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.flash_attention import FlashAttention
-from specengine.kernels.paged_attention import PagedBatch
+from specengine.kernels.attention.types import FlashAttention, PagedBatch
 from specengine.runner.attention.base import attach_plan
 from specengine.runner.attention.flash_backend import FlashAttentionBackend, FlashPlan
 from specengine.runner.attention.triton_backend import TritonAttentionBackend

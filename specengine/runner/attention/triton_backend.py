@@ -7,8 +7,9 @@ from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
-from specengine.kernels import rope_attention
-from specengine.kernels.paged_attention import PagedBatch, paged_attention
+from specengine.kernels.attention import rope_attention
+from specengine.kernels.attention.paged_attention import paged_attention
+from specengine.kernels.attention.types import PagedBatch
 from specengine.runner.attention.base import attach_plan
 
 # A batch with more groups (requests x KV heads x tiles of queries) fills any GPU unsplit.
@@ -22,7 +23,7 @@ class TritonAttentionBackend:
     """
 
     name = "triton"
-    limits = AttentionLimits(first_keys=True, rehearses=True)
+    limits = AttentionLimits(first_keys=True, precompiles=True)
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)

@@ -59,7 +59,7 @@ class DecodeGraphs:
         )
 
     def precompile(self, batch_size: int) -> None:
-        """Run once what a capture of this size records, under kernels.rehearsal."""
+        """Run once what a capture of this size records, under kernels.precompile."""
         self._run(self._planned_batch(batch_size))
 
     def _make(self, batch_size: int) -> tuple[Graph, DecodeBuffers]:

@@ -69,7 +69,7 @@ class PrefillGraphs:
         return [key for key in self.keys if key not in large[1:-1]]
 
     def precompile(self, key: PrefillKey) -> None:
-        """Run once what a capture of this key records, under kernels.rehearsal."""
+        """Run once what a capture of this key records, under kernels.precompile."""
         inputs = PrefillInputs.of(self.buffer, key)
         self._run(self._planned_batch(inputs, key), inputs)
 

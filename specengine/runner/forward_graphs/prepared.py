@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ModelWorkerBatch, Tree
+from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.tree import Tree
 from specengine.runner.forward_graphs.keys import ForwardKey
 from specengine.runner.forward_graphs.outputs import copy_of, joined
 from specengine.runner.forward_graphs.ragged import ForwardBuffers, RaggedGraphs

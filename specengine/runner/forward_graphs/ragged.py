@@ -10,9 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch, Tree
+from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import pinned, sent
+from specengine.core.tree import Tree
 from specengine.runner.context import ForwardContext, joined_features
 from specengine.runner.fallbacks import MEMORY_SPENT
 from specengine.runner.forward_graphs.inputs import (

@@ -9,7 +9,7 @@ from itertools import chain
 from torch import nn
 
 from specengine.core.batch import ModelWorkerBatch
-from specengine.core.interfaces import DecoderModel
+from specengine.core.model import DecoderModel
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
 from specengine.layers.rotary import RotaryEmbedding

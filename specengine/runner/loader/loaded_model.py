@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from specengine.core.config import EngineConfig
-from specengine.core.interfaces import DecoderModel
+from specengine.core.model import DecoderModel
 from specengine.runner.loader.model_source import ModelSource
 
 

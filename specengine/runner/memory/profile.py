@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specengine.core.batch import ForwardMode, ModelWorkerBatch
-from specengine.core.interfaces import AttentionBackend, DecoderModel
+from specengine.core.batch import AttentionBackend, ForwardMode, ModelWorkerBatch
+from specengine.core.model import DecoderModel
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.memory.device import DeviceMemory

@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.batch import RowBatch
 from specengine.core.request import Req
+from specengine.core.rows import RowBatch
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.engine.adaptive.choose import DrafterPause
 from specengine.engine.adaptive.costs import StepCosts

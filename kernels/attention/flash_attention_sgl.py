@@ -1,0 +1,28 @@
+"""FlashAttention 3 as sglang-kernel brings it."""
+
+from __future__ import annotations
+
+from sgl_kernel.flash_attn import flash_attn_with_kvcache
+from torch import Tensor
+
+from specengine.kernels.attention.types import FlashKeys, FlashOutput
+
+
+def flash_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, keys: FlashKeys, scale: float, window: int | None
+) -> FlashOutput:
+    out, lse, *_ = flash_attn_with_kvcache(
+        q,
+        k_cache.unsqueeze(1),
+        v_cache.unsqueeze(1),
+        cache_seqlens=keys.seq_lens,
+        cache_batch_idx=keys.rows,
+        page_table=keys.table,
+        cu_seqlens_q=keys.qo_indptr,
+        max_seqlen_q=keys.max_queries,
+        softmax_scale=scale,
+        causal=keys.causal,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+        return_softmax_lse=True,
+    )
+    return FlashOutput(out, lse)

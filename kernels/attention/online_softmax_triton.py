@@ -1,0 +1,196 @@
+"""Online softmax over paged keys, in Triton: what the attention kernel is made of.
+
+Logarithms are to base 2 throughout, which the hardware takes directly.
+"""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sees(
+    cols,
+    end,
+    prefix,
+    queries,
+    num_queries,
+    tree_ptr,
+    nodes,
+    past,
+    positions_ptr,
+    window,
+    HAS_TREE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """Whether row i, query queries[i] of its request, sees column cols[j]; none beyond end."""
+    if HAS_TREE:
+        news = cols - prefix
+        in_tree = (news >= -past) & (cols < end)
+        places = queries[:, None] * (past + nodes) + (news + past)[None, :]
+        inside = (queries < num_queries)[:, None] & in_tree[None, :]
+        seen = tl.load(tree_ptr + places, mask=inside, other=0) != 0
+        visible = ((news < -past) & (cols < end))[None, :] | seen
+        if HAS_WINDOW:
+            here = tl.load(positions_ptr + queries, mask=queries < num_queries, other=0)
+            there = tl.load(positions_ptr + news, mask=in_tree & (news >= 0), other=0)
+            there = tl.where(news < 0, cols, there)
+            is_past = in_tree & (news < 0)
+            visible = visible & ((there[None, :] > here[:, None] - window) | is_past[None, :])
+    else:
+        here = prefix + queries
+        visible = cols[None, :] < tl.minimum(here + 1, end)[:, None]
+        if HAS_WINDOW:
+            visible = visible & (cols[None, :] > here[:, None] - window)
+    return visible
+
+
+@triton.jit
+def raise_max(row_max, other_max):
+    """The new maximum of each row, a finite number to subtract in its place (a row may have seen
+    nothing yet), and the factor for what was summed before."""
+    new_max = tl.maximum(row_max, other_max)
+    finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+    return new_max, finite_max, tl.exp2(row_max - finite_max)
+
+
+@triton.jit
+def key_range(
+    prefix,
+    num_queries,
+    first_query,
+    queries_per_tile,
+    past,
+    window,
+    first_key,
+    split,
+    splits,
+    min_blocks,
+    BLOCK_N: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """Begin and end of this program's share of the keys, and how many programs have a share. The
+    shares depend on the lengths alone, so short requests are not split."""
+    low = tl.minimum(first_key, prefix)
+    high = prefix + num_queries
+    if not HAS_TREE:
+        high = tl.minimum(prefix + first_query + queries_per_tile, high)
+    if HAS_WINDOW:
+        oldest = prefix - past - window + 1
+        if not HAS_TREE:
+            oldest += first_query
+        low = tl.maximum(oldest, low)
+    blocks = tl.cdiv(high - low, BLOCK_N)
+    share = tl.maximum(tl.cdiv(blocks, splits), min_blocks)
+    begin = low + split * share * BLOCK_N
+    return begin, tl.minimum(begin + share * BLOCK_N, high), tl.cdiv(blocks, share)
+
+
+@triton.jit
+def attend(
+    q,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    tree_ptr,
+    positions_ptr,
+    stride_ks,
+    stride_vs,
+    begin,
+    end,
+    prefix,
+    queries,
+    num_queries,
+    nodes,
+    past,
+    window,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """Online softmax over keys begin .. end - 1: normalised output and log2-sum-exp of each row."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
+    dims = tl.arange(0, BLOCK_D)
+    in_head = (dims < HEAD_DIM)[None, :]
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        in_share = cols < end
+        slots = tl.load(table_ptr + cols, mask=in_share, other=0).to(tl.int64)[:, None]
+        loaded = in_share[:, None] & in_head
+        k = tl.load(k_ptr + slots * stride_ks + dims[None, :], mask=loaded, other=0.0)
+        v = tl.load(v_ptr + slots * stride_vs + dims[None, :], mask=loaded, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        visible = sees(
+            cols,
+            end,
+            prefix,
+            queries,
+            num_queries,
+            tree_ptr,
+            nodes,
+            past,
+            positions_ptr,
+            window,
+            HAS_TREE,
+            HAS_WINDOW,
+        )
+        scores = tl.where(visible, scores, float("-inf"))
+        row_max, finite_max, decay = raise_max(row_max, tl.max(scores, 1))
+        weights = tl.exp2(scores - finite_max[:, None])
+        total = total * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None]
+        acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    total = tl.where(total == 0.0, 1.0, total)  # of a row that sees nothing here: row_max is -inf
+    return acc / total[:, None], row_max + tl.log2(total)
+
+
+@triton.jit
+def merge_partials(
+    partial_ptr, lse_ptr, active, valid, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """The shares' normalised outputs, weighted by their log2-sum-exp, in order of the keys."""
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for share in range(active):
+        places = share * BLOCK_M + rows
+        # Written by other multiprocessors: not to be read through this one's first-level cache.
+        lse = tl.load(lse_ptr + places, mask=valid, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(
+            partial_ptr + places[:, None] * BLOCK_D + dims[None, :],
+            mask=valid[:, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        row_max, finite_max, decay = raise_max(row_max, lse)
+        weight = tl.exp2(lse - finite_max)
+        acc = acc * decay[:, None] + part * weight[:, None]
+        total = total * decay + weight
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
+def last_to_arrive(out, lse, partial_ptr, lse_ptr, counter_ptr, split, active, valid):
+    """Leave this share's result in memory. True for the program that finds all others' there."""
+    BLOCK_M: tl.constexpr = out.shape[0]
+    BLOCK_D: tl.constexpr = out.shape[1]
+    places = split * BLOCK_M + tl.arange(0, BLOCK_M)
+    cells = places[:, None] * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]
+    tl.store(partial_ptr + cells, out, mask=valid[:, None])
+    tl.store(lse_ptr + places, lse, mask=valid)
+    # Every thread's stores must be out before the count says so.
+    tl.debug_barrier()
+    return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu") == active - 1

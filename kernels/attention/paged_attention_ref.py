@@ -1,0 +1,58 @@
+"""Paged attention in plain PyTorch, a request at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specengine.kernels.attention.types import PagedBatch
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    group = q.shape[1] // k_cache.shape[1]
+    indptr = batch.qo_indptr.tolist()
+    for b, row in enumerate(batch.req_pool_indices.tolist()):
+        rows = slice(indptr[b], indptr[b + 1])
+        keys = int(batch.seq_lens[b])
+        slots = batch.req_to_token[row, :keys].long()
+        # Drafts of a round on the device may lie past the context; they stand in nobody's slot.
+        slots = pad(slots, (0, keys - len(slots)))
+        k = k_cache[slots].float().repeat_interleave(group, 1)
+        v = v_cache[slots].float().repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k) * scale
+        visible = _visible(batch, b, rows, keys, window)
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+    return out
+
+
+def _visible(batch: PagedBatch, b: int, rows: slice, keys: int, window: int | None) -> Tensor:
+    """bool [n, keys]"""
+    n = rows.stop - rows.start
+    prefix = keys - n
+    first = prefix - batch.num_past
+    visible = torch.ones(n, keys, dtype=torch.bool, device=batch.seq_lens.device)
+    if batch.tree_mask is None:
+        visible = visible.tril(prefix)
+        positions = torch.arange(keys, device=batch.seq_lens.device)
+    else:
+        visible[:, first:] = batch.tree_mask[b, :n, : keys - first]
+        before = torch.arange(prefix, device=batch.seq_lens.device)
+        positions = torch.cat((before, batch.positions[rows]))
+    if batch.first_keys is not None:
+        row = int(batch.req_pool_indices[b])
+        visible[:, : min(int(batch.first_keys[row]), prefix)] = False
+    if window is not None:
+        near = positions > positions[prefix:, None] - window
+        near[:, first:prefix] = True
+        visible &= near
+    return visible

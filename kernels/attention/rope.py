@@ -1,0 +1,45 @@
+"""Rotary position embedding (Su et al. 2021), joined with the write of new K and V."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specengine.kernels.attention import rope_ref
+from specengine.kernels.dispatch import Backend, use_native, use_triton
+from specengine.kernels.native import ops as native
+
+
+def rope_store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin_cache: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    loc: Tensor,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Rotate q and k, write k and v into their slots, return the rotated q::
+
+        for t in range(T):
+            cos, sin = halves(cos_sin_cache[positions[t]])     # rotary_dim / 2 values each
+            for head in (q[t], k[t]):                          # the first rotary_dim values
+                first, second = halves(head)
+                head = (first * cos - second * sin, second * cos + first * sin)   # in float32
+            k_cache[loc[t]], v_cache[loc[t]] = k[t], v[t]
+
+    q: [T, Hq, D], k and v: [T, Hk, D], the last dimension contiguous, none of them modified;
+    positions and loc: int64 [T]; cos_sin_cache: float32 [P, rotary_dim], cos half then sin half,
+    rotary_dim <= D, or None for no rotation; k_cache and v_cache: [S, Hk, D] of k's dtype, the
+    last dimension contiguous. Slots in loc are distinct, padding slot 0 excepted. Any device;
+    Triton on CUDA.
+    """
+    if use_triton(backend, q):
+        from specengine.kernels.attention import rope_triton
+
+        return rope_triton.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
+    if cos_sin_cache is not None and use_native(backend, q) and native.side_by_side(q, k, v):
+        return native.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
+    return rope_ref.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)

@@ -1,0 +1,61 @@
+"""Rotation, KV write and attention of few new tokens a request: decode and verification.
+
+What rope_store_kv and paged_attention do, in one kernel that a small model waits for once.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specengine.kernels.attention.paged_attention import paged_attention
+from specengine.kernels.attention.rope import rope_store_kv
+from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.dispatch import Backend, use_triton
+
+# Rows (queries x query heads of a KV head) of one program, or of a few that share them.
+MAX_ROWS = 64
+
+
+def fits(
+    q: Tensor, num_kv_heads: int, cos_sin_cache: Tensor, batch: PagedBatch, window: int | None
+) -> bool:
+    """Whether the fused kernel can take q [T, Hq, D]: whole heads rotated, few queries, a tree
+    neither half written nor under a window."""
+    rows = batch.max_queries * (q.shape[1] // num_kv_heads)
+    has_whole_tree = batch.tree_mask is None or (batch.num_past == 0 and window is None)
+    is_whole_head = cos_sin_cache.shape[1] == q.shape[2]
+    return rows <= MAX_ROWS and is_whole_head and has_whole_tree and use_triton("auto", q)
+
+
+def rope_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin_cache: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    loc: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    *,
+    window: int | None = None,
+    num_splits: int | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """``paged_attention(rope_store_kv(q, k, v, ...), ...)``: arguments, shapes and result are
+    theirs (positions: batch.positions), under the conditions of `fits`.
+
+    With programmatic dependent launch the old keys are read before the kernel ahead has ended. So
+    the KV of a prefix must not come from a kernel that signals its end early, as these do: between
+    two forwards of a model there must be one that does not, such as any of PyTorch's.
+    """
+    if use_triton(backend, q):
+        from specengine.kernels.attention import rope_attention_triton
+
+        return rope_attention_triton.rope_attention(
+            q, k, v, cos_sin_cache, k_cache, v_cache, loc, batch, scale, window, num_splits
+        )
+    rotated = rope_store_kv(
+        q, k, v, batch.positions, cos_sin_cache, k_cache, v_cache, loc, backend="torch"
+    )
+    return paged_attention(rotated, k_cache, v_cache, batch, scale, window=window, backend="torch")
