@@ -16,7 +16,7 @@ EXTRAS := grammar,bench,dev
 endif
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: install demo test lint format clean test-all
+.PHONY: install demo test lint format clean test-all docs
 
 install: $(VENV)/.installed
 
@@ -46,6 +46,11 @@ lint: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation, as pages in build/site.
+docs: install
+	$(PIP) install --quiet --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

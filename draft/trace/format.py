@@ -1,6 +1,6 @@
 """The trace format: what each round drafted, and how the target and the drafter weighed it.
 
-docs/notes/trace_format.md describes the file. Everything is little-endian.
+docs/laboratory/trace_format.md describes the file. Everything is little-endian.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def show(trace: Trace, rows: Sequence[Row]) -> None:
     console.print(table)
     console.print(
         "bold: no setting has a higher τ at the same price. exact: what a run of the same prompts "
-        "would have shown; estimate: see docs/notes/trace_format.md. unknown: rounds in which the "
-        "trace holds less than the setting would have drafted."
+        "would have shown; estimate: see docs/laboratory/trace_format.md. unknown: rounds in which "
+        "the trace holds less than the setting would have drafted."
     )
     if trace.is_full or trace.is_cut:
         why = "reached --trace-max-mb" if trace.is_full else "ends in the middle of a round"

@@ -1,1 +1,1 @@
-"""Finds out why a drafter's tokens are hardly ever accepted; docs/notes/doctor.md."""
+"""Finds out why a drafter's tokens are hardly ever accepted; docs/laboratory/doctor.md."""
