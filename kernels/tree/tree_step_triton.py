@@ -245,7 +245,7 @@ def tree_step(
         BLOCK_PAST=triton.next_power_of_2(past + topk),
         num_warps=4,
         # It must not signal its own end early: forwards behind it read its masks and depths before
-        # they wait (docs/notes/gpu_round.md).
+        # they wait (docs/hazards.md).
         **({"launch_pdl": True} if dependent else {}),
     )
     return new

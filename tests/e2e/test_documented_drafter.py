@@ -1,4 +1,4 @@
-"""The drafters of docs/notes/write_a_drafter.md work as the page says."""
+"""The drafters of docs/extend/drafter.md work as the page says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specengine.engine import registry
 from tests.support.device_rounds import make_on_device
 from tests.support.rounds import WHERE
 
-PAGE = Path(__file__).parents[2] / "docs" / "notes" / "write_a_drafter.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "drafter.md"
 PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
 PROMPTS = ["abcabcabc", "0123", "to be or not to be"]
 FLAGS: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
