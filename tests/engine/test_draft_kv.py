@@ -11,12 +11,11 @@ from typing import Any, cast
 import pytest
 
 from specengine import SpecConfig
-from specengine.draft import loop_graphs
 from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.engine.ragged_build import add_draft_loops
+from tests.support.cpu_graphs import use_functions
 from tests.support.device_rounds import run_on_device
 from tests.support.draft_kv import assert_same_kv
-from tests.support.forward_graphs import capture
 from tests.support.rounds import GREEDY, ON_CPU, PROMPTS, make, with_graphs
 from tests.support.standalone_trees import specs_of
 
@@ -52,7 +51,7 @@ def test_smaller_model_has_kv_of_all_but_two_tokens_after_any_rounds(
     rounds = run_on_device(llm, overlaps=False)
     counters = Counter[str]()
     if loops:
-        monkeypatch.setattr(loop_graphs, "capture", capture)
+        use_functions(monkeypatch)
         counters = add_draft_loops(with_graphs(llm), drafter)["draft loop"]
     runs_on_device, asked = llm.engine._runs_on_device, 0
 

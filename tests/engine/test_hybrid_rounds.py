@@ -4,8 +4,8 @@ what is drafted and accepted is what it is in rounds of the host."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torch import Tensor
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.standalone.worker import StandaloneWorker
-from specengine.engine.adaptive.acceptance import HybridAcceptance
+from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObservation
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
@@ -349,27 +349,37 @@ def test_the_model_drafts_only_where_a_request_has_no_match(
     assert sources.rounds["text"] > 1
 
 
+@dataclass(frozen=True)
+class Observed:
+    """A RoundObservation, as far as tests read it."""
+
+    num_steps: int
+    num_drafted: Sequence[int]
+    limits: Sequence[int]
+    from_lookup: Sequence[bool]
+
+
 def steered(
     llm: LLM, rounds: RoundExecutor, chosen: Iterator[int], monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[int, dict[str, Any], Any]]:
-    """From now on depths are those. Returns what rounds tell: their depth, what was learned by
-    name, and how many drafts each request had."""
+) -> list[Observed]:
+    """From now on depths are those. Returns what is observed."""
     costs = RunningCosts(StepCosts({1: {0: 1.0, rounds.steps[-1]: 1.5}}))
     depths = AdaptiveSteps(rounds.steps, costs, model_steps=3, pads=True)
     decisions = (Decision(depth, "as the test wants", None) for depth in chosen)
-    monkeypatch.setattr(depths, "_decide", lambda *_: next(decisions))
-    told, observe = list[tuple[int, dict[str, Any], Any]](), depths.observe
+    monkeypatch.setattr(depths, "choose", lambda size: next(decisions))
+    seen, observe = list[Observed](), depths.observe
 
-    def observed(size: int, num_steps: int, drafted: Any, *more: Any, **others: Any) -> None:
-        from_lookup = others["of_text"] or [False] * size
-        assert max(others["limits"]) <= num_steps
-        told.append((num_steps, {**others, "of_text": from_lookup}, drafted))
-        observe(size, num_steps, drafted, *more, **others)
+    def observed(one: RoundObservation) -> None:
+        assert one.limits is not None
+        assert max(one.limits) <= one.num_steps
+        from_lookup = one.from_lookup or [False] * one.batch_size
+        seen.append(Observed(one.num_steps, one.num_drafted, one.limits, from_lookup))
+        observe(one)
 
     monkeypatch.setattr(depths, "observe", observed)
     parts = llm.engine.parts
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, True)
-    return told
+    return seen
 
 
 @ON_CPU
@@ -381,12 +391,12 @@ def test_no_chain_is_deeper_than_the_depth_that_was_chosen(
     llm = make(folder, hybrid(spec))
     rounds, sources = watched_rounds(llm, monkeypatch)
     rounds.steps = [0, 1, 2, 3, 7]
-    told = steered(llm, rounds, cycle([7, 7, 2, 0, 3, 1, 0, 0, 7]), monkeypatch)
+    seen = steered(llm, rounds, cycle([7, 7, 2, 0, 3, 1, 0, 0, 7]), monkeypatch)
     for count in (3, 1):
         assert_plain(llm, folder, PROMPTS[:count], [LONG] * count)
     kinds = set[tuple[int, str]]()
-    for num_steps, learned, _ in told:
-        found, limits = learned["of_text"], learned["limits"]
+    for one in seen:
+        found, limits, num_steps = one.from_lookup, one.limits, one.num_steps
         assert all(mark or limit <= 3 for mark, limit in zip(found, limits, strict=True))
         if num_steps:
             kinds.add((num_steps, "text" if all(found) else "both" if any(found) else "model"))
@@ -395,7 +405,7 @@ def test_no_chain_is_deeper_than_the_depth_that_was_chosen(
     shallow = [one for one in sources.keys if kind_of(one) == "both" and one.num_steps in (1, 2)]
     assert shallow
     assert all(one.model_steps == one.num_steps for one in shallow)
-    assert {num_steps for num_steps, learned, _ in told if max(learned["limits"])} == {1, 2, 3, 7}
+    assert {one.num_steps for one in seen if max(one.limits)} == {1, 2, 3, 7}
     assert {key.num_steps for key in sources.keys} == {0, 1, 2, 3, 7}
     assert not fallbacks(rounds)
 
@@ -419,7 +429,7 @@ def test_start_and_background_captures_are_all_that_rounds_need(
     rounds, sources = watched_rounds(llm, monkeypatch)
     rounds.steps = sorted({0, 1, 2, 3, nodes - 1})
     rounds.capture()
-    told = steered(llm, rounds, cycle([*rounds.steps, 3, 2]), monkeypatch)
+    seen = steered(llm, rounds, cycle([*rounds.steps, 3, 2]), monkeypatch)
     while llm.engine.use_idle_moment():
         pass
     captures, keys = rounds.counters["captures"], rounds.keys(1, PLAIN)
@@ -432,12 +442,13 @@ def test_start_and_background_captures_are_all_that_rounds_need(
     assert rounds.counters["captures"] == captures
     assert sources.rounds.keys() == {"model", "both", "text"}
     assert {key.num_steps for key in sources.keys} == {*rounds.steps}
-    assert any(any(learned["of_text"]) for _, learned, _ in told)
+    assert any(any(one.from_lookup) for one in seen)
     source = source_of(rounds)
-    for num_steps, learned, drafted in told:
-        own = [n for n, mark in zip(drafted, learned["of_text"], strict=True) if not mark]
-        is_tree = kind is not None and num_steps > 0
-        assert not is_tree or max(own, default=0) < source._model_num_nodes(num_steps)
+    for one in seen:
+        pairs = zip(one.num_drafted, one.from_lookup, strict=True)
+        own = [count for count, is_lookup in pairs if not is_lookup]
+        is_tree = kind is not None and one.num_steps > 0
+        assert not is_tree or max(own, default=0) < source._model_num_nodes(one.num_steps)
     assert not fallbacks(rounds)
 
 

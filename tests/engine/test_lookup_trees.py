@@ -14,6 +14,7 @@ import torch
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
 from specengine.core.spec import VerifyResult
+from specengine.engine.adaptive.acceptance import Acceptance, RoundObservation
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.llm import Generation
 from specengine.engine.round.executor import RoundExecutor
@@ -264,11 +265,11 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
     assert pipeline is not None
     plan = [11, 0, 0, 3, 0, 1, 11, 11, 2]
     pipeline.depths = steered = ChosenDepths(lambda number: plan[number % len(plan)])
-    seen, observe = list[tuple[int, Any, Any]](), steered.observe
+    seen, observe = list[RoundObservation](), steered.observe
 
-    def watched(size: int, steps: int, drafted: Any, *given: Any, **more: Any) -> None:
-        seen.append((steps, drafted, more["limits"]))
-        observe(size, steps, drafted, *given, **more)
+    def watched(observation: RoundObservation) -> None:
+        seen.append(observation)
+        observe(observation)
 
     monkeypatch.setattr(steered, "observe", watched)
     for params in ([LONG] * 3, DRAWN):
@@ -276,12 +277,13 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
     check(llm, target, prompts, [replace(LONG, speculative=SpecControl(num_steps=2))] * 3)
     assert collected.steps.keys() == {0, 3, 11}
     assert collected.moved
-    for steps, drafted, limits in seen:
-        drew = steps > 0
+    for one in seen:
+        steps, drafted, limits, drew = one.num_steps, one.num_drafted, one.limits, one.num_steps > 0
+        assert limits is not None
         assert drew or not any(limits)
         assert not drew or set(limits) in ({steps}, {min(2, steps)})
         assert not drew or max(drafted) < rounds.num_slots
-    assert any(max(drafted) > steps > 0 for steps, drafted, _ in seen), "nodes, and not levels"
+    assert any(max(one.num_drafted) > one.num_steps > 0 for one in seen), "nodes, and not levels"
 
 
 @ON_CPU
@@ -299,7 +301,8 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
         check(llm, target, prompts, params)
     assert steps.standing(3) is not None
     assert {one for one in rounds.steps if steps.costs.of(4, one) is None} == set()
-    assert steps.acceptance.least.shares.tried[0] > 0
+    assert isinstance(steps.acceptance, Acceptance)
+    assert steps.acceptance.smallest.tried[0] > 0
     assert collected.steps[0]
     assert rounds.counters.keys() == {"captures", "replays"}
 
