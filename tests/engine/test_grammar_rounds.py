@@ -45,7 +45,7 @@ BATCHES = {
     "edits": [CONSTRAINED[3], replace(FREE, logit_bias={9: -3.0}), CONSTRAINED[0], FREE],
 }
 NAMES = ["plain", "EAGLE", "EAGLE3", "a tree", "NGRAM", "a tree of text"]
-COUNTED = {"max_tokens": 99, "ignore_eos": False}
+COUNTED: dict[str, Any] = {"max_tokens": 99, "ignore_eos": False}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,8 @@ def test_drafts_that_a_grammar_cuts_are_not_counted(
 
 
 def test_drafts_deeper_than_a_request_wants_are_not_counted() -> None:
-    in_flight = InFlightRound(*[None] * 7, {1: [1, 1, 2, 3]})  # type: ignore[arg-type]
+    fields: list[Any] = [None] * 7
+    in_flight = InFlightRound(*fields, {1: [1, 1, 2, 3]})
     assert in_flight.kept([9, 9, 9], [2, 2, 2]) == [9, 3, 9]
     assert in_flight.kept([9, 2, 9], [3, 3, 3]) == [9, 2, 9]
 

@@ -268,7 +268,8 @@ def test_requests_come_and_go_between_host_and_device_hybrid_rounds(
     folder, spec = folders[name]
     given: dict[str, Any] = {"hybrid_suffix_min_match": min_match, "adaptive": where == "gpu"}
     spec = hybrid(spec, **given) if kind is None else trees(spec, kind, **given)
-    flags = {"max_running_requests": 4, "max_total_tokens": 2048 if kind is None else 4096}
+    flags: dict[str, Any] = {"max_running_requests": 4}
+    flags["max_total_tokens"] = 2048 if kind is None else 4096
     llm, rounds, sources = on_device(where, folder, spec, monkeypatch, **flags)
     used = CHAIN_PARAMS if kind is None else TREE_PARAMS
     params = [*(one for some in used.values() for one in some), *FEATURES["grammars"]]

@@ -95,7 +95,7 @@ class Watched:
 
     def watch(self, source: LookupDraft, monkeypatch: pytest.MonkeyPatch) -> None:
         drafter, put = self.llm.engine.drafter, source.lookup.copy_in
-        given, given_ahead = drafter.draft, getattr(drafter, "draft_ahead", None)
+        given, given_ahead = drafter.draft, drafter.draft_ahead
 
         def draft(batch: Any) -> DraftProposal:
             for one in self.drafters:
@@ -112,8 +112,7 @@ class Watched:
             self.behind += [unread(one, r) + len(new) for r, new in zip(reqs, emitted, strict=True)]
             return given_ahead(reqs, emitted, max_nodes)
 
-        if given_ahead is not None:
-            monkeypatch.setattr(drafter, "draft_ahead", draft_ahead)
+        monkeypatch.setattr(drafter, "draft_ahead", draft_ahead)
         monkeypatch.setattr(drafter, "draft", draft)
         monkeypatch.setattr(source.lookup, "copy_in", keep)
 

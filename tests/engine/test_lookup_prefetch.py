@@ -263,9 +263,9 @@ def test_drafts_ahead_are_those_after_the_commit(
 
 @pytest.mark.parametrize("name", SPECS)
 def test_shared_corpora_do_not_draft_ahead(name: str) -> None:
-    flag = f"{str(SPECS[name].algorithm).lower()}_shared_corpus"
+    flag: dict[str, Any] = {f"{str(SPECS[name].algorithm).lower()}_shared_corpus": True}
     kind: Any = NgramDrafter if SPECS[name].algorithm == "NGRAM" else SuffixDrafter
-    assert not kind(replace(SPECS[name], **{flag: True}), lambda req: 4).drafts_ahead
+    assert not kind(replace(SPECS[name], **flag), lambda req: 4).drafts_ahead
 
 
 @ON_CPU

@@ -116,7 +116,7 @@ class TreeModel(Model):
 
     proposes_tree = True
     max_nodes, topk, draft_slots = 5, 2, 7
-    max_steps = 2  # type: ignore[assignment]
+    max_steps = 2
 
     def num_tree_nodes(self, num_steps: int) -> int:
         return 1 + 2 * num_steps

@@ -15,7 +15,7 @@ def add(llm: LLM, rid: str, prompt: str, sampling: SamplingParams) -> Req:
 
 
 def finish(llm: LLM) -> dict[str, RequestOutput]:
-    done = {}
+    done = dict[str, RequestOutput]()
     while llm.engine.has_work:
         done |= {one.rid: one for one in llm.engine.step() if one.finish_reason is not None}
     return done
