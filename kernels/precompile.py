@@ -1,4 +1,4 @@
-"""Compiles kernels before they are needed, on all cores: in a rehearsal they are asked for as ever,
+"""Compiles kernels before they are needed, on all cores: within it they are asked for as ever,
 but handed to a pool of threads, and none is launched.
 
 NVRTC, the passes of Triton and ptxas run beside Python's lock, and so does the C compiler, which
@@ -24,7 +24,7 @@ from specengine.kernels.compilations import Tally, tally
 from specengine.kernels.dispatch import has_triton
 
 _MOST_THREADS = 32
-_one_at_a_time = Lock()  # a rehearsal changes how Triton launches, and changes it back
+_one_at_a_time = Lock()  # precompiling changes how Triton launches, and changes it back
 _current: ContextVar[Precompilation | None] = ContextVar("precompilation", default=None)
 
 
@@ -93,7 +93,7 @@ def _device() -> int | None:
 
 
 def _joins(device: int | None) -> None:
-    """A thread of the pool loads kernels where the rehearsing one does, not on the first device."""
+    """A thread of the pool loads kernels where the asking one does, not on the first device."""
     if device is not None:
         torch.cuda.set_device(device)
 
@@ -155,11 +155,11 @@ def _triton_compiles(stage: Precompilation) -> Iterator[None]:
     launch = JITFunction.run
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        rehearsing = current()
-        if rehearsing is None:
+        asking = current()
+        if asking is None:
             return launch(kernel, *args, grid=grid, warmup=warmup, **kwargs)
         form = id(kernel), *map(_trait, args), *((name, _trait(x)) for name, x in kwargs.items())
-        if rehearsing.is_new(form):
+        if asking.is_new(form):
             launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         return None
 

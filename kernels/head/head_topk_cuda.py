@@ -34,7 +34,7 @@ def head_topk(
     for count in rows_to_compile_for(x):
         form = _form(count, x, turns)
         if form.stages < _MIN_STAGES:
-            continue  # of a rehearsal: so many rows take another way
+            continue  # while precompiling: so many rows take another path
         defines = (*form.defines(x, norm_weight), ("TURNS", turns))
         kernel = compiled(_SOURCE, "head_topk", defines, form.shared_bytes, x.device.index or 0)
     kernel.launch(

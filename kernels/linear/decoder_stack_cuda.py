@@ -182,7 +182,7 @@ def decoder_stack(
     )
     out = x.new_empty((rows, shape.hidden))
     captured = x.new_empty((len(capture_layers), rows, shape.hidden))
-    # Places and tables are kept; nothing may be that was computed in a rehearsal.
+    # Places and tables are kept; nothing may be that was computed while precompiling.
     if precompile.current() is None:
         places = StackBuffers.of(shape, blocks, device)
         table = _tables.of(weights, kv, capture_layers)

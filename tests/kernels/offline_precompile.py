@@ -1,4 +1,4 @@
-"""A rehearsal of a Triton kernel that is compiled for Hopper; for a process of its own. Prints what
+"""Precompiles a Triton kernel for Hopper; for a process of its own. Prints what
 was seen."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def no_room(*_: object) -> None:
     raise MemoryError
 
 
-def rehearse() -> dict[str, object]:
+def run() -> dict[str, object]:
     with precompile() as stage:
         for width in (3, 3, 4, 16):
             places = row_places(TABLE, ROWS, ROWS, width, 0, None)
@@ -49,13 +49,13 @@ def main() -> None:
     offline_triton.use()
     driver.active.launcher_cls = make_launcher
     launch = JITFunction.run
-    first, again = rehearse(), rehearse()
+    first, again = run(), run()
     _row_places_kernel.device_caches.clear()
-    from_disk = rehearse()
+    from_disk = run()
     restored, made = JITFunction.run is launch, [*launchers]
     _row_places_kernel.device_caches.clear()
     driver.active.utils.load_binary = no_room
-    broken = rehearse()
+    broken = run()
     seen = {"first": first, "again": again, "disk": from_disk, "restored": restored}
     print(json.dumps(seen | {"launchers": made, "broken": broken}))
 

@@ -187,7 +187,7 @@ def test_what_it_cannot_take_is_refused(lengths: Sequence[Lengths]) -> None:
         World.draw(weights, lengths).run(weights, "cuda")
 
 
-def test_a_rehearsal_compiles_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precompiling_compiles_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, int]] = []
 
     def binary(source: object, defines: tuple[tuple[str, int], ...], device: int) -> bytes:
@@ -196,9 +196,9 @@ def test_a_rehearsal_compiles_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch
 
     weights = draw_weights(SHAPE, 40, "cpu")
     world = World.draw(weights, [Lengths(30, 3)])
-    with monkeypatch.context() as rehearsed, precompile.precompile():
-        rehearsed.setattr(program, "_binary", binary)
-        rehearsed.setattr(decoder_stack_cuda, "compiled", program.compiled)
+    with monkeypatch.context() as patched, precompile.precompile():
+        patched.setattr(program, "_binary", binary)
+        patched.setattr(decoder_stack_cuda, "compiled", program.compiled)
         given, _ = world.run(weights, "cuda", (0, 1))
     assert [defines["HALVES"] for defines in asked] == [1]
     assert given.stream.shape == world.x.shape

@@ -138,10 +138,10 @@ def test_what_it_does_not_take() -> None:
     assert not head_stream.can_take(draw(1, 64), draw(100, 72)[:, :64])
 
 
-def test_a_rehearsal_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precompiling_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = forms_asked_for(head_best_cuda, monkeypatch)
     head_best(draw(3, 64), draw(100, 64), slots(), backend="cuda")
     assert asked == {1}
-    monkeypatch.setattr(head_stream.rehearsal, "current", object)
+    monkeypatch.setattr(head_stream.precompile, "current", object)
     head_best(draw(3, 64), draw(100, 64), slots(), backend="cuda")
     assert asked == {1, 2}

@@ -266,13 +266,13 @@ class TestOfAModel:
         assert Head(head).top(small(head.plain, rows, 64), 4) is None
 
 
-def test_a_rehearsal_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precompiling_asks_for_the_forms_of_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = forms_asked_for(head_topk_cuda, monkeypatch)
     monkeypatch.setattr(head_topk_cuda, "multiprocessors", lambda _: BLOCKS)
     x, weight = torch.zeros(3, 64).bfloat16(), torch.zeros(100, 64).bfloat16()
     run(x, weight, 4)
     assert asked == {1}
-    monkeypatch.setattr(head_stream.rehearsal, "current", object)
+    monkeypatch.setattr(head_stream.precompile, "current", object)
     run(x, weight, 4)
     assert asked == {1, 2}
     asked.clear()

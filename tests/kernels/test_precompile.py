@@ -77,7 +77,7 @@ def test_what_nobody_wrote_is_zero() -> None:
     assert not any(one.any() for one in made)
 
 
-def test_other_threads_rehearse_nothing() -> None:
+def test_other_threads_precompile_nothing() -> None:
     seen = []
     with precompile.precompile():
         thread = threading.Thread(target=lambda: seen.append(precompile.current()))
@@ -103,7 +103,7 @@ from specengine.kernels.precompile import precompile
 from specengine.kernels.kv.row_places_triton import row_places
 table = torch.arange(256, dtype=torch.int32, device="cuda").view(4, 64)
 rows = torch.arange(4, device="cuda")
-with rehearsal() as stage:
+with precompile() as stage:
     row_places(table, rows, rows, 3, 0, None)
 assert stage.tally.kernels == 1, stage.tally
 subprocess.Popen = None
@@ -113,16 +113,16 @@ print(row_places(table, rows, rows, 3, 0, None).slots_T.tolist())
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_rehearsed_kernel_is_launched_without_a_compiler(tmp_path: Path) -> None:
+def test_a_precompiled_kernel_is_launched_without_a_compiler(tmp_path: Path) -> None:
     expected = [row * 64 + row + column for row in range(4) for column in range(3)]
     assert _run(LAUNCH, TRITON_CACHE_DIR=str(tmp_path)) == str(expected)
 
 
-def test_a_rehearsal_imports_no_compiler() -> None:
+def test_precompiling_imports_no_compiler() -> None:
     script = (
         "import sys, torch\n"
         "from specengine.kernels.precompile import precompile\n"
-        "with rehearsal():\n"
+        "with precompile():\n"
         "    torch.empty(3).add_(1)\n"
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
     )
