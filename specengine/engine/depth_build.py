@@ -35,7 +35,7 @@ def make_adaptive(
             logger.info("depth of drafts: %s", why)
         return None
     choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
-    sizes = {} if is_chain else smaller_sizes(choices, drafter.num_tree_nodes)
+    sizes = {} if is_chain else smaller_sizes(choices, lambda depth: _most_nodes(drafter, depth))
     model_steps = _model_steps(config.spec, drafter, choices[-1])
     steps = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
     return AdaptiveRound(steps, limit, is_chain)
@@ -81,3 +81,9 @@ def _model_steps(spec: SpecConfig, drafter: Drafter, most: int) -> int | None:
     if drafter.lookup is None:
         return None
     return most if spec.num_steps is None else min(spec.num_steps, most)
+
+
+def _most_nodes(drafter: Drafter, num_steps: int) -> int:
+    """Of a tree so deep, root included. Lookup's trees may be as large at any depth."""
+    has_lookup = drafter.device == "lookup" or drafter.lookup is not None
+    return drafter.max_nodes if has_lookup else drafter.num_tree_nodes(num_steps)

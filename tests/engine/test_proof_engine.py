@@ -11,11 +11,11 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.request import Req
 from specengine.core.sampling_batch import SamplingBatch
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftProposal
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.worker import DraftWorker
 from specengine.engine.loop import Engine
@@ -145,7 +145,7 @@ def test_a_state_that_is_not_met_fails(kind: str, proof: EngineProof) -> None:
     assert again.outputs == run.outputs
 
 
-class SaysItAgain:
+class SaysItAgain(Drafter):
     """Drafts the last token again, in chains whatever is asked for."""
 
     needs_hidden = writes_kv = proposes_tree = emits_probs = False
@@ -162,12 +162,6 @@ class SaysItAgain:
                 for req, size in zip(batch.reqs, sizes, strict=True)
             ]
         )
-
-    def seed(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None: ...
-
-    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None: ...
-
-    def release(self, req: Req) -> None: ...
 
 
 def test_a_registered_drafter_of_chains_is_proved_by_what_it_declares(
