@@ -125,7 +125,7 @@ def assert_plain(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize(("kind", "asked"), thinned(2, ["plain", *KINDS], PARAMS))
+@pytest.mark.parametrize(("kind", "asked"), thinned(5, ["plain", *KINDS], PARAMS))
 def test_device_rounds_emit_and_accept_what_host_rounds_do(
     kind: str, asked: str, where: str, spec_of: Specs
 ) -> None:

@@ -66,8 +66,8 @@ LOOKUP = [*LOOKUP_CHAINS, *LOOKUP_TREES]
 @pytest.mark.parametrize(
     ("rule", "name", "overlaps"),
     [
-        *thinned(3, RULES, [*((n, True) for n in MODELS), ("EAGLE3", False), ("MTP", False)]),
-        *thinned(3, OF_TREES, [*((n, True) for n in TREES), ("EAGLE3 tree of 2", False)]),
+        *thinned(7, RULES, [*((n, True) for n in MODELS), ("EAGLE3", False), ("MTP", False)]),
+        *thinned(5, OF_TREES, [*((n, True) for n in TREES), ("EAGLE3 tree of 2", False)]),
         *thinned(2, OF_LOOKUP, LOOKUP, [True, False]),
     ],
 )
@@ -112,7 +112,7 @@ def check_smaller_batches(host: LLM, llm: LLM, subject: Subject) -> None:
             FEATURES,
         ),
         *thinned(
-            4,
+            5,
             OF_TREES,
             [
                 *((name, True) for name in ("EAGLE tree of 2", "EAGLE3 tree of 3")),
