@@ -32,11 +32,11 @@ demo: install
 
 # Two processes of one thread each: the suite measures nothing, and oversubscription only slows it.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow or model"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow or model"
 
 # With the long proofs: every planted mistake, sampled drafts by chi-squared, replays against runs.
 test-all: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .
