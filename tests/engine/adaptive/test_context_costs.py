@@ -138,6 +138,6 @@ class TestOnTheGpu:
         depths = llm.engine.pipeline.depths
         assert depths is not None
         assert isinstance(depths.costs, StepCosts)
-        assert depths.costs.reading is not None
+        assert depths.costs.context_cost is not None
         told = [[one.token_ids for one in each.generate(PROMPTS)] for each in (plain, llm)]
         assert told[0] == told[1]
