@@ -1,5 +1,5 @@
-"""What a request with a grammar costs its neighbours: a batch without one, one whose rounds stay
-in graphs, and one whose rounds run eagerly.
+"""What a request with a grammar costs its neighbours: a batch without one, one whose rounds run on
+the device, and one whose rounds run on the host.
 
     python benchmarks/step/grammar_neighbour.py
 
@@ -12,10 +12,12 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -35,7 +37,7 @@ FREE = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
 ENDLESS = GrammarSpec.json_schema(
     {"type": "array", "items": {"type": "string"}, "minItems": NEW_TOKENS}
 )
-RULED = replace(FREE, grammar=ENDLESS)
+CONSTRAINED = replace(FREE, grammar=ENDLESS)
 
 
 def main() -> None:
@@ -75,19 +77,22 @@ def measure(args: argparse.Namespace, spec: SpecConfig | None) -> Iterator[dict[
         cuda_graph_bs=tuple(args.batch_sizes),
     )
     let_end(llm.engine)
-    flying = llm.engine.graph_round
-    assert flying is not None, "without a GPU there are no rounds in graphs"
+    assert llm.engine.pipeline is not None, "without a GPU there are no rounds in graphs"
     for size in args.batch_sizes:
         free = [FREE] * (size - 1)
-        for batch, last, masks_fly in (
-            ("none", FREE, True),
-            ("one, in a captured round", RULED, True),
-            ("one, in eager rounds", RULED, False),
+        for batch, last, on_host in (
+            ("none", FREE, False),
+            ("one, in a captured round", CONSTRAINED, False),
+            ("one, in rounds on the host", CONSTRAINED, True),
         ):
-            flying.masks_fly = masks_fly
-            once(llm, [*free, last])
-            best = min((once(llm, [*free, last]) for _ in range(3)), key=lambda row: row["ms"])
+            with rounds_on_host(llm.engine) if on_host else nullcontext():
+                once(llm, [*free, last])
+                best = min((once(llm, [*free, last]) for _ in range(3)), key=lambda row: row["ms"])
             yield {"batch": size, "grammars": batch, **best}
+
+
+def rounds_on_host(engine: Engine) -> AbstractContextManager[object]:
+    return patch.object(engine, "_runs_on_device", lambda *_: False)
 
 
 def let_end(engine: Engine) -> None:

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/step/host_steps.py
 
-The engine as it runs rounds on a GPU, with a device that has decided already: no model is run, and
-a graph leaves tokens at random. Each request has a prompt of 30 tokens and 256 new ones. Beside
-them the prefix cache has filled all memory. No GPU.
+The engine runs rounds as on a GPU, but their results are drawn at random beforehand: no model is
+run. Each request has a prompt of 30 tokens and 256 new ones. Beside them the prefix cache has
+filled all memory. No GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import report
@@ -28,11 +26,13 @@ import report
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import PrefillResult
-from specengine.engine.flights import Flights
 from specengine.engine.garbage import settled
-from specengine.engine.graph_build import _row_drafter
-from specengine.engine.graph_round import GraphRound
-from specengine.engine.round_form import Form
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.build import compose, drafted_by, make_rule
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.graphs import Eager
+from specengine.engine.round.key import RoundEvent, RoundKey
+from specengine.runner.graph_cache import Graph
 
 PROMPT, NEW = 30, 256
 SAMPLING = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
@@ -46,13 +46,23 @@ class Passed:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
 
-class Decided:
-    """A graph of a round that takes no time: the tokens were there."""
 
-    def __init__(self, flying: GraphRound) -> None:
-        self.state = flying.state
-        shape, vocab = (64, *flying.state.outcomes.shape[1:]), flying.runner.model.vocab_size
+class Instant(Eager):
+    """Rounds of a device that takes no time."""
+
+    def __init__(self, new_event: Callable[[], RoundEvent]) -> None:
+        self.new_event = new_event  # type: ignore[method-assign]
+
+
+class RandomOutcomes:
+    """The graph of a round without drafts. Replaying it takes hardly any time."""
+
+    def __init__(self, rounds: RoundExecutor, key: RoundKey) -> None:
+        self.state = rounds.state
+        shape, vocab = (64, *rounds.state.outcomes.shape[1:]), rounds.runner.model.vocab_size
         self.outcomes = torch.randint(0, vocab, shape)
         self.outcomes[:, :, 0] = 0  # accepted drafts
 
@@ -65,20 +75,23 @@ def engine_of(
     requests: int,
     slots: int,
     spec: SpecConfig | None = None,
-    graph_of: Callable[[GraphRound, Form], Any] | None = None,
+    graph_of: Callable[[RoundExecutor, RoundKey], Graph] = RandomOutcomes,
+    chooses: bool = False,
+    new_event: Callable[[], RoundEvent] = Passed,
 ) -> LLM:
-    """graph_of: of a form of its rounds; None has decided already, whatever is drafted."""
-    flags = {"max_total_tokens": slots, "max_running_requests": requests}
+    """requests: of each round. slots: of KV, in tokens. chooses: there are rounds of several
+    depths."""
+    flags: dict[str, int] = {"max_total_tokens": slots, "max_running_requests": requests}
     llm = LLM("tiny", spec, context_length=2048, chunked_prefill_size=-1, **flags)
     parts = llm.engine.parts
-    found = _row_drafter(parts.drafter, requests, torch.device("cpu"), chooses=False)
-    assert found is not None
-    flying = GraphRound(parts.worker, *found, [requests])
-    graph = Decided(flying) if graph_of is None else None
-    flying._graph_of = (  # type: ignore[method-assign]
-        lambda rows_B, form: graph if graph_of is None else graph_of(flying, form)
-    )
-    llm.engine.flights = Flights(flying, parts.drafter, parts.scheduler, None, overlaps=True)
+    runner = parts.worker.runner
+    drafted = drafted_by(parts.drafter, requests, runner.device, chooses)
+    rule = make_rule(parts.verifier, parts.drafter)
+    assert drafted is not None
+    assert not isinstance(rule, str), rule
+    rounds = compose(runner, drafted, rule, [requests], Instant(new_event))
+    rounds._make = lambda key: (graph_of(rounds, key), None)  # type: ignore[method-assign]
+    llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)
     nothing = LogitsOutput(torch.empty(0), None, torch.empty(0), None)
     parts.worker.forward_batch_generation = lambda *_: nothing  # type: ignore[method-assign]
     object.__setattr__(parts, "sample_prefill", first_tokens)
@@ -122,18 +135,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=12)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with patch("torch.cuda.Event", Passed), patch.object(Tensor, "pin_memory", lambda self: self):
-        for requests in args.requests:
-            llm, draw = engine_of(requests, args.slots), random.Random(0)
-            allocator = llm.engine.scheduler.ledger.allocator
-            while allocator.available > requests * (PROMPT + NEW):
-                milliseconds(llm, requests, draw)
-            with settled():
-                runs = [summary(milliseconds(llm, requests, draw)) for _ in range(args.repeats)]
-            row: dict[str, Any] = {"requests": requests}
-            row |= {name: min(one[name] for one in runs) for name in runs[0]}
-            rows.append(row)
-            print(row, flush=True)
+    for requests in args.requests:
+        llm, draw = engine_of(requests, args.slots), random.Random(0)
+        allocator = llm.engine.scheduler.ledger.allocator
+        while allocator.available > requests * (PROMPT + NEW):
+            milliseconds(llm, requests, draw)
+        with settled():
+            runs = [summary(milliseconds(llm, requests, draw)) for _ in range(args.repeats)]
+        row: dict[str, Any] = {"requests": requests}
+        row |= {name: min(one[name] for one in runs) for name in runs[0]}
+        rows.append(row)
+        print(row, flush=True)
     notes = f"The best of {args.repeats} runs, each figure by itself."
     print(
         report.write(

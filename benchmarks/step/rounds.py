@@ -174,7 +174,7 @@ def measure(
 
 def modes(engine: Engine) -> Iterator[str]:
     """Each in turn, and the engine runs so."""
-    flights, engine.flights = engine.flights, None
+    pipeline, engine.pipeline = engine.pipeline, None
     drafter = getattr(engine.drafter, "inner", engine.drafter)
     runners = [engine.parts.worker.runner]
     loops = None
@@ -188,11 +188,11 @@ def modes(engine: Engine) -> Iterator[str]:
             runner.ragged_graphs = None if mode == MODES[0] else graph
         if isinstance(drafter, DraftWorker):
             drafter.loops = loops if mode == MODES[2] else None
-        engine.flights = flights if mode == ROUND_GRAPH else None
+        engine.pipeline = pipeline if mode == ROUND_GRAPH else None
         return mode
 
     found = MODES if loops is not None else MODES[:2]
-    return map(switch, (*found, ROUND_GRAPH) if flights is not None else found)
+    return map(switch, (*found, ROUND_GRAPH) if pipeline is not None else found)
 
 
 def once(llm: LLM, size: int, params: SamplingParams) -> dict[str, Any]:
