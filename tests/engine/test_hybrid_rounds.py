@@ -333,9 +333,9 @@ def test_the_model_drafts_only_where_a_request_has_no_match(
         asked.append(num_steps)
         return draft_rows(rows, num_steps, picks)
 
-    def sending(proposal: Any, whole_rows: bool) -> RoundPlan:
+    def sending(proposal: Any) -> RoundPlan:
         sends.append(proposal.num_drafted)
-        return copy_in(proposal, whole_rows)
+        return copy_in(proposal)
 
     monkeypatch.setattr(source.model.drafter, "draft_rows", watched)
     monkeypatch.setattr(source.lookup, "copy_in", sending)

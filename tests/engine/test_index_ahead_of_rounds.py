@@ -102,10 +102,10 @@ class Watched:
                 self.behind += [unread(one, req) for req in batch.reqs]
             return given(batch)
 
-        def keep(proposal: DraftProposal, whole_rows: bool) -> RoundPlan:
+        def keep(proposal: DraftProposal) -> RoundPlan:
             rows = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
             self.drafts.append([row[:count] for row, count in rows])
-            return put(proposal, whole_rows)
+            return put(proposal)
 
         def draft_ahead(reqs: Any, emitted: Any, max_nodes: Any) -> DraftProposal:
             (one,) = self.drafters

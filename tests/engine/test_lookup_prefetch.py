@@ -160,7 +160,7 @@ def test_trees_are_made_whole_and_then_cut() -> None:
 
 
 def rounds_of() -> ScriptedRounds:
-    return ScriptedRounds(LookupDraft(LookupChains(4, 3, torch.device("cpu"))))
+    return ScriptedRounds(LookupDraft(LookupChains(4, 3, torch.device("cpu"), counted=False)))
 
 
 def pipeline_of(rounds: ScriptedRounds, plan: list[int], overlaps: bool = True) -> RoundPipeline:

@@ -131,7 +131,7 @@ class TreeModel(Model):
 
 
 def chains_beside(model: Model) -> HybridDraft:
-    return HybridDraft(DeviceDraft(model), LookupChains(4, 5, CPU), CPU)
+    return HybridDraft(DeviceDraft(model), LookupChains(4, 5, CPU, counted=True), CPU)
 
 
 def trees_beside(model: Model) -> HybridDraft:
@@ -170,7 +170,7 @@ def test_lookup_trees_plan_levels_and_nodes(
 def test_nothing_is_sent_where_lookup_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_module, "pinned", lambda *_: pytest.fail("nothing is to be sent"))
     batch = decode_batch([request([1, 2]), request([3])])
-    plan = lookup_trees().copy_in(EmptyDrafter().draft(batch), whole_rows=False)
+    plan = lookup_trees().copy_in(EmptyDrafter().draft(batch))
     assert plan == RoundPlan([0, 0], drafted_nodes=[0, 0])
 
 
@@ -180,8 +180,8 @@ def test_smaller_lookup_trees_are_padded_with_their_own_parents() -> None:
     assert tree_of(lookup, 2).parents_BN.tolist() == [[-1, *range(1, 7)]] * 2
     rng = random.Random(0)
     full = Draft([rng.randrange(9) for _ in range(7)], [-1, 0, 0, 0, 0, 1, 2])
-    lookup.copy_in(assemble([full] * 3), whole_rows=False)
-    lookup.copy_in(assemble([TREE, CHAIN, NONE]), whole_rows=False)
+    lookup.copy_in(assemble([full] * 3))
+    lookup.copy_in(assemble([TREE, CHAIN, NONE]))
     tree = tree_of(lookup, 3)
     assert tree.tokens_BN.tolist() == [
         [9, 1, 2, 3, 4, 0, 0],
@@ -203,7 +203,7 @@ def test_undefined_entries_past_the_nodes_are_not_sent() -> None:
     tokens, parents = torch.full((2, 4), -9), torch.full((2, 4), 99)
     tokens[:, 0], parents[:, 0], tokens[0, 1], parents[0, 1] = 9, -1, 6, 0
     lookup = lookup_trees()
-    plan = lookup.copy_in(DraftProposal(tokens, parents, [2, 1], is_chain=False), False)
+    plan = lookup.copy_in(DraftProposal(tokens, parents, [2, 1], is_chain=False))
     assert plan == RoundPlan([1, 0], drafted_nodes=[1, 0])
     tree = tree_of(lookup, 2)
     assert tree.tokens_BN.tolist() == [[9, 6, *[0] * 5], [9, *[0] * 6]]
@@ -212,7 +212,7 @@ def test_undefined_entries_past_the_nodes_are_not_sent() -> None:
 
 def test_shallower_rounds_take_the_first_nodes_of_lookup_trees() -> None:
     lookup, tree_of_two = lookup_trees(), Draft([9, 1, 2, 3, 4], [-1, 0, 0, 1, 2])
-    lookup.copy_in(assemble([tree_of_two, NONE]), whole_rows=False)
+    lookup.copy_in(assemble([tree_of_two, NONE]))
     tree, whole = tree_of(lookup, 2, num_steps=2), tree_of(lookup, 2)
     assert tree.tokens_BN.tolist() == whole.tokens_BN[:, :5].tolist()
     assert tree.parents_BN.tolist() == whole.parents_BN[:, :5].tolist()
@@ -231,9 +231,9 @@ def test_drafts_that_are_being_copied_are_not_written_over(
         return values
 
     monkeypatch.setattr(lookup_module, "pinned", pinned)
-    lookup = lookup_trees() if is_tree else LookupChains(4, 5, CPU)
+    lookup = lookup_trees() if is_tree else LookupChains(4, 5, CPU, counted=True)
     for drafts in ([DEEP, CHAIN], [CHAIN, DEEP], [NONE, DEEP]):
-        lookup.copy_in(assemble(drafts), whole_rows=True)
+        lookup.copy_in(assemble(drafts))
     assert len(sent) == 3
     for values, then in sent:
         assert torch.equal(values, then)

@@ -130,15 +130,14 @@ def drafted_by(
         return None
     most = drafter.max_nodes - 1
     if drafter.device == "lookup":
-        given = drafter, drafter.proposes_tree, drafter.max_nodes, batch_size, device
-        return DraftedBy(LookupDraft(make_lookup(*given)), _lookup_steps(drafter, most))
+        lookup = make_lookup(drafter, drafter, batch_size, device)
+        return DraftedBy(LookupDraft(lookup), _lookup_steps(drafter, most))
     model = DeviceDraft(drafter.model)
     shallower = [n for n in _SHALLOW if chooses]
     if drafter.lookup is None:
         own = model.max_steps
         return DraftedBy(model, [*(n for n in shallower if n < own), own])
-    given = drafter.lookup, drafter.proposes_tree, drafter.max_nodes, batch_size, device
-    hybrid = HybridDraft(model, make_lookup(*given), device)
+    hybrid = HybridDraft(model, make_lookup(drafter.lookup, drafter, batch_size, device), device)
     own = hybrid.model_steps
     return DraftedBy(hybrid, sorted({*(n for n in shallower if n < own), own, most}))
 

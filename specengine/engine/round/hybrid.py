@@ -174,7 +174,7 @@ class HybridDraft:
         own = [0 if found else min(most, self.model_steps) for found, most in pairs]
         if proposal.is_empty:
             return RoundPlan(own)
-        plan = self.lookup.copy_in(proposal, whole_rows=True)
+        plan = self.lookup.copy_in(proposal)
         drafted = [*map(max, plan.num_drafted, own)]
         return plan._replace(num_drafted=drafted, model_steps=max(own), from_lookup=from_lookup)
 

@@ -20,25 +20,30 @@ from specengine.kernels.tree.tree_shape import tree_shape
 class LookupChains:
     """Chains that the host found in text, in a buffer that rounds read.
 
-    Shorter chains are padded, with token 0 or with what earlier rounds left. A rule of matching
-    accepts padding that happens to be right; other rules are told how many drafts there are.
-    Rows past those of the last round hold what earlier ones had.
+    Shorter chains are padded, with token 0 where they are counted, else with what earlier rounds
+    left. A rule of matching accepts padding that happens to be right; other rules are told how many
+    drafts there are. Rows past those of the last round hold what earlier ones had.
     """
 
     is_tree = False
     draft_slots = 0
 
-    def __init__(self, batch_size: int, num_steps: int, device: torch.device) -> None:
+    def __init__(
+        self, batch_size: int, num_steps: int, device: torch.device, counted: bool
+    ) -> None:
+        """counted: the rounds ask `exist`, so that each copy carries the number of drafts."""
         self.max_steps = num_steps
-        # int64 [B, num_steps + 1]: drafts, and in the last column how many there are. So the drafts
-        # begin where kernels like it (core/columns.py).
-        self.buffer = torch.zeros(batch_size, num_steps + 1, dtype=torch.int64, device=device)
+        self._counted = counted
+        # int64 [B, num_steps], with one column more for the counts. The counts come last, so that
+        # the drafts begin where kernels like it (core/columns.py). Without counts there is no such
+        # column: a copy of whole chains is contiguous then, which takes the host half as long.
+        self.buffer = torch.zeros(batch_size, num_steps + counted, dtype=torch.int64, device=device)
 
-    def copy_in(self, proposal: DraftProposal, whole_rows: bool) -> RoundPlan:
-        """whole_rows: padded with token 0, and with the counts."""
+    def copy_in(self, proposal: DraftProposal) -> RoundPlan:
+        """Requests in the round's order. The proposal may change after this call."""
         drafts_BK = proposal.tokens[:, 1:]
         size, width = drafts_BK.shape
-        if whole_rows:
+        if self._counted:
             # A new array each time: the copy of the last one may be under way.
             rows = np.zeros((size, self.buffer.shape[1]), np.int64)
             rows[:, -1] = proposal.num_drafted
@@ -56,6 +61,7 @@ class LookupChains:
 
     def exist(self, batch_size: int) -> Tensor:
         """bool [B], whether there is a draft of each of the first requests."""
+        assert self._counted
         return self.buffer[:batch_size, -1] > 0
 
     def num_nodes(self, num_steps: int) -> int:
@@ -84,7 +90,8 @@ class LookupTrees:
         # int64 [B, 2, max_nodes]: tokens and parents
         self.buffer = torch.from_numpy(self._padding).repeat(batch_size, 1, 1).to(device)
 
-    def copy_in(self, proposal: DraftProposal, whole_rows: bool) -> RoundPlan:
+    def copy_in(self, proposal: DraftProposal) -> RoundPlan:
+        """Requests in the round's order. The proposal may change after this call."""
         if proposal.is_empty:
             return RoundPlan(proposal.num_drafted, drafted_nodes=proposal.num_drafted)
         given_B2N = np.stack([proposal.tokens.numpy(), proposal.parents.numpy()], axis=1)
@@ -122,12 +129,13 @@ Lookup = LookupChains | LookupTrees
 
 
 def make_lookup(
-    drafter: Drafter, is_tree: bool, max_nodes: int, batch_size: int, device: torch.device
+    found_by: Drafter, drafter: Drafter, batch_size: int, device: torch.device
 ) -> Lookup:
-    """max_nodes: of a draft, root included. batch_size: of the largest round."""
-    if is_tree:
-        return LookupTrees(drafter, max_nodes, batch_size, device)
-    return LookupChains(batch_size, max_nodes - 1, device)
+    """found_by: of the lookup's drafts. drafter: of the round's, the same or a hybrid, whose rounds
+    ask which requests have a draft of lookup's. batch_size: of the largest round."""
+    if drafter.proposes_tree:
+        return LookupTrees(found_by, drafter.max_nodes, batch_size, device)
+    return LookupChains(batch_size, drafter.max_nodes - 1, device, counted=found_by is not drafter)
 
 
 class LookupDraft:
@@ -167,7 +175,7 @@ class LookupDraft:
         return True
 
     def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
-        return self.lookup.copy_in(proposal, whole_rows=False)
+        return self.lookup.copy_in(proposal)
 
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         return []
