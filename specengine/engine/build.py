@@ -28,9 +28,9 @@ from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
+from specengine.engine.precompile import can_precompile, compile_ahead, precompile_calls
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
-from specengine.engine.rehearsal import can_rehearse, compile_ahead, rehearse
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import make_rounds
 from specengine.engine.spec_options import draft_slots
@@ -273,8 +273,8 @@ def _plan_memory(
         requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
         tokens = min(tokens, requests * context)  # no position past the rotary table
         measure = partial(_peak, loaded, draft, backend, tokens, requests)
-        if can_rehearse(config, backend):
-            rehearse([measure])
+        if can_precompile(config, backend):
+            precompile_calls([measure])
         needed = measure()
         peak += needed
         graphs = graph_bytes(config, loaded.model, needed // tokens)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.draft.worker import DraftWorker
-from specengine.engine import build, rehearsal
+from specengine.engine import build, precompile
 from specengine.engine.round.build import make_rounds
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
@@ -112,8 +112,8 @@ def run_all(runner: ModelRunner, rounds: RoundExecutor | None) -> Iterator[None]
         return
     for size in SIZES:
         for key in rounds.keys(size, rounds.sampling.greedy):
-            yield rehearsal._run(rounds, key)
-    yield rehearsal._run(rounds, RoundKey(SIZES[0], rounds.steps[-1], rounds.sampling.sampled))
+            yield precompile._run(rounds, key)
+    yield precompile._run(rounds, RoundKey(SIZES[0], rounds.steps[-1], rounds.sampling.sampled))
 
 
 def parts_of(rounds: RoundExecutor) -> list[str]:
@@ -127,15 +127,15 @@ def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
     asked.clear()
     with torch.inference_mode():
         with stage():
-            acts = [*rehearsal._telling_acts(runner, SIZES, True, rounds)]
-            for act in acts:
-                act()
+            calls = [*precompile._representative_calls(runner, SIZES, True, rounds)]
+            for call in calls:
+                call()
         precompiled = set(asked)  # a stage ends when all has been asked for
         with stage(), Operators() as operators:
             count = sum(1 for _ in run_all(runner, rounds))
     missed = Counter(name for name, _ in asked - precompiled)
     kernels = Counter(name for name, _ in precompiled)
-    found: dict[str, Any] = {"acts": len(acts), "of": count, "kernels": kernels, "missed": missed}
+    found: dict[str, Any] = {"calls": len(calls), "of": count, "kernels": kernels, "missed": missed}
     return {
         **found,
         "rounds": None if rounds is None else parts_of(rounds),

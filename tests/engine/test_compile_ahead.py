@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specengine.engine.rehearsal import rehearse, telling_sizes
+from specengine.engine.precompile import precompile_calls, representative_sizes
 from specengine.kernels import compilations, precompile
 from tests.kernels import offline_triton
 from tests.support.rounds import ON_CPU, ON_GPU
@@ -96,12 +96,12 @@ def test_precompiling_hybrid_rounds_misses_nothing(
         "NoneType",
     ]
     assert not asked["missed"]
-    assert asked["acts"] < asked["of"] / 4
+    assert asked["calls"] < asked["of"] / 4
 
 
 @ON_CPU
 def test_precompiling_runs_a_quarter_of_the_graphs(asked: Asked) -> None:
-    assert asked["acts"] < asked["of"] / 4
+    assert asked["calls"] < asked["of"] / 4
 
 
 @ON_CPU
@@ -159,7 +159,7 @@ def test_relaxed_rounds_are_precompiled(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "telling"),
+    ("sizes", "representative"),
     [
         ([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 96, 256], [256, 96, 64, 48, 32, 16, 1]),
         ([1, 2, 4, 8], [8, 1]),
@@ -167,13 +167,15 @@ def test_relaxed_rounds_are_precompiled(
         ([128], [128]),
     ],
 )
-def test_telling_sizes(sizes: list[int], telling: list[int]) -> None:
-    assert telling_sizes(sizes) == telling
+def test_representative_sizes(sizes: list[int], representative: list[int]) -> None:
+    assert representative_sizes(sizes) == representative
 
 
 def test_precompiling_ends_where_the_first_kernels_are_cached() -> None:
     played = []
-    rehearse([lambda: played.append(1), lambda: played.append(2), lambda: played.append(3)], 2)
+    precompile_calls(
+        [lambda: played.append(1), lambda: played.append(2), lambda: played.append(3)], 2
+    )
     assert played == [1, 2]
 
 
@@ -181,13 +183,13 @@ def test_precompiling_goes_on_where_a_kernel_was_compiled(monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     played = []
 
-    def act() -> None:
+    def call() -> None:
         stage = precompile.current()
         assert stage is not None
         stage.ask("a kernel", compilations.note)
         played.append(stage)
 
-    rehearse([act] * 3, 1)
+    precompile_calls([call] * 3, 1)
     assert len(played) == 3
 
 

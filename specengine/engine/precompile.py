@@ -20,35 +20,37 @@ from specengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
-Act = Callable[[], object]
+Call = Callable[[], object]
 
 # Where kernels change with the number of rows, or attention begins to split its keys.
-_TELLING = (128, 64, 48, 32, 16, 1)
+_REPRESENTATIVE = (128, 64, 48, 32, 16, 1)
 
 
-def telling_sizes(batch_sizes: list[int]) -> list[int]:
-    """Some of them, from large to small, whose kernels are those of all, or nearly so."""
+def representative_sizes(batch_sizes: list[int]) -> list[int]:
+    """Some of the batch sizes, from large to small, that use nearly all kernels of the others."""
     largest = max(batch_sizes)
-    under = [[size for size in batch_sizes if size <= limit] for limit in (largest, *_TELLING)]
+    under = [
+        [size for size in batch_sizes if size <= limit] for limit in (largest, *_REPRESENTATIVE)
+    ]
     return sorted({max(sizes) for sizes in under if sizes} | {min(batch_sizes)}, reverse=True)
 
 
-def can_rehearse(config: EngineConfig, backend: AttentionBackend) -> bool:
+def can_precompile(config: EngineConfig, backend: AttentionBackend) -> bool:
     """Whether all that a forward launches is PyTorch's or this project's, and not compiled as a
     whole; and whether there is anything to compile."""
     on_gpu = config.model.device == "cuda"
     return on_gpu and backend.limits.precompiles and not config.graph.enable_torch_compile
 
 
-def rehearse(acts: Sequence[Act], telling: int = 1) -> None:
-    """Compile what the acts launch, the kernels of all at once; of no more than the first `telling`
-    of them, where caches have all of theirs."""
+def precompile_calls(calls: Sequence[Call], num_representative: int = 1) -> None:
+    """Compile the kernels that the calls launch, in parallel. Only the first `num_representative`
+    calls are run if the caches have all of their kernels."""
     start = perf_counter()
     with torch.inference_mode(), precompile() as stage:
-        for number, act in enumerate(acts):
-            if number == telling and not stage.compiles():
+        for number, call in enumerate(calls):
+            if number == num_representative and not stage.compiles():
                 break
-            act()
+            call()
     if stage.tally.kernels:
         torch.cuda.empty_cache()
         took = perf_counter() - start
@@ -59,37 +61,39 @@ def compile_ahead(config: EngineConfig, runner: ModelRunner, rounds: RoundExecut
     """Compile what the graphs of an engine need. What this leaves out is compiled when a graph is
     captured."""
     sizes = config.graph.cuda_graph_bs
-    if sizes is None or not can_rehearse(config, runner.attn_backend):
+    if sizes is None or not can_precompile(config, runner.attn_backend):
         return
     padding = not config.graph.disable_cuda_graph_padding
-    acts = [*_telling_acts(runner, list(sizes), padding, rounds)]
-    rehearse(acts, telling=1 if rounds is None else 2)
+    calls = [*_representative_calls(runner, list(sizes), padding, rounds)]
+    precompile_calls(calls, num_representative=1 if rounds is None else 2)
 
 
-def _telling_acts(
+def _representative_calls(
     runner: ModelRunner, batch_sizes: list[int], padding: bool, rounds: RoundExecutor | None
-) -> Iterator[Act]:
+) -> Iterator[Call]:
     """The smallest of either kind, which have the most kernels of their own; the largest, for the
     kernels that take longest; and the rest."""
     decode = DecodeGraphs(runner, batch_sizes, padding)
-    *larger, smallest = (partial(decode.precompile, size) for size in telling_sizes(batch_sizes))
-    acts = [] if rounds is None else [partial(_run, rounds, one) for one in _round_keys(rounds)]
+    *larger, smallest = (
+        partial(decode.precompile, size) for size in representative_sizes(batch_sizes)
+    )
+    calls = [] if rounds is None else [partial(_run, rounds, one) for one in _round_keys(rounds)]
     yield smallest
-    yield from acts[:1]
+    yield from calls[:1]
     yield from larger[:1]
-    yield from acts[1:2]
+    yield from calls[1:2]
     if padding:
         prefill = PrefillGraphs(runner)
         yield from (partial(prefill.precompile, key) for key in prefill.precompile_keys)
     yield from larger[1:]
-    yield from acts[2:]
+    yield from calls[2:]
 
 
 def _round_keys(rounds: RoundExecutor) -> Iterator[RoundKey]:
     """The smallest as it samples, then each size at its deepest and plain, and the largest in every
     form. The second largest has kernels of its own for drafts that are few: there plain rounds do
     what decoding does, which is asked for beside them."""
-    largest, *others = telling_sizes(rounds.batch_sizes)
+    largest, *others = representative_sizes(rounds.batch_sizes)
     smallest, deepest = min(rounds.batch_sizes), rounds.steps[-1]
     greedy, sampled = rounds.sampling.greedy, rounds.sampling.sampled
     yield RoundKey(smallest, deepest, sampled)
