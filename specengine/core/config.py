@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from specengine.core.errors import ConfigError
 from specengine.core.options import HIDDEN, Option, option, options_of
+from specengine.core.registry import VERIFIERS
 
 
 class Section:
@@ -178,7 +179,7 @@ class SpecConfig(Section):
     verify: str = option(
         "auto",
         "which drafted tokens stand; all but relaxed keep the target's distribution",
-        ("auto", "match", "rejection", "block", "target_only", "sibling", "relaxed"),
+        ("auto", *VERIFIERS),
     )
     relaxed_top_k: int = option(3, "relaxed: tokens that may stand, the target's best")
     relaxed_delta: float = option(0.3, "relaxed: how much less probable than the best they may be")

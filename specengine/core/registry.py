@@ -19,6 +19,16 @@ MODEL_FAMILIES: dict[str, str] = {
     "MiMoForCausalLM": "specengine.target.models.mimo:MiMoForCausalLM",
 }
 
+# Acceptance rules, by what --speculative-verify calls them. Each is made by `from_spec`.
+VERIFIERS: dict[str, str] = {
+    "match": "specengine.target.verify.match:MatchVerifier",
+    "rejection": "specengine.target.verify.rejection:RejectionVerifier",
+    "block": "specengine.target.verify.block:BlockVerifier",
+    "target_only": "specengine.target.verify.target_only:TargetOnlyVerifier",
+    "sibling": "specengine.target.verify.sibling:SiblingVerifier",
+    "relaxed": "specengine.target.verify.relaxed:RelaxedVerifier",
+}
+
 
 def load_place(place: str) -> Any:
     """What stands at "module:name"."""

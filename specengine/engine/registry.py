@@ -11,6 +11,7 @@ import torch
 from specengine.core.config import SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
+from specengine.core.registry import VERIFIERS, load_place
 from specengine.core.request import Req
 from specengine.draft.eagle.load import load_eagle, load_eagle3
 from specengine.draft.eagle.worker import Eagle3Worker, EagleWorker
@@ -26,13 +27,7 @@ from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.runner.model_runner import ModelRunner
 from specengine.target.verify.base import TreeVerifier
-from specengine.target.verify.block import BlockVerifier
-from specengine.target.verify.match import MatchVerifier
-from specengine.target.verify.rejection import RejectionVerifier
-from specengine.target.verify.relaxed import RelaxedVerifier
-from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.simulated import SimulatedVerifier
-from specengine.target.verify.target_only import TargetOnlyVerifier
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +68,16 @@ DRAFT_LOADERS: dict[str, Callable[[DraftTarget], LoadedDraft]] = {
     "MTP": load_mtp,
 }
 
-VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
-    "match": lambda spec: MatchVerifier(),
-    "rejection": lambda spec: RejectionVerifier(),
-    "block": lambda spec: BlockVerifier(),
-    "target_only": lambda spec: TargetOnlyVerifier(),
-    "sibling": lambda spec: SiblingVerifier(),
-    "relaxed": lambda spec: RelaxedVerifier(spec.relaxed_top_k, spec.relaxed_delta),
-}
+
+def make_registered(name: str, spec: SpecConfig) -> TreeVerifier:
+    """The acceptance rule of a name in VERIFIERS."""
+    verifier: TreeVerifier = load_place(VERIFIERS[name]).from_spec(spec)
+    return verifier
+
+
+def registered_verifiers() -> dict[str, TreeVerifier]:
+    """Each by its name, made of the defaults."""
+    return {name: make_registered(name, SpecConfig()) for name in VERIFIERS}
 
 
 def max_nodes(spec: SpecConfig) -> int:
@@ -123,7 +120,7 @@ def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
     if spec.simulate_accept_length is not None:
         logger.warning("--speculative-simulate-accept-length is lossy: text means nothing")
         return SimulatedVerifier(spec.simulate_accept_length)
-    verifier = VERIFIERS[verifier_name(spec, drafter)](spec)
+    verifier = make_registered(verifier_name(spec, drafter), spec)
     flag = f"--speculative-verify {spec.verify}"
     if verifier.needs_draft_probs and not drafter.emits_probs:
         raise ConfigError(

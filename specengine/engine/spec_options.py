@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.core.registry import VERIFIERS
 from specengine.engine.registry import DRAFT_LOADERS, DRAFTERS, check_algorithm
 
 _DEFAULT_STEPS = 3
@@ -28,7 +29,7 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
 def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
     """Those of a rule, or of an algorithm that reads text, which was not asked for."""
     wanted = {
-        "relaxed_": (spec.verify == "relaxed", "--speculative-verify relaxed"),
+        **{f"{name}_": (spec.verify == name, f"--speculative-verify {name}") for name in VERIFIERS},
         "hybrid_suffix_": (spec.hybrid_suffix, "--speculative-hybrid-suffix"),
     }
     for name in DRAFTERS.keys() - DRAFT_LOADERS.keys():

@@ -6,10 +6,11 @@ import pytest
 
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.core.registry import VERIFIERS
 from specengine.draft.empty import EmptyDrafter
 from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import CHAIN, TREE
-from specengine.engine.registry import VERIFIERS, make_verifier
+from specengine.engine.registry import make_verifier, registered_verifiers
 
 CERTAIN = EmptyDrafter()
 SAMPLED_CHAIN = SamplingDrafter(CHAIN, [1, 2, 3], 8, lambda req: 8)
@@ -24,14 +25,14 @@ def test_choices_are_those_of_the_option() -> None:
 
 def test_auto() -> None:
     found = [type(make_verifier(SpecConfig(), d)) for d in (CERTAIN, SAMPLED_CHAIN, SAMPLED_TREE)]
-    made = {name: type(make(SpecConfig())) for name, make in VERIFIERS.items()}
+    made = {name: type(one) for name, one in registered_verifiers().items()}
     assert found == [made["match"], made["block"], made["sibling"]]
 
 
 @pytest.mark.parametrize("name", VERIFIERS)
 def test_sampled_chains_may_be_judged_by_any(name: str) -> None:
     verifier = make_verifier(SpecConfig(verify=name), SAMPLED_CHAIN)
-    assert type(verifier) is type(VERIFIERS[name](SpecConfig()))
+    assert type(verifier) is type(registered_verifiers()[name])
 
 
 @pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
