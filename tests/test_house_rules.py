@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from specengine.core.registry import DRAFTERS
 from specengine.draft.names import ALIASES
-from specengine.engine.registry import DRAFTERS
 from specengine.engine.round.host import HostRound
 from tests.test_layering import ROOT, sources
 

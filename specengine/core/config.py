@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from specengine.core.errors import ConfigError
 from specengine.core.options import HIDDEN, Option, option, options_of
-from specengine.core.registry import VERIFIERS
+from specengine.core.registry import DRAFTERS, VERIFIERS
 
 
 class Section:
@@ -153,7 +153,7 @@ class SpecConfig(Section):
     flag_prefix: ClassVar[str] = "speculative_"
 
     algorithm: str | None = option(
-        None, "how to draft: NGRAM, SUFFIX, STANDALONE, EAGLE, EAGLE3 or MTP; default: not at all"
+        None, f"how to draft: {', '.join(DRAFTERS)}; default: not at all"
     )
     draft_model_path: str | None = option(
         None,

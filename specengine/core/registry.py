@@ -19,6 +19,16 @@ MODEL_FAMILIES: dict[str, str] = {
     "MiMoForCausalLM": "specengine.target.models.mimo:MiMoForCausalLM",
 }
 
+# Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.
+DRAFTERS: dict[str, str] = {
+    "NGRAM": "specengine.draft.ngram.drafter:NgramDrafter",
+    "SUFFIX": "specengine.draft.suffix.drafter:SuffixDrafter",
+    "STANDALONE": "specengine.draft.standalone.worker:StandaloneWorker",
+    "EAGLE": "specengine.draft.eagle.worker:EagleWorker",
+    "EAGLE3": "specengine.draft.eagle.worker:Eagle3Worker",
+    "MTP": "specengine.draft.mtp.worker:MtpWorker",
+}
+
 # Acceptance rules, by what --speculative-verify calls them. Each is made by `from_spec`.
 VERIFIERS: dict[str, str] = {
     "match": "specengine.target.verify.match:MatchVerifier",

@@ -13,6 +13,7 @@ import torch
 
 from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.model import DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
@@ -29,7 +30,7 @@ from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
-from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
+from specengine.engine.registry import make_drafter, make_verifier, max_nodes
 from specengine.engine.rehearsal import can_rehearse, compile_ahead, rehearse
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds

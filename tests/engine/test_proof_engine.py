@@ -11,9 +11,11 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.registry import DRAFTERS
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.draft.proposals import Draft, assemble
@@ -36,12 +38,10 @@ from specengine.engine.proof.subjects import (
 )
 from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, sections, together
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
-from specengine.engine.registry import DRAFT_LOADERS, DRAFTERS, DraftContext, registered_verifiers
+from specengine.engine.registry import drafter_class, drafters_with_models, registered_verifiers
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
-# Those of the registered drafters that draft chains and trees.
-BOTH_SHAPES = {"NGRAM", "SUFFIX", *DRAFT_LOADERS}
 EFFORT = Effort(num_requests=60, mutant_requests=6000, draft_requests=1000, greedy_tokens=12)
 
 
@@ -83,9 +83,11 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
             and (sampled or not rule.needs_draft_probs)
         }
     for algorithm in DRAFTERS:
-        shapes = {trees for name, trees, _ in seen if name == algorithm}
+        shapes = [trees for name, trees, _ in seen if name == algorithm]
         assert shapes, f"nothing proves {algorithm}"
-        assert algorithm not in BOTH_SHAPES or shapes == {True, False}
+        declared = drafter_class(algorithm).proof_options
+        has_model = algorithm in drafters_with_models()
+        assert len(set(shapes)) == (2 if has_model else len(declared))
     assert set().union(*seen.values()) == {n for n, one in rules.items() if not one.is_lossy}
     assert len(ALL_STATES) == 8
     assert FULL.states == ALL_STATES
@@ -109,6 +111,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         ),
         ("sampled tree", State(PREFIX_HIT)),
         ("NGRAM tree, any depth", State(RETRACTED)),
+        ("SUFFIX tree, any depth", State(PREFIX_HIT)),
         ("STANDALONE chain, any depth", State(CHUNKED, 16)),
         ("EAGLE3 chain, any depth", State(PREFIX_HIT)),
     ],
@@ -152,6 +155,10 @@ class SaysItAgain(Drafter):
         self.max_nodes = context.spec.max_nodes
         self._node_limit = context.node_limit
 
+    @classmethod
+    def from_context(cls, context: DraftContext) -> SaysItAgain:
+        return cls(context)
+
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         sizes = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
         return assemble(
@@ -165,9 +172,10 @@ class SaysItAgain(Drafter):
 def test_a_registered_drafter_of_chains_is_proved_by_what_it_declares(
     proof: EngineProof, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(DRAFTERS, "AGAIN", SaysItAgain)
-    (subject,) = [one for one in without_models() if one.spec.algorithm == "AGAIN"]
-    assert subject.name == "AGAIN chain"
+    monkeypatch.setitem(DRAFTERS, "AGAIN", f"{__name__}:SaysItAgain")
+    found = [one for one in without_models() if one.spec.algorithm == "AGAIN"]
+    assert [one.name for one in found] == ["AGAIN chain", "AGAIN chain + suffix"]
+    subject = found[0]
     checks = [*proof.in_state(subject, State(PREFIX_HIT, 16)), *proof.of_drafts(subject)]
     assert failures(checks) == []
     rules = {check.subject.partition(";")[0] for check in checks}
