@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from specengine.core.errors import ConfigError
 from specengine.core.options import HIDDEN, Option, option, options_of
-from specengine.core.registry import DRAFTERS, VERIFIERS
+from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, VERIFIERS
 
 
 class Section:
@@ -60,9 +60,7 @@ class ModelConfig(Section):
     )
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
-    attention_backend: str = option(
-        "auto", "attention kernels", ("auto", "torch", "triton", "flashinfer", "fa")
-    )
+    attention_backend: str = option("auto", "attention kernels", ("auto", *ATTENTION_BACKENDS))
     chat_template: str | None = option(None, "Jinja file that replaces the model's chat template")
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")

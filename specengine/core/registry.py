@@ -1,6 +1,6 @@
 """What can be named, and where each is written: a new one is one file and one line here.
 
-A place is "module:class". Nothing is imported before it is asked for, so flags and checks know
+A place is "module:name". Nothing is imported before it is asked for, so flags and checks know
 every name at no cost.
 """
 
@@ -37,6 +37,14 @@ VERIFIERS: dict[str, str] = {
     "target_only": "specengine.target.verify.target_only:TargetOnlyVerifier",
     "sibling": "specengine.target.verify.sibling:SiblingVerifier",
     "relaxed": "specengine.target.verify.relaxed:RelaxedVerifier",
+}
+
+# Attention backends, by what --attention-backend calls them: what makes one for a device.
+ATTENTION_BACKENDS: dict[str, str] = {
+    "torch": "specengine.runner.attention:make_torch",
+    "triton": "specengine.runner.attention:make_triton",
+    "flashinfer": "specengine.runner.attention:make_flashinfer",
+    "fa": "specengine.runner.attention:make_fa",
 }
 
 
