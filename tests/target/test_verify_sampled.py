@@ -14,24 +14,19 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
+from specengine.engine.registry import registered_verifiers
 from specengine.kernels.accept.types import Accepted
-from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.coins import KeyedCoins
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.probs import RoundProbs
-from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
-from specengine.target.verify.target_only import TargetOnlyVerifier
 from tests.target.verify_world import Draft, TableTarget, chain, decode_batch, propose
 from tests.target.verify_world import request as make_req
 
 VOCAB = 6
 RULES: dict[str, SampledVerifier] = {
-    "rejection": RejectionVerifier(),
-    "block": BlockVerifier(),
-    "target_only": TargetOnlyVerifier(),
-    "sibling": SiblingVerifier(),
+    name: rule for name, rule in registered_verifiers().items() if isinstance(rule, SampledVerifier)
 }
 CHAINS: list[Draft] = [chain(1, 2, 3), chain(4), ([], []), chain(3, 0)]
 TREES: list[Draft] = [([1, 2, 3, 4], [0, 0, 1, 2]), chain(4), ([], []), ([3, 0, 5], [0, 0, 0])]
@@ -170,7 +165,7 @@ def test_what_stands_in_for_the_numbers_is_asked(name: str) -> None:
         assert asked.pop() is found.ends_B
 
 
-@pytest.mark.parametrize("name", ["rejection", "block", "sibling"])
+@pytest.mark.parametrize("name", [n for n, one in RULES.items() if one.needs_draft_probs])
 def test_drafts_without_probabilities_are_matched(name: str) -> None:
     drafts = drafts_of(name)
     result = accept(RULES[name], MIXED, drafts, certain=True)
