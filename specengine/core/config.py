@@ -176,7 +176,7 @@ class SpecConfig(Section):
     static_tree: bool = option(False, "shape a draft model's trees by rank, not by probability")
     verify: str = option(
         "auto",
-        "which drafted tokens stand; all but relaxed keep the target's distribution",
+        "which drafted tokens stand; a lossy rule, such as relaxed, says so in every result",
         ("auto", *VERIFIERS),
     )
     relaxed_top_k: int = option(3, "relaxed: tokens that may stand, the target's best")
