@@ -13,6 +13,7 @@ class EmptyDrafter(Drafter):
     """Proposes the root alone, so that a round is a plain decode."""
 
     device = "model"
+    can_be_hybrid = False
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         tokens = torch.tensor([[req.last_token] for req in batch.reqs], dtype=torch.int64)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftEdits, TreeDraws
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
@@ -21,6 +22,10 @@ class TreeDraftWorker(DraftWorker):
     """A drafter that drafts chains or trees on the device: the trees."""
 
     continues_states = False  # whether a row takes in the state that its token came from
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> TreeDraftWorker:
+        return cls(context.runners, context.spec, context.node_limit, context.num_rows)
 
     def __init__(
         self,

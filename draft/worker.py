@@ -41,6 +41,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     """
 
     writes_kv = True
+    drafts_in_loops = True
     predicts_shape = True
     first_place = 0  # of the first drafted row, counted from the root's position
 
@@ -61,6 +62,10 @@ class DraftWorker(TpModelWorker, ModelDrafter):
         self.loops: DraftLoops | NoDraftLoops | None = None  # set by build.py, for graphs
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = node_limit
+
+    @property
+    def draft_vocab_size(self) -> int:  # type: ignore[override]
+        return self.runner.model.vocab_size
 
     @property
     def begins_async(self) -> bool:  # type: ignore[override]

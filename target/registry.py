@@ -6,28 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
-from specengine.target.models.llama import LlamaForCausalLM, MistralForCausalLM
-from specengine.target.models.mimo import MiMoForCausalLM
-from specengine.target.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
-
-MODEL_CLASSES: dict[str, type[LlamaForCausalLM]] = {
-    model.__name__: model
-    for model in (
-        LlamaForCausalLM,
-        MistralForCausalLM,
-        Qwen2ForCausalLM,
-        Qwen3ForCausalLM,
-        MiMoForCausalLM,
-    )
-}
+from specengine.core.registry import MODEL_FAMILIES, load_place
 
 
 def find_model_class(architectures: Sequence[str]) -> Any:
     """The class of the first known name. Raises ModelLoadError listing the known ones."""
     for name in architectures:
-        if name in MODEL_CLASSES:
-            return MODEL_CLASSES[name]
-    known = ", ".join(MODEL_CLASSES)
+        if name in MODEL_FAMILIES:
+            return load_place(MODEL_FAMILIES[name])
+    known = ", ".join(MODEL_FAMILIES)
     raise ModelLoadError(
         f"architecture {' or '.join(architectures) or '(none named)'} is not supported; "
         f"known: {known}"

@@ -7,12 +7,13 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from tests.interpreter import keep_patched
+from tests.support.families import VOCAB, SmallModels
 
 if TYPE_CHECKING:
     from tests.kernels.emulated_cuda import Compiled
@@ -24,38 +25,8 @@ if not torch.cuda.is_available():
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-VOCAB = 320
-CONTEXT = 512
-_SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "eos_token_id": 0,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-    "initializer_range": 0.12,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {}),
-    "mistral": ("MistralForCausalLM", {"head_dim": 32, "sliding_window": 48}),
-    "qwen2": ("Qwen2ForCausalLM", {}),
-    "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32, "tie_word_embeddings": True}),
-}
 
-
-def _config(family: str) -> Any:
-    import transformers
-
-    architecture, extra = FAMILIES[family]
-    config_class = getattr(transformers, architecture).config_class
-    return config_class(architectures=[architecture], **_SMALL, **extra)
-
-
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
     """Byte-level BPE without merges: every byte is a token, ids 2..257; the rest are unused."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -123,19 +94,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
 @pytest.fixture(scope="session")
 def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A random model of each family, saved as transformers saves them, by family name."""
-    import torch
-    import transformers
-
-    folders = {}
-    for number, family in enumerate(FAMILIES):
-        torch.manual_seed(number)
-        config = _config(family)
-        model = getattr(transformers, FAMILIES[family][0])(config).eval().float()
-        folders[family] = tmp_path_factory.mktemp(family)
-        model.save_pretrained(folders[family])
-        _save_tokenizer(folders[family])
-    return folders
+    """A random model of each registered family, saved as transformers saves them, by family."""
+    return SmallModels(tmp_path_factory.mktemp, save_tokenizer)
 
 
 @pytest.fixture(scope="session")

@@ -87,8 +87,6 @@ def engine_of(
     runner = parts.worker.runner
     drafted = drafted_by(parts.drafter, requests, runner.device, chooses)
     rule = make_rule(parts.verifier, parts.drafter)
-    assert drafted is not None
-    assert not isinstance(rule, str), rule
     rounds = compose(runner, drafted, rule, [requests], Instant(new_event))
     rounds._make = lambda key: (graph_of(rounds, key), None)  # type: ignore[method-assign]
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)

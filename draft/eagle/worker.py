@@ -16,6 +16,7 @@ from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import PrefillResult, VerifyResult
 from specengine.core.transfer import int64, sent
+from specengine.draft.eagle.load import load_eagle, load_eagle3
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.draft.worker import row_of
@@ -41,6 +42,7 @@ class EagleWorker(TreeDraftWorker):
     row may have seen another one where the texts part, which costs a little acceptance at most.
     """
 
+    load_draft = staticmethod(load_eagle)
     needs_hidden = True
     device = "model"
     can_pause = True
@@ -172,6 +174,8 @@ def _shifted(batch: ScheduleBatch, sampled: Sequence[int | None]) -> list[list[i
 
 class Eagle3Worker(EagleWorker):
     """EAGLE-3: the features are outputs of several target layers, fused once."""
+
+    load_draft = staticmethod(load_eagle3)
 
     def features(self, output: LogitsOutput | RowsOutput, rows: Tensor | None) -> Tensor:
         assert output.features is not None

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
 from specengine.core.drafter import Device
 from specengine.core.interfaces import LogitsOutput, RowsOutput
@@ -17,6 +18,7 @@ from specengine.core.rows import RowBatch
 from specengine.core.transfer import sent
 from specengine.core.tree import Tree
 from specengine.draft.eagle.worker import EagleWorker
+from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.rows import LayerRows
 from specengine.draft.worker import row_of
 from specengine.kernels.kv.keep_rows import keep_rows
@@ -28,7 +30,14 @@ class MtpWorker(EagleWorker):
     """One layer for every step. It is EAGLE's loop: the layer takes the target's last state and the
     next token, and afterwards its own states."""
 
+    load_draft = staticmethod(load_mtp)
     narrows = False
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> MtpWorker:
+        """For one layer or several."""
+        worker = MtpWorker if len(context.runners) == 1 else MtpLayersWorker
+        return worker(context.runners, context.spec, context.node_limit, context.num_rows)
 
 
 class MtpLayersWorker(MtpWorker):
@@ -183,14 +192,3 @@ class MtpLayersWorker(MtpWorker):
         drafted = states_TH.view(len(waiting_BH), level - 1, waiting_BH.shape[1])
         features_TH = torch.cat([waiting_BH[:, None], drafted], dim=1).flatten(0, 1)
         return step.run(self._path_BD.flatten(), features_TH)
-
-
-def make_mtp_worker(
-    runners: Sequence[ModelRunner],
-    spec: SpecConfig,
-    node_limit: Callable[[Req], int],
-    num_rows: int,
-) -> MtpWorker:
-    """For one layer or several."""
-    worker_class = MtpWorker if len(runners) == 1 else MtpLayersWorker
-    return worker_class(runners, spec, node_limit, num_rows)

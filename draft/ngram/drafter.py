@@ -8,6 +8,7 @@ from typing import cast
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
@@ -31,6 +32,7 @@ class NgramDrafter(Drafter):
     """
 
     device = "lookup"
+    proof_options = ({"ngram_min_match": 1}, {"ngram_min_match": 1, "ngram_branches": 3})
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         _check(spec)
@@ -45,6 +47,10 @@ class NgramDrafter(Drafter):
         is_alone = not self.proposes_tree and self._corpus is None
         self._in_c = is_alone and lookup.is_compiled()
         self._texts: dict[Req, RequestText | ChainText] = {}
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> NgramDrafter:
+        return cls(context.spec, context.node_limit)
 
     def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         """Prompts are read by index_ahead, or at the first draft."""

@@ -10,7 +10,6 @@ from typing import Any
 from specengine.core.errors import ConfigError
 
 # Algorithms whose drafts do not grow level by level: their nodes stand in the order of preference.
-TEXT_ALGORITHMS = ("NGRAM", "SUFFIX")
 _CHAIN_RULES = ("rejection", "block")
 
 
@@ -42,7 +41,7 @@ class Recorded:
     @classmethod
     def of(cls, header: dict[str, Any]) -> Recorded:
         spec = header["spec"]
-        is_text = header["algorithm"] in TEXT_ALGORITHMS
+        is_text = spec["num_steps"] is None  # no model drafts
         setting = ReplaySetting(
             None if is_text else spec["num_steps"],
             1 if is_text else spec["eagle_topk"],

@@ -17,6 +17,7 @@ from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.core.transfer import sent
+from specengine.draft.standalone.load import load_standalone
 from specengine.draft.tree_worker import TreeDraftWorker
 from specengine.draft.worker import row_of
 from specengine.runner.forward_graphs.prepared import PreparedForward
@@ -37,6 +38,7 @@ class StandaloneWorker(TreeDraftWorker):
     Drafts that read them later are worse for it; the output is not, whatever a draft says.
     """
 
+    load_draft = staticmethod(load_standalone)
     first_place = 1
     unguarded = ("_proposal",)
 

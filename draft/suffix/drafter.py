@@ -7,6 +7,7 @@ from typing import cast
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
@@ -32,6 +33,8 @@ class SuffixDrafter(Drafter):
     """
 
     device = "lookup"
+    proof_options = ({}, {"suffix_branches": 3})
+    can_be_hybrid = False
 
     def __init__(
         self, spec: SpecConfig, node_limit: Callable[[Req], int], min_match: int = 0
@@ -54,6 +57,10 @@ class SuffixDrafter(Drafter):
             given = draft_sizes(spec), spec.suffix_min_prob, MAX_SUFFIXES
             self._rules = ChainRules(*given, min_match)
         self._texts: dict[Req, RequestText | ChainText] = {}
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> SuffixDrafter:
+        return cls(context.spec, context.node_limit)
 
     def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
         self.add(batch.reqs)

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from specengine.core.errors import ConfigError
 from specengine.core.options import HIDDEN, Option, option, options_of
+from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, VERIFIERS
 
 
 class Section:
@@ -59,9 +60,7 @@ class ModelConfig(Section):
     )
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
-    attention_backend: str = option(
-        "auto", "attention kernels", ("auto", "torch", "triton", "flashinfer", "fa")
-    )
+    attention_backend: str = option("auto", "attention kernels", ("auto", *ATTENTION_BACKENDS))
     chat_template: str | None = option(None, "Jinja file that replaces the model's chat template")
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")
@@ -152,7 +151,7 @@ class SpecConfig(Section):
     flag_prefix: ClassVar[str] = "speculative_"
 
     algorithm: str | None = option(
-        None, "how to draft: NGRAM, SUFFIX, STANDALONE, EAGLE, EAGLE3 or MTP; default: not at all"
+        None, f"how to draft: {', '.join(DRAFTERS)}; default: not at all"
     )
     draft_model_path: str | None = option(
         None,
@@ -177,8 +176,8 @@ class SpecConfig(Section):
     static_tree: bool = option(False, "shape a draft model's trees by rank, not by probability")
     verify: str = option(
         "auto",
-        "which drafted tokens stand; all but relaxed keep the target's distribution",
-        ("auto", "match", "rejection", "block", "target_only", "sibling", "relaxed"),
+        "which drafted tokens stand; a lossy rule, such as relaxed, says so in every result",
+        ("auto", *VERIFIERS),
     )
     relaxed_top_k: int = option(3, "relaxed: tokens that may stand, the target's best")
     relaxed_delta: float = option(0.3, "relaxed: how much less probable than the best they may be")

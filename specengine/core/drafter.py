@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from specengine.core.batch import ScheduleBatch
+    from specengine.core.draft_context import DraftContext
     from specengine.core.draft_picks import DraftEdits, DraftPicks, TreeDraws
     from specengine.core.interfaces import LogitsOutput, RowsOutput
     from specengine.core.request import Req
@@ -44,6 +45,15 @@ class Drafter(ABC):
             `draft` and `observe`, on the same state.
     """
 
+    # Of a drafter with models of its own: loads them, draft.loaded.DraftTarget -> LoadedDraft.
+    # Their runners are in the context.
+    load_draft: ClassVar[Callable[..., Any] | None] = None
+    # Options under which it is proved: a set for each shape (chain, tree) that it can draft. Those
+    # of a drafter with models are the same for all.
+    proof_options: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
+    can_be_hybrid: bool = True  # --speculative-hybrid-suffix may stand beside it
+    draft_vocab_size: int | None = None  # tokens that its model can say; None where it has none
+
     needs_hidden: bool = False  # reads the target's hidden states
     writes_kv: bool = False
     kv_lookahead: int = 0  # tokens past a slot's own that its KV was computed from
@@ -56,11 +66,17 @@ class Drafter(ABC):
     begins_async: bool = False  # begin_async may take the place of begin
     drafts_ahead: bool = False  # "lookup": draft_ahead
     predicts_shape: bool = False  # predict_shape may give a shape
+    drafts_in_loops: bool = False  # "model": it is a draft.worker.DraftWorker
     draft_slots: int = 0  # "model": KV slots past those that stand which drafting writes
     topk: int = 1  # "model": children of a node of its trees
     may_be_unready: bool = False  # "model": is_ready may be False
     # A "lookup" drafter whose drafts take the place of `model`'s, where there are two sources.
     lookup: Drafter | None = None
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> Drafter:
+        """Raises ConfigError where it cannot draft as asked."""
+        raise NotImplementedError(f"{cls.__name__} is registered, and has no from_context")
 
     @abstractmethod
     def draft(self, batch: ScheduleBatch) -> DraftProposal: ...

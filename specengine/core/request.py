@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specengine.core.grammar import GrammarState
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
-
-if TYPE_CHECKING:
-    pass
 
 
 class ReqState(Enum):

@@ -73,7 +73,13 @@ class VerifyResult:
 
 
 class Verifier(Protocol):
-    """Decides which drafted tokens stand, so that the output keeps the target's distribution."""
+    """Decides which drafted tokens stand, so that the output keeps the target's distribution.
+
+    device_rule: how rounds on the device decide as it does; None where they cannot.
+    """
+
+    @property
+    def device_rule(self) -> str | None: ...
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch: ...
 

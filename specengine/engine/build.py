@@ -13,6 +13,7 @@ import torch
 
 from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.model import DecoderModel
 from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
@@ -30,9 +31,9 @@ from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import can_precompile, compile_ahead, precompile_calls
 from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
-from specengine.engine.registry import DraftContext, make_drafter, make_verifier, max_nodes
+from specengine.engine.registry import make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
-from specengine.engine.round.build import make_rounds
+from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.spec_options import draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
@@ -138,9 +139,11 @@ def _capture(
         return
     gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
     parts = engine.parts
-    found = make_rounds(config, runner, parts.drafter, parts.verifier, parts.adaptive is not None)
-    rounds = None if isinstance(found, str) else found
-    engine.no_rounds = NoGraphs("round", found) if isinstance(found, str) else None
+    chooses, rounds = parts.adaptive is not None, None
+    try:
+        rounds = make_rounds(config, runner, parts.drafter, parts.verifier, chooses)
+    except HostRoundsError as error:
+        engine.no_rounds = NoGraphs("round", str(error))
     settle_costs(costs, engine, rounds)
     with phases.phase("compile kernels"):
         compile_ahead(config, runner, rounds)

@@ -6,7 +6,7 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.draft.loaded import NO_DRAFT, DraftTarget, LoadedDraft
 from specengine.engine.phases import Phases
-from specengine.engine.registry import DRAFT_LOADERS, check_algorithm
+from specengine.engine.registry import drafter_class
 from specengine.engine.resolve import torch_dtype
 from specengine.engine.spec_options import draft_slots
 from specengine.memory.kv_cache import MHATokenToKVPool
@@ -19,13 +19,14 @@ def load_draft(config: EngineConfig, loaded: LoadedModel, phases: Phases) -> Loa
     """The weights that the algorithm drafts with; no model where it drafts without. Raises
     ConfigError or ModelLoadError where they are missing or do not fit the target."""
     spec, context = config.spec, config.model.context_length
-    if spec.algorithm is None or check_algorithm(spec.algorithm) not in DRAFT_LOADERS:
+    load = None if spec.algorithm is None else drafter_class(spec.algorithm).load_draft
+    if load is None:
         return NO_DRAFT
     assert context is not None, "resolved"
     dtype = torch_dtype(loaded.config.model.dtype)
     target = DraftTarget(spec, loaded, context, dtype, find_model_class)
     with phases.phase("load draft model"):
-        draft = DRAFT_LOADERS[check_algorithm(spec.algorithm)](target)
+        draft: LoadedDraft = load(target)
     _check_shape(spec, draft, context)
     return draft
 

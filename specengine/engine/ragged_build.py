@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.drafter import Drafter
@@ -94,9 +95,9 @@ def add_draft_loops(
     the host. Gives the counters; without graphs or without a model there are none. follows_drafts:
     as to DraftLoops."""
     sizes = config.graph.cuda_graph_bs
-    inner = getattr(drafter, "inner", drafter)
-    if config.graph.disable_cuda_graph or sizes is None or not isinstance(inner, DraftWorker):
+    if config.graph.disable_cuda_graph or sizes is None or not drafter.model.drafts_in_loops:
         return {}
+    inner = cast(DraftWorker, drafter.model)
     inner.device_rounds = config.trace.trace is None
     reason = _why_no_loops(config, inner)
     if reason is not None:

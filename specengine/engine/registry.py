@@ -1,86 +1,43 @@
-"""Drafters and verifiers by name. A new one is one file and one line here."""
+"""Makes drafters and acceptance rules by name: those of core/registry.py."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-
-import torch
 
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.request import Req
-from specengine.draft.eagle.load import load_eagle, load_eagle3
-from specengine.draft.eagle.worker import Eagle3Worker, EagleWorker
+from specengine.core.registry import DRAFTERS, VERIFIERS, load_place
 from specengine.draft.empty import EmptyDrafter
 from specengine.draft.hybrid import HybridDrafter
-from specengine.draft.loaded import DraftTarget, LoadedDraft
-from specengine.draft.mtp.load import load_mtp
-from specengine.draft.mtp.worker import make_mtp_worker
 from specengine.draft.names import ALIASES, algorithm_name
-from specengine.draft.ngram.drafter import NgramDrafter
-from specengine.draft.standalone.load import load_standalone
-from specengine.draft.standalone.worker import StandaloneWorker
 from specengine.draft.suffix.drafter import SuffixDrafter
-from specengine.runner.model_runner import ModelRunner
 from specengine.target.verify.base import TreeVerifier
-from specengine.target.verify.block import BlockVerifier
-from specengine.target.verify.match import MatchVerifier
-from specengine.target.verify.rejection import RejectionVerifier
-from specengine.target.verify.relaxed import RelaxedVerifier
-from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.simulated import SimulatedVerifier
-from specengine.target.verify.target_only import TargetOnlyVerifier
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DraftContext:
-    """What a drafter may be built from."""
-
-    spec: SpecConfig
-    node_limit: Callable[[Req], int]  # most nodes a request can use now, root included
-    runners: Sequence[ModelRunner] = ()  # of the draft model, where there is one
-    num_rows: int = 0  # rows of the page table, row 0 included
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of the target
+def drafter_class(name: str) -> type[Drafter]:
+    """Raises ConfigError where it is not known."""
+    found: type[Drafter] = load_place(DRAFTERS[check_algorithm(name)])
+    return found
 
 
-DRAFTERS: dict[str, Callable[[DraftContext], Drafter]] = {
-    "NGRAM": lambda context: NgramDrafter(context.spec, context.node_limit),
-    "SUFFIX": lambda context: SuffixDrafter(context.spec, context.node_limit),
-    "STANDALONE": lambda context: StandaloneWorker(
-        context.runners, context.spec, context.node_limit, context.num_rows
-    ),
-    "EAGLE": lambda context: EagleWorker(
-        context.runners, context.spec, context.node_limit, context.num_rows
-    ),
-    "EAGLE3": lambda context: Eagle3Worker(
-        context.runners, context.spec, context.node_limit, context.num_rows
-    ),
-    "MTP": lambda context: make_mtp_worker(
-        context.runners, context.spec, context.node_limit, context.num_rows
-    ),
-}
+def drafters_with_models() -> list[str]:
+    return [name for name in DRAFTERS if drafter_class(name).load_draft is not None]
 
-# How algorithms that draft with a model come to it.
-DRAFT_LOADERS: dict[str, Callable[[DraftTarget], LoadedDraft]] = {
-    "STANDALONE": load_standalone,
-    "EAGLE": load_eagle,
-    "EAGLE3": load_eagle3,
-    "MTP": load_mtp,
-}
 
-VERIFIERS: dict[str, Callable[[SpecConfig], TreeVerifier]] = {
-    "match": lambda spec: MatchVerifier(),
-    "rejection": lambda spec: RejectionVerifier(),
-    "block": lambda spec: BlockVerifier(),
-    "target_only": lambda spec: TargetOnlyVerifier(),
-    "sibling": lambda spec: SiblingVerifier(),
-    "relaxed": lambda spec: RelaxedVerifier(spec.relaxed_top_k, spec.relaxed_delta),
-}
+def make_registered(name: str, spec: SpecConfig) -> TreeVerifier:
+    """The acceptance rule of a name in VERIFIERS."""
+    verifier: TreeVerifier = load_place(VERIFIERS[name]).from_spec(spec)
+    return verifier
+
+
+def registered_verifiers() -> dict[str, TreeVerifier]:
+    """Each by its name, made of the defaults."""
+    return {name: make_registered(name, SpecConfig()) for name in VERIFIERS}
 
 
 def max_nodes(spec: SpecConfig) -> int:
@@ -94,7 +51,7 @@ def make_drafter(context: DraftContext) -> Drafter:
     drafter = _make_algorithm(context)
     if not context.spec.hybrid_suffix:
         return drafter
-    if isinstance(drafter, EmptyDrafter | SuffixDrafter):
+    if not drafter.can_be_hybrid:
         raise ConfigError(
             "--speculative-hybrid-suffix stands beside another drafter; for suffix matches alone "
             "use --speculative-algorithm SUFFIX without it"
@@ -105,7 +62,7 @@ def make_drafter(context: DraftContext) -> Drafter:
 
 def _make_algorithm(context: DraftContext) -> Drafter:
     name = context.spec.algorithm
-    return EmptyDrafter() if name is None else DRAFTERS[check_algorithm(name)](context)
+    return EmptyDrafter() if name is None else drafter_class(name).from_context(context)
 
 
 def check_algorithm(name: str) -> str:
@@ -123,7 +80,7 @@ def make_verifier(spec: SpecConfig, drafter: Drafter) -> TreeVerifier:
     if spec.simulate_accept_length is not None:
         logger.warning("--speculative-simulate-accept-length is lossy: text means nothing")
         return SimulatedVerifier(spec.simulate_accept_length)
-    verifier = VERIFIERS[verifier_name(spec, drafter)](spec)
+    verifier = make_registered(verifier_name(spec, drafter), spec)
     flag = f"--speculative-verify {spec.verify}"
     if verifier.needs_draft_probs and not drafter.emits_probs:
         raise ConfigError(

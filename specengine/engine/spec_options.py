@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
-from specengine.engine.registry import DRAFT_LOADERS, DRAFTERS, check_algorithm
+from specengine.core.registry import DRAFTERS, VERIFIERS
+from specengine.engine.registry import check_algorithm, drafters_with_models
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8
@@ -19,7 +20,7 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
         return spec
     algorithm = check_algorithm(spec.algorithm)
     _refuse_idle_options(spec, algorithm)
-    if algorithm not in DRAFT_LOADERS:
+    if algorithm not in drafters_with_models():
         _refuse_model_options(spec)
         return replace(spec, num_draft_tokens=spec.max_nodes)
     return _chain(spec) if spec.eagle_topk == 1 else _tree(spec)
@@ -28,10 +29,10 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
 def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
     """Those of a rule, or of an algorithm that reads text, which was not asked for."""
     wanted = {
-        "relaxed_": (spec.verify == "relaxed", "--speculative-verify relaxed"),
+        **{f"{name}_": (spec.verify == name, f"--speculative-verify {name}") for name in VERIFIERS},
         "hybrid_suffix_": (spec.hybrid_suffix, "--speculative-hybrid-suffix"),
     }
-    for name in DRAFTERS.keys() - DRAFT_LOADERS.keys():
+    for name in DRAFTERS.keys() - drafters_with_models():
         beside = bool(getattr(spec, f"hybrid_{name.lower()}", False))
         is_used = beside or name == algorithm
         wanted[f"{name.lower()}_"] = (is_used, f"--speculative-algorithm {name}")
@@ -51,7 +52,7 @@ def _refuse_model_options(spec: SpecConfig) -> None:
         if getattr(spec, name) != getattr(plain, name):
             raise ConfigError(
                 f"{SpecConfig.options()[name].flag} is for algorithms that draft with a model "
-                f"({', '.join(DRAFT_LOADERS)}); leave it out with {spec.algorithm}"
+                f"({', '.join(drafters_with_models())}); leave it out with {spec.algorithm}"
             )
 
 

@@ -6,6 +6,7 @@ Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingPara
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -17,24 +18,10 @@ from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
 
 MAX_CHOICES = 128
-# Fields that SamplingParams takes as they are.
-_SHARED = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "seed",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "min_tokens",
-    "ignore_eos",
-    "skip_special_tokens",
-    "n",
-)
+# Fields of SamplingParams that this API calls or counts otherwise; it has all others under their
+# names.
+_OTHERWISE = {"max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"}
+_SHARED = tuple(one.name for one in fields(SamplingParams) if one.name not in _OTHERWISE)
 
 
 def _as_strings(value: Any) -> Any:
@@ -108,7 +95,6 @@ class GenerationRequest(Strict):
     def sampling(self, **values: Any) -> SamplingParams:
         """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
         given = {name: getattr(self, name) for name in _SHARED}
-        given["logit_bias"] = self.logit_bias
         given["grammar"] = self._grammar()
         given["speculative"] = self.speculative and self.speculative.control()
         return SamplingParams(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -28,9 +28,11 @@ from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.weights import load_weights
 from specengine.layers.whole_stack import WholeStack
+from specengine.runner.loader.family import GgufFormat
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
+    from specengine.runner.loader.gguf_file import GgufFile
 
 
 class DecoderStack(nn.Module):
@@ -114,9 +116,37 @@ def _stream_fields(spec: LayerSpec) -> tuple[float, ...]:
     return spec.rms_norm_eps, spec.embedding_multiplier, spec.residual_multiplier
 
 
+def _gguf_biases(file: GgufFile) -> dict[str, Any]:
+    names = file.tensor_names
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_gate.bias" in names,
+    }
+
+
+def _gguf_window(file: GgufFile) -> int | None:
+    found: int | None = file.get("{arch}.attention.sliding_window")
+    return found
+
+
 class LlamaForCausalLM(nn.Module):
     """A core.interfaces.DecoderModel. A family overrides what differs: `layer_spec`,
-    `sliding_windows`, `multipliers`."""
+    `sliding_windows`, `multipliers`.
+
+    gguf: how GGUF files hold the family. extends_config: model_type of the configuration that the
+    family extends, where transformers has none of its own. Neither is inherited. small_config:
+    fields that show what the family has, of the small model that tests make of it.
+    """
+
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("llama",),
+        "llama",
+        has_rotary_pairs=True,
+        fields=_gguf_biases,
+        owns=lambda file: not _gguf_window(file),
+    )
+    extends_config: ClassVar[str | None] = None
+    small_config: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: Any) -> None:
         """config: the Hugging Face configuration. Weights are uninitialised until load_weights.
@@ -195,7 +225,17 @@ def mtp_prefixes(config: Any) -> list[str]:
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """Llama without biases, perhaps with a sliding window in every layer."""
+    """Llama without biases, perhaps with a sliding window in every layer. Its GGUF files are mostly
+    marked as Llama's."""
+
+    gguf = GgufFormat(
+        ("mistral", "llama"),
+        "mistral",
+        has_rotary_pairs=True,
+        fields=lambda file: {"sliding_window": _gguf_window(file)},
+        owns=lambda file: file.architecture == "mistral" or bool(_gguf_window(file)),
+    )
+    small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "sliding_window": 48}
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:

@@ -8,3 +8,5 @@ from specengine.target.models.qwen import Qwen2ForCausalLM
 class MiMoForCausalLM(Qwen2ForCausalLM):
     """Qwen2 with layers beside it that predict further tokens: `model.mtp_layers.*`, which
     --speculative-algorithm MTP drafts with."""
+
+    extends_config = "qwen2"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import LayerSpec
+from specengine.runner.loader.family import GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
     """Biases on q, k and v; a sliding window in the layers that the configuration marks."""
+
+    gguf = GgufFormat(("qwen2",), "qwen2")
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
@@ -23,6 +26,9 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
 class Qwen3ForCausalLM(Qwen2ForCausalLM):
     """Heads of q and k normalised; biases only where the configuration says so."""
+
+    gguf = GgufFormat(("qwen3",), "qwen3")
+    small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "tie_word_embeddings": True}
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
+from specengine.core.config import SpecConfig
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import TokenLogprob
@@ -34,8 +35,8 @@ class TreeVerifier(ABC):
     is_lossy = False
     follows_drafts = False  # the tokens of a seed depend on which drafts were verified
     # How rounds on the device decide as this rule does: "match" by the target's tokens alone;
-    # "stochastic" by SampledVerifier.decide_by; "relaxed" by RelaxedVerifier.decide. None: not at
-    # all, and rounds run on the host.
+    # "stochastic" and "relaxed" by the methods of that verifier in engine/round/rules.py. None: not
+    # at all, and rounds run on the host.
     device_rule: DeviceRule | None = None
 
     def __init_subclass__(cls) -> None:
@@ -47,6 +48,11 @@ class TreeVerifier(ABC):
         nearer = cls.__mro__[: cls.__mro__.index(declares)]
         if any(_DECIDES & vars(base).keys() for base in nearer):
             cls.device_rule = None
+
+    @classmethod
+    def from_spec(cls, spec: SpecConfig) -> Self:
+        """As --speculative-verify makes it."""
+        return cls()
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
         """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""

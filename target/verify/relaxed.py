@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from specengine.core.config import SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
@@ -35,6 +37,10 @@ class RelaxedVerifier(MatchVerifier):
         self.top_k = top_k
         self.delta = delta
         self.backend = backend
+
+    @classmethod
+    def from_spec(cls, spec: SpecConfig) -> Self:
+        return cls(spec.relaxed_top_k, spec.relaxed_delta)
 
     def walks(
         self, output: LogitsOutput, sampling: SamplingBatch, proposal: DraftProposal

@@ -11,6 +11,7 @@ from specengine.cli.args import SAMPLING_HELP
 from specengine.cli.main import COMMANDS, build_parser
 from specengine.core.config_sources import config_options
 from specengine.core.options import options_of
+from specengine.core.registry import ATTENTION_BACKENDS, VERIFIERS
 from specengine.core.sampling import SamplingParams
 from specengine.lab.generate.config import GenerationConfig
 
@@ -29,8 +30,15 @@ def lines() -> Iterator[str]:
             option = options.get(action.dest)
             default = action.default if option is None else option.default
             flags = "/".join(action.option_strings) or action.dest
-            metavar = "" if action.metavar is None else f" {action.metavar}"
+            metavar = "" if action.metavar is None else f" {registered(str(action.metavar))}"
             yield f"{name} {flags}{metavar} = {default!r}"
+
+
+def registered(metavar: str) -> str:
+    """Choices, those of a registry as one: what is registered adds to them."""
+    for name, registry in (("RULE", VERIFIERS), ("BACKEND", ATTENTION_BACKENDS)):
+        metavar = metavar.replace(",".join(registry), f"any {name}")
+    return metavar
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:

@@ -8,6 +8,7 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
@@ -15,7 +16,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
-from specengine.engine.registry import DraftContext, make_drafter
+from specengine.engine.registry import make_drafter
 from specengine.kernels.native import suffix
 from tests.support.draft_batches import begin, decode_batch, nodes, request, suffix_drafter
 
@@ -247,7 +248,7 @@ def test_hybrid_flag_wraps_the_algorithms_drafter() -> None:
     spec = SpecConfig(
         algorithm="NGRAM", num_draft_tokens=8, hybrid_suffix=True, hybrid_suffix_min_match=5
     )
-    made = make_drafter(DraftContext(spec, lambda req: 100))
+    made = make_drafter(DraftContext(spec, lambda req: 100, (), 8, torch.device("cpu")))
     assert isinstance(made, HybridDrafter)
     assert made.suffix.min_match == 5
 
@@ -256,4 +257,4 @@ def test_hybrid_flag_wraps_the_algorithms_drafter() -> None:
 def test_hybrid_flag_needs_another_drafter(algorithm: str | None) -> None:
     spec = SpecConfig(algorithm=algorithm, num_draft_tokens=8, hybrid_suffix=True)
     with pytest.raises(ConfigError, match="--speculative-hybrid-suffix"):
-        make_drafter(DraftContext(spec, lambda req: 100))
+        make_drafter(DraftContext(spec, lambda req: 100, (), 8, torch.device("cpu")))

@@ -14,7 +14,7 @@ from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import draft_directory
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
-from specengine.engine.registry import DRAFT_LOADERS
+from specengine.engine.registry import drafters_with_models
 from specengine.runner.loader.builtin import BUILTIN_MODELS, shipped_directory
 
 NAME = "smollm2-135m-eagle3"
@@ -85,7 +85,7 @@ def test_names_of_tensors_and_configuration() -> None:
 @pytest.mark.parametrize("name", SHIPPED_DRAFTERS)
 def test_of_each(name: str) -> None:
     drafter = SHIPPED_DRAFTERS[name]
-    assert drafter.algorithm in DRAFT_LOADERS
+    assert drafter.algorithm in drafters_with_models()
     assert drafter.target in BUILTIN_MODELS
     assert name not in BUILTIN_MODELS
     files = {path.name: path.stat().st_size for path in drafter.directory.iterdir()}

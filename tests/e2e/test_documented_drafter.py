@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.engine import registry
+from specengine.core.registry import DRAFTERS
 from tests.support.device_rounds import make_on_device
 from tests.support.rounds import WHERE
 
@@ -24,14 +26,16 @@ FLAGS: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page's code and lines, put where the page says."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
+    names = ModuleType("specengine.draft.echo")
     for block in blocks:
         if not block.startswith('"'):
-            exec(block, names)
+            exec(block, vars(names))
     lines = "".join(block for block in blocks if block.startswith('"'))
-    entries: dict[str, Any] = eval("{" + lines + "}", names)
+    entries: dict[str, str] = eval("{" + lines + "}")
     assert entries.keys() == {"ECHO", "DEVICE_ECHO"}
-    monkeypatch.setattr(registry, "DRAFTERS", registry.DRAFTERS | entries)
+    monkeypatch.setitem(sys.modules, names.__name__, names)
+    for name, place in entries.items():
+        monkeypatch.setitem(DRAFTERS, name, place)
 
 
 def spec_of(name: str) -> SpecConfig:

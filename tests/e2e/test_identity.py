@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from tests.support.families import FAMILIES, reference_model
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 NEW_TOKENS = 40
 PROMPTS = [
     "abcabcabcabcabc",
@@ -42,13 +42,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Of Qwen's layers, which keep KV as Llama's do, the rest is for make test-all.
-OF_QWEN = ("plain", "mixed", "tree, pages of 16")
+# Of families whose layers keep KV as Llama's do, the rest is for make test-all.
+ALWAYS = ("plain", "mixed", "tree, pages of 16")
+WHOLE = ("llama", "mistral")
 CASES = [
     pytest.param(
         family,
         setting,
-        marks=(pytest.mark.slow,) if "qwen" in family and setting not in OF_QWEN else (),
+        marks=(pytest.mark.slow,) if family not in WHOLE and setting not in ALWAYS else (),
     )
     for family in FAMILIES
     for setting in SETTINGS
@@ -75,7 +76,7 @@ def reference(small_models: dict[str, Path]) -> Reference:
     def generate(family: str) -> list[list[int]]:
         if family not in done:
             folder = small_models[family]
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder).float().eval()
+            model = reference_model(folder, family)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             done[family] = [_complete(model, tokenizer(p).input_ids) for p in PROMPTS]
         return done[family]

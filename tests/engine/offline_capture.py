@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.draft.worker import DraftWorker
 from specengine.engine import build, precompile
-from specengine.engine.round.build import make_rounds
+from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
 from specengine.kernels.cuda import program
@@ -97,8 +98,10 @@ def make(config: EngineConfig) -> tuple[ModelRunner, RoundExecutor | None]:
     if isinstance(inner, DraftWorker):
         inner.device_rounds = True
     parts, config = engine.parts, replace(config, graph=graph)
-    found = make_rounds(config, runner, drafter, parts.verifier, parts.adaptive is not None)
-    return runner, None if isinstance(found, str) else found
+    with suppress(HostRoundsError):
+        chooses = parts.adaptive is not None
+        return runner, make_rounds(config, runner, drafter, parts.verifier, chooses)
+    return runner, None
 
 
 def run_all(runner: ModelRunner, rounds: RoundExecutor | None) -> Iterator[None]:

@@ -10,12 +10,12 @@ import pytest
 
 from specengine import SpecConfig
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.registry import VERIFIERS
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine import build
 from specengine.engine.phases import Phases
-from specengine.engine.registry import VERIFIERS
-from specengine.engine.round.build import make_rounds, make_rule
+from specengine.engine.round.build import HostRoundsError, make_rounds, make_rule
 from specengine.engine.round.layouts import Branching
 from specengine.engine.round.rules import Relaxed, Stochastic
 from specengine.kernels.accept.accept_rejection_ref import judge as judge_by_rejection
@@ -91,10 +91,12 @@ def test_rounds_have_the_layout_and_rule_of_drafter_and_verifier(
     prepare_drafter(llm)
     parts = llm.engine.parts
     runner, config = parts.worker.runner, with_graphs(llm)
-    made = make_rounds(config, runner, parts.drafter, parts.verifier, chooses=False)
-    if isinstance(expected, str) or isinstance(made, str):
-        assert made == expected
+    given_all = config, runner, parts.drafter, parts.verifier, False
+    if isinstance(expected, str):
+        with pytest.raises(HostRoundsError, match=f"^{expected}$"):
+            make_rounds(*given_all)
         return
+    made = make_rounds(*given_all)
     is_tree, rule = expected
     assert isinstance(made.round.layout, Branching) == is_tree
     assert type(made.round.rule) is (type(None) if rule is None else rule)
@@ -116,6 +118,21 @@ def test_stochastic_rule_that_lacks_draft_probabilities_matches() -> None:
     drafter: Any = Drafts(emits_probs=False)
     assert make_rule(SiblingVerifier(), drafter) is None
     assert isinstance(make_rule(TargetOnlyVerifier(), drafter), Stochastic)
+
+
+class Promising(MatchVerifier):
+    """Declares a rule that it has no methods of."""
+
+    device_rule = "stochastic"
+
+
+@pytest.mark.parametrize("rule", ["stochastic", "relaxed", "a rule that no round knows"])
+def test_verifier_that_lacks_what_its_device_rule_asks_for_runs_on_the_host(rule: str) -> None:
+    drafter: Any = Drafts(emits_probs=False)
+    verifier: Any = Promising()
+    verifier.device_rule = rule
+    with pytest.raises(HostRoundsError, match=f"^{UNKNOWN}$"):
+        make_rule(verifier, drafter)
 
 
 class OwnWalks(MatchVerifier):
@@ -197,7 +214,7 @@ def test_verifier_that_decides_otherwise_has_no_device_rule_unless_it_declares_o
 def test_registered_rule_without_a_device_rule_runs_on_the_host_and_is_counted(
     drafters: dict[str, str], target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(VERIFIERS, "target_only", lambda spec: OwnWalks())
+    monkeypatch.setitem(VERIFIERS, "target_only", f"{__name__}:OwnWalks")
     given: dict[str, Any] = {"num_steps": 3, "adaptive": False, "verify": "target_only"}
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=drafters["EAGLE3"], **given)
     plain, host, llm = (make(target, one, device="cpu") for one in (None, spec, spec))
@@ -234,7 +251,7 @@ def test_stochastic_rule_of_judge_alone_has_hosts_text_in_device_rounds(
 ) -> None:
     subject = subjects[name]
     spec = subject.with_rule(rule)
-    monkeypatch.setitem(VERIFIERS, spec.verify, lambda spec: verifier())
+    monkeypatch.setitem(VERIFIERS, spec.verify, f"{__name__}:{verifier.__name__}")
     host, llm, rounds = pair_of(subject.folder, spec, context_length=ROOMY)
     for one in (host, llm):
         assert type(one.engine.parts.verifier) is verifier

@@ -11,9 +11,11 @@ import torch
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
+from specengine.core.draft_context import DraftContext
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.registry import DRAFTERS
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.draft.proposals import Draft, assemble
@@ -36,15 +38,11 @@ from specengine.engine.proof.subjects import (
 )
 from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, sections, together
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
-from specengine.engine.registry import DRAFTERS, VERIFIERS, DraftContext
+from specengine.engine.registry import drafter_class, drafters_with_models, registered_verifiers
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
 EFFORT = Effort(num_requests=60, mutant_requests=6000, draft_requests=1000, greedy_tokens=12)
-
-
-# Those of them that draft chains and trees.
-BOTH_SHAPES = {"NGRAM", "SUFFIX", "STANDALONE", "EAGLE", "EAGLE3", "MTP"}
 
 
 @pytest.fixture(scope="module")
@@ -67,28 +65,30 @@ def subject_of(tiny: TinyModels, name: str) -> Subject:
 
 
 def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
-    """Every algorithm as chains and trees, alone and beside suffixes, with every verifier that may
-    judge it; every state with both page sizes."""
-    seen: dict[tuple[str | None, bool], set[str]] = {}
+    """Every registered drafter in each shape that it declares, with every lossless rule that may
+    judge such drafts by what it declares; every state with both page sizes."""
+    rules = registered_verifiers()
+    seen: dict[tuple[str | None, bool, bool], set[str]] = {}
     for subject in [*without_models(), *with_models(tiny)]:
         drafter = subject.build(proof.config, State(FRESH), proof.loaded, proof.tokens).drafter
         algorithm = None if subject.shape is not None else subject.spec.algorithm
-        names = set(subject.verifiers(drafter))
-        seen.setdefault((algorithm, drafter.proposes_tree), set()).update(names)
-        is_sampled = drafter.emits_probs
-        assert names >= {"match", "target_only"} | ({"sibling"} if is_sampled else set())
-    for algorithm in DRAFTERS:
-        has_model = tiny.draft_of(algorithm) is not None
-        sampled = {"sibling"} if has_model else set()
-        of_chains = sampled | ({"rejection", "block"} if has_model else set())
-        expected = {
-            True: {"match", "target_only"} | sampled,
-            False: {"match", "target_only"} | of_chains,
+        trees, sampled = drafter.proposes_tree, drafter.emits_probs
+        seen.setdefault((algorithm, trees, sampled), set()).update(subject.verifiers(drafter))
+    for (_, trees, sampled), names in seen.items():
+        assert names == {
+            name
+            for name, rule in rules.items()
+            if not rule.is_lossy
+            and (rule.takes_trees or not trees)
+            and (sampled or not rule.needs_draft_probs)
         }
-        found = {trees: names for (name, trees), names in seen.items() if name == algorithm}
-        assert found, f"nothing proves {algorithm}"
-        assert found == (expected if algorithm in BOTH_SHAPES else found)
-    assert seen[None, False] | {"relaxed"} == set(VERIFIERS)
+    for algorithm in DRAFTERS:
+        shapes = [trees for name, trees, _ in seen if name == algorithm]
+        assert shapes, f"nothing proves {algorithm}"
+        declared = drafter_class(algorithm).proof_options
+        has_model = algorithm in drafters_with_models()
+        assert len(set(shapes)) == (2 if has_model else len(declared))
+    assert set().union(*seen.values()) == {n for n, one in rules.items() if not one.is_lossy}
     assert len(ALL_STATES) == 8
     assert FULL.states == ALL_STATES
     assert {state.kind for state in QUICK.states} == {PREFIX_HIT, RETRACTED}
@@ -111,6 +111,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         ),
         ("sampled tree", State(PREFIX_HIT)),
         ("NGRAM tree, any depth", State(RETRACTED)),
+        ("SUFFIX tree, any depth", State(PREFIX_HIT)),
         ("STANDALONE chain, any depth", State(CHUNKED, 16)),
         ("EAGLE3 chain, any depth", State(PREFIX_HIT)),
     ],
@@ -154,6 +155,10 @@ class SaysItAgain(Drafter):
         self.max_nodes = context.spec.max_nodes
         self._node_limit = context.node_limit
 
+    @classmethod
+    def from_context(cls, context: DraftContext) -> SaysItAgain:
+        return cls(context)
+
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         sizes = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
         return assemble(
@@ -167,9 +172,10 @@ class SaysItAgain(Drafter):
 def test_a_registered_drafter_of_chains_is_proved_by_what_it_declares(
     proof: EngineProof, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(DRAFTERS, "AGAIN", SaysItAgain)
-    (subject,) = [one for one in without_models() if one.spec.algorithm == "AGAIN"]
-    assert subject.name == "AGAIN chain"
+    monkeypatch.setitem(DRAFTERS, "AGAIN", f"{__name__}:SaysItAgain")
+    found = [one for one in without_models() if one.spec.algorithm == "AGAIN"]
+    assert [one.name for one in found] == ["AGAIN chain", "AGAIN chain + suffix"]
+    subject = found[0]
     checks = [*proof.in_state(subject, State(PREFIX_HIT, 16)), *proof.of_drafts(subject)]
     assert failures(checks) == []
     rules = {check.subject.partition(";")[0] for check in checks}

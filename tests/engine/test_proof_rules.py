@@ -6,14 +6,13 @@ import pytest
 import torch
 from scipy.stats import chisquare, combine_pvalues
 
-from specengine.core.config import SpecConfig
 from specengine.engine.proof.check import Check, chi_squared_p, combined_p
 from specengine.engine.proof.enumeration import Drafts, judged, matched
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.rules import Effort, rule_checks
 from specengine.engine.proof.shapes import CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair
-from specengine.engine.registry import VERIFIERS
+from specengine.engine.registry import registered_verifiers
 from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.sampled import SampledVerifier
@@ -34,8 +33,7 @@ def test_every_check_holds(checks: list[Check]) -> None:
 
 def test_every_lossless_verifier_is_enumerated(checks: list[Check]) -> None:
     enumerated = {check.subject for check in checks if check.check == "enumeration"}
-    for name, make in VERIFIERS.items():
-        verifier = make(SpecConfig())
+    for name, verifier in registered_verifiers().items():
         shapes = [CHAIN, TREE] if verifier.takes_trees else [CHAIN]
         for shape in shapes:
             assert verifier.is_lossy or f"{name}, {shape.name}" in enumerated

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import specengine.draft.zoo as drafters
 import specengine.target.zoo as targets
-from tests.conftest import FAMILIES, _config, _save_tokenizer
+from tests.conftest import save_tokenizer
 from tests.draft.eagle_checkpoints import oracle_eagle
 from tests.draft.mtp_reading import add_mtp
+from tests.support.families import reference_class, small_config
 from tests.support.mtp_targets import predictable
 
 _ZOO = {"tiny": targets, "tiny-eagle3": drafters, "tiny-mtp": drafters, "tiny-standalone": drafters}
@@ -59,12 +60,10 @@ class Models:
 
 def _mtp_layers(folder: Path) -> Path:
     """Three of them, after a random target that they often guess."""
-    import transformers
-
     small, family = folder.with_name("small-qwen2"), "qwen2"
-    config = _config(family)
+    config = small_config(family)
     config.save_pretrained(small)
-    model = getattr(transformers, FAMILIES[family][0])(config).eval().float()
+    model = reference_class(family)(config).eval().float()
     model.save_pretrained(small)
     file, numbers = small / "model.safetensors", torch.Generator().manual_seed(3)
     tensors = load_file(file)
@@ -72,7 +71,7 @@ def _mtp_layers(folder: Path) -> Path:
         if tensors[name].dim() > 1:
             tensors[name] = 0.12 * torch.randn(tensors[name].shape, generator=numbers)
     save_file(tensors, file, metadata={"format": "pt"})
-    _save_tokenizer(small)
+    save_tokenizer(small)
     folder.mkdir()
     torch.manual_seed(4)
     add_mtp(small, folder, "mimo", 3)

@@ -32,7 +32,7 @@ FLAGS: dict[str, Any] = {
 
 @contextmanager
 def engine_of(kind: Kind, place: str, models: Models) -> Iterator[LLM]:
-    """Raises RefusedError where no round of the kind runs on the device."""
+    """Raises HostRoundsError where no round of the kind runs on the device."""
     draft = None if kind.draft is None else models.path(kind.draft)
     llm = LLM(models.path(kind.target), kind.spec(draft), **FLAGS)
     with on_the_device(llm) if place == "device" else nullcontext():

@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
+from specengine.engine.round.build import HostRoundsError
 from tests.golden.cases import FEATURES, KINDS, Kind
-from tests.golden.device_rounds import RefusedError
 from tests.golden.models import Models
 from tests.golden.play import PLACES, differences, engine_of, fingerprint, load, play, save
 
@@ -50,7 +50,7 @@ def record(kind: Kind, folder: Path) -> dict[str, Any]:
         with engine_of(kind, "device", exact) as llm:
             pairs = [(name, one["seed"]) for name, one in found["host"].items()]
             found["device"] = {name: play(llm, "device", name, seed) for name, seed in pairs}
-    except RefusedError as refused:
+    except HostRoundsError as refused:
         found["refused"] = str(refused)
     return found
 

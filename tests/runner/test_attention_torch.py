@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from specengine.core.batch import ForwardMode
 from specengine.core.errors import ConfigError
+from specengine.core.registry import ATTENTION_BACKENDS
 from specengine.kernels.native.library import library
 from specengine.runner.attention import make_attention_backend, torch_native
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
@@ -135,6 +138,12 @@ def test_very_uneven_batches_run_request_by_request(monkeypatch: pytest.MonkeyPa
 def test_graphs_are_refused_with_the_flag_that_helps() -> None:
     with pytest.raises(ConfigError, match="--disable-cuda-graph"):
         TorchAttentionBackend().init_cuda_graph_state(4, 4)
+
+
+def test_each_registered_backend_is_compared_in_a_file_of_its_own() -> None:
+    folder = Path(__file__).parent
+    texts = {n: folder / f"test_attention_{n}.py" for n in ATTENTION_BACKENDS}
+    assert [n for n, one in texts.items() if "attention_cases" not in one.read_text()] == []
 
 
 def test_backend_by_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from tests.support.families import FAMILIES
 
 pytestmark = pytest.mark.gpu
 
@@ -26,7 +27,7 @@ def make(folder: Path, **flags: Any) -> LLM:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_decode_graphs_give_the_tokens_of_eager_steps(
     family: str, params: SamplingParams, small_models: dict[str, Path]
 ) -> None:

@@ -48,7 +48,7 @@ def _theirs(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", _CASES)
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_as_transformers_makes_it(family: str, case: str) -> None:
     fields = {"model_type": family, **_CASES[case]}
     assert make_config(fields).to_dict() == _theirs(fields)
@@ -62,7 +62,7 @@ def test_fields_that_are_null(family: str) -> None:
 
 
 @pytest.mark.parametrize("case", _WRONG)
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"mimo"}))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_refused_as_transformers_refuses_it(family: str, case: str) -> None:
     fields = {"model_type": family, **_WRONG[case]}
     with pytest.raises(Exception) as theirs:  # noqa: PT011 (of whatever type)
@@ -77,8 +77,8 @@ def test_heads_that_do_not_fit() -> None:
         make_config({"model_type": "llama", "hidden_size": 65})
 
 
-def test_mimo_extends_qwen2() -> None:
-    fields = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+def test_family_that_transformers_has_not_extends_a_configuration() -> None:
+    fields = {"num_hidden_layers": 2, "architectures": ["MiMoForCausalLM"]}
     mimo = make_config({"model_type": "mimo", **fields})
     assert mimo.to_dict() | {"model_type": "qwen2"} == _theirs({"model_type": "qwen2", **fields})
 

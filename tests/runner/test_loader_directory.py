@@ -123,7 +123,7 @@ def test_weights_of_another_shape_are_named(directory: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq"),
         ({"quantization_config": {"bits": 4}}, "quantised by a method unnamed"),
         ({"compression_config": {"quant_method": "sparseml"}}, "quantised by sparseml"),
-        ({"model_type": "no-such-model"}, "known: llama, mistral, qwen2"),
+        ({"model_type": "no-such-model"}, "known: LlamaForCausalLM, MistralForCausalLM"),
         ({"architectures": None}, "architecture of model_type 'llama' is not supported; known: Ll"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,21 @@ from torch import Tensor
 
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
+from specengine.core.registry import MODEL_FAMILIES, load_place
 from specengine.layers.rotary import rope_frequencies, rope_parameters
+from specengine.runner.loader.family import GgufFormat, gguf_formats
 from specengine.runner.loader.gguf_config import gguf_config_dict, gguf_hf_config
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights, unpermute
 from specengine.runner.loader.source import resolve_model
+from specengine.target.models.llama import LlamaForCausalLM
 
+FORMATS = dict(gguf_formats())
+# What converters write of an architecture beside the sizes, by key.
+_METADATA: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {"attention.sliding_window": 48},
+    "GraniteForCausalLM": {"residual_scale": 0.5},
+}
 HIDDEN, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 4, 2, 2, 40
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -38,11 +49,26 @@ _NAMES = {
 }
 
 
-def _gguf_name(name: str) -> str:
-    name = name.replace("model.layers.", "blk.")
-    for theirs, ours in _NAMES.items():
-        name = name.replace(theirs, ours)
-    return name
+def _gguf_name(name: str, format: GgufFormat | None) -> str:
+    """As converters write it: what the family declares stands in place of Llama's names."""
+    own = {theirs: ours for ours, theirs in format.tensors.items()} if format else {}
+    stem, _, suffix = name.rpartition(".")
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+    if layer is None:
+        return f"{_NAMES[stem]}.{suffix}"
+    return f"blk.{layer[1]}.{(_NAMES | own)[layer[2]]}.{suffix}"
+
+
+class GraniteForCausalLM(LlamaForCausalLM):
+    """One that is not registered."""
+
+    gguf = GgufFormat(
+        ("granite",),
+        "granite",
+        has_rotary_pairs=True,
+        tensors={"norm_of_ffn": "post_attention_layernorm"},
+        fields=lambda file: {"residual_multiplier": file.require("{arch}.residual_scale")},
+    )
 
 
 def _permute(rows: Tensor, heads: int) -> Tensor:
@@ -70,10 +96,11 @@ def _small_model(architecture: str, **options: Any) -> Any:
 
 
 def _write(path: Path, arch: str, model: Any, extra: dict[str, Any] | None = None) -> None:
-    """The model as converters write it; `extra` are metadata without the architecture's prefix,
-    or tensors."""
+    """The model as converters write it, the head left out where it is tied; `extra` are metadata
+    without the architecture's prefix, or tensors."""
     writer = gguf.GGUFWriter(path, arch)
     config = model.config
+    format = FORMATS.get(type(model).__name__)
     writer.add_block_count(LAYERS)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(HIDDEN)
@@ -88,10 +115,12 @@ def _write(path: Path, arch: str, model: Any, extra: dict[str, Any] | None = Non
     for key, value in (extra or {}).items():
         _add(writer, arch, key, value)
     for name, tensor in model.state_dict().items():
+        if name in _untold(model):
+            continue
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-        if heads and arch == "llama":
+        if heads and (format is None or format.has_rotary_pairs):
             tensor = _permute(tensor, heads)
-        writer.add_tensor(_gguf_name(name), tensor.numpy())
+        writer.add_tensor(_gguf_name(name, format), tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,31 +138,63 @@ def _add(writer: Any, arch: str, key: str, value: Any) -> None:
         writer.add_uint32(f"{arch}.{key}", value)
 
 
-CASES = [
-    ("llama", "LlamaForCausalLM", {}),
-    ("llama", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
-    ("qwen2", "Qwen2ForCausalLM", {}),
-    ("qwen3", "Qwen3ForCausalLM", {"head_dim": 32}),
-]
-
-
-@pytest.mark.parametrize(("arch", "architecture", "options"), CASES)
-def test_names_layout_and_configuration_come_back(
-    arch: str, architecture: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def _written(architecture: str, options: dict[str, Any], folder: Path) -> tuple[Any, GgufFile]:
     model = _small_model(architecture, **options)
-    _write(tmp_path / "m.gguf", arch, model)
-    file = GgufFile(tmp_path / "m.gguf")
+    arch = FORMATS[architecture].architectures[0]
+    _write(folder / "m.gguf", arch, model, _METADATA.get(architecture))
+    return model, GgufFile(folder / "m.gguf")
+
+
+def _assert_same(file: GgufFile, model: Any, fields: Iterable[str]) -> None:
     found = dict(iterate_gguf_weights(file))
     expected = model.state_dict()
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+    assert found.keys() == expected.keys() - _untold(model)
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
     config = gguf_hf_config(file)
     same = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"]
     same += ["num_key_value_heads", "max_position_embeddings", "rope_parameters", "architectures"]
-    for field in [*same, *options]:
+    for field in [*same, *fields]:
         assert getattr(config, field) == getattr(model.config, field), field
+
+
+def _untold(model: Any) -> set[str]:
+    return {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+
+
+@pytest.mark.parametrize("architecture", FORMATS)
+def test_names_layout_and_configuration_of_each_family_come_back(
+    architecture: str, tmp_path: Path
+) -> None:
+    """All that its small model shows is in the file: a family that has more declares it."""
+    options = load_place(MODEL_FAMILIES[architecture]).small_config
+    model, file = _written(architecture, options, tmp_path)
+    _assert_same(file, model, options)
+
+
+def test_biases_of_llama_come_back(tmp_path: Path) -> None:
+    options = {"attention_bias": True, "mlp_bias": True}
+    model, file = _written("LlamaForCausalLM", options, tmp_path)
+    _assert_same(file, model, options)
+
+
+def test_family_without_gguf_is_refused_by_name(tmp_path: Path) -> None:
+    """What it extends has a format, which is not its own."""
+    assert "MiMoForCausalLM" in MODEL_FAMILIES.keys() - FORMATS.keys()
+    _write(tmp_path / "m.gguf", "mimo", _small_model("Qwen2ForCausalLM"))
+    with pytest.raises(ModelLoadError, match=r"'mimo' is not supported; known: llama.*safetensors"):
+        resolve_model(ModelConfig(model=str(tmp_path / "m.gguf")))
+
+
+def test_family_of_one_file_and_one_line_declares_its_gguf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODEL_FAMILIES, "GraniteForCausalLM", f"{__name__}:GraniteForCausalLM")
+    monkeypatch.setitem(FORMATS, "GraniteForCausalLM", GraniteForCausalLM.gguf)
+    options = {"residual_multiplier": 0.5}
+    model, file = _written("GraniteForCausalLM", options, tmp_path)
+    assert "blk.0.norm_of_ffn.weight" in file.tensor_names
+    _assert_same(file, model, options)
 
 
 def test_unpermute_undoes_permute() -> None:
@@ -144,9 +205,6 @@ def test_unpermute_undoes_permute() -> None:
 
 def test_a_file_without_head_is_tied(tmp_path: Path) -> None:
     model = _small_model("LlamaForCausalLM", tie_word_embeddings=True)
-    state = model.state_dict()
-    del state["lm_head.weight"]
-    model.state_dict = lambda: state
     _write(tmp_path / "m.gguf", "llama", model)
     assert gguf_config_dict(GgufFile(tmp_path / "m.gguf"))["tie_word_embeddings"] is True
 

@@ -45,13 +45,11 @@ def make_eager_rounds(
     llm: LLM, sizes: Sequence[int] = (1, 2, 4), chooses: bool = False
 ) -> RoundExecutor:
     """sizes: requests of a round. chooses: depths may be chosen, and the drafter may pause where it
-    can. Raises AssertionError where the drafter needs the host."""
+    can. Raises HostRoundsError."""
     parts = llm.engine.parts
     runner = parts.worker.runner
     drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses)
-    assert drafted is not None
     rule = make_rule(parts.verifier, parts.drafter)
-    assert not isinstance(rule, str), rule
     may_pause = chooses and parts.drafter.can_pause
     return compose(runner, drafted, rule, list(sizes), Eager(), may_pause=may_pause)
 

@@ -3,7 +3,7 @@ the stochastic rules, and the relaxed one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
+from specengine.engine.registry import registered_verifiers
 from specengine.engine.round.sampling import SamplingFeatures
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
+from specengine.target.verify.base import TreeVerifier
 from tests.draft.mtp_reading import add_mtp
 from tests.support.mtp_targets import predictable
 from tests.support.rounds import CONTEXT, GREEDY, MANY, SAMPLED, make
@@ -22,18 +24,24 @@ from tests.support.rounds import CONTEXT, GREEDY, MANY, SAMPLED, make
 Folders = dict[str, tuple[Path, SpecConfig]]
 
 RELAXED: dict[str, Any] = {"verify": "relaxed", "relaxed_top_k": 4, "relaxed_delta": 0.02}
-RULES: dict[str, dict[str, Any]] = {  # and whether a model's drafts are sampled
-    "rejection": {"verify": "rejection", "draft_sampling": True},
-    "block": {"verify": "block", "draft_sampling": True},
-    "sibling": {"verify": "sibling", "draft_sampling": True},
-    "target_only": {"verify": "target_only", "draft_sampling": True},
-    "target_only, best drafts": {"verify": "target_only"},
-    "relaxed": RELAXED | {"draft_sampling": True},
-    "relaxed, best drafts": RELAXED,
-}
-STOCHASTIC = [name for name in RULES if not name.startswith("relaxed")]
-OF_TREES = [name for name in RULES if name not in ("rejection", "block")]
-OF_LOOKUP = ["target_only, best drafts", "relaxed, best drafts"]
+
+
+def _rules() -> Iterator[tuple[str, TreeVerifier, dict[str, Any]]]:
+    """Each registered rule that judges by more than the target's tokens, by its name, with and,
+    where it judges those too, without sampled drafts of a model."""
+    for name, verifier in registered_verifiers().items():
+        if verifier.device_rule == "match":
+            continue
+        given = RELAXED if name == "relaxed" else {"verify": name}
+        yield name, verifier, given | {"draft_sampling": True}
+        if not verifier.needs_draft_probs:
+            yield f"{name}, best drafts", verifier, given
+
+
+RULES = {name: given for name, _, given in _rules()}
+STOCHASTIC = [name for name, verifier, _ in _rules() if not verifier.is_lossy]
+OF_TREES = [name for name, verifier, _ in _rules() if verifier.takes_trees]
+OF_LOOKUP = [name for name in RULES if not RULES[name].get("draft_sampling")]
 
 # Requests that end by max_tokens and by context, that limit their drafts, use every parameter of
 # sampling, and greedy ones among them.

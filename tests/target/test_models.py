@@ -17,7 +17,7 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.registry import find_model_class
-from tests.conftest import FAMILIES
+from tests.support.families import FAMILIES, reference_model
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
 OTHER = [(5 * i * i + i + 11) % 300 for i in range(33)]
@@ -58,8 +58,8 @@ def _load(directory: Path, **options: Any) -> Any:
     return load_model(source, find_model_class, torch.float32, cpu, **options)
 
 
-def _reference(directory: Path, tokens: list[int]) -> Tensor:
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+def _reference(directory: Path, tokens: list[int], family: str = "llama") -> Tensor:
+    model = reference_model(directory, family)
     with torch.no_grad():
         logits: Tensor = model(torch.tensor([tokens])).logits[0]
     return logits
@@ -76,8 +76,8 @@ def test_logits_equal_transformers(
 ) -> None:
     runner = mini_runner(_load(small_models[family]))
     found = runner.logits(ForwardMode.EXTEND, [PROMPT, OTHER])
-    _assert_near(found[: len(PROMPT)], _reference(small_models[family], PROMPT))
-    _assert_near(found[len(PROMPT) :], _reference(small_models[family], OTHER))
+    _assert_near(found[: len(PROMPT)], _reference(small_models[family], PROMPT, family))
+    _assert_near(found[len(PROMPT) :], _reference(small_models[family], OTHER, family))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -12,7 +12,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.spec import DraftProposal
 from specengine.draft.replay.chances import accepted_chances
 from specengine.draft.replay.requests import RecordedDraft
-from specengine.engine.registry import VERIFIERS
+from specengine.engine.registry import make_registered
 from specengine.engine.tracing.weights import weigh
 from tests.target.verify_world import TableTarget, decode_batch, propose, request
 
@@ -53,7 +53,7 @@ def measured(draft: tuple[list[int], list[int]], verify: str, temperature: float
     proposal = sampled(draft, TIMES)
     reqs = [request(seed, temperature=temperature) for seed in range(TIMES)]
     batch = decode_batch(reqs, VOCAB)
-    verifier = VERIFIERS[verify](SpecConfig())
+    verifier = make_registered(verify, SpecConfig())
     result = verifier.accept(TableTarget(VOCAB)(batch, proposal), batch, proposal)
     counts: list[float] = (np.bincount(result.num_accepted, minlength=4) / TIMES).tolist()
     return counts

@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
+from specengine.core.registry import DRAFTERS
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
 from specengine.engine.proof.tiny_model import TinyModels
-from specengine.engine.registry import DRAFT_LOADERS, DRAFTERS, DraftContext, make_drafter
+from specengine.engine.registry import drafter_class, drafters_with_models, make_drafter
 
 _NODES = 6
 _CHAIN: dict[str, Any] = {"num_steps": 3}
@@ -32,39 +36,34 @@ _SUFFIX: dict[str, Any] = {
 
 
 def without_models() -> list[Subject]:
-    """Drafts that need no checkpoint, as chains and trees; sampled ones of no algorithm."""
-    ngram = SpecConfig(algorithm="NGRAM", num_draft_tokens=_NODES, ngram_min_match=1)
-    suffix = SpecConfig(algorithm="SUFFIX", num_draft_tokens=_NODES)
-    ngrams = {"NGRAM chain": ngram, "NGRAM tree": replace(ngram, ngram_branches=3)}
-    suffixes = {"SUFFIX chain": suffix, "SUFFIX tree": replace(suffix, suffix_branches=3)}
+    """Registered drafters that need no checkpoint, in each shape that they declare, and beside
+    suffix matches where they may be; sampled drafts of no algorithm."""
     return [
-        *(Subject(name, spec) for name, spec in (ngrams | suffixes).items()),
-        *_beside(Subject(name, spec) for name, spec in ngrams.items()),
-        Subject("NGRAM tree, any depth", ngrams["NGRAM tree"], any_depth=True),
+        *_without_models(),
         Subject("sampled chain", SpecConfig(), CHAIN),
         Subject("sampled tree", SpecConfig(), TREE),
-        *_registered(),
     ]
 
 
-def _registered() -> Iterator[Subject]:
-    """Drafters of the registry that nothing here names and that need no draft model, by the shape
-    that they declare."""
-    for algorithm in sorted(DRAFTERS.keys() - DRAFT_LOADERS.keys() - {"NGRAM", "SUFFIX"}):
-        spec = SpecConfig(algorithm=algorithm, num_draft_tokens=_NODES)
-        drafter = make_drafter(DraftContext(spec, node_limit=lambda req: _NODES))
-        shape = "tree" if drafter.proposes_tree else "chain"
-        yield Subject(f"{algorithm} {'sampled ' * drafter.emits_probs}{shape}", spec)
+def _without_models() -> Iterator[Subject]:
+    for algorithm in sorted(DRAFTERS.keys() - drafters_with_models()):
+        for options in drafter_class(algorithm).proof_options:
+            spec = SpecConfig(algorithm=algorithm, num_draft_tokens=_NODES, **options)
+            rows, cpu = 2, torch.device("cpu")
+            drafter = make_drafter(DraftContext(spec, lambda req: _NODES, (), rows, cpu))
+            shape = "tree" if drafter.proposes_tree else "chain"
+            one = Subject(f"{algorithm} {'sampled ' * drafter.emits_probs}{shape}", spec)
+            yield one
+            if drafter.can_be_hybrid:
+                yield from _beside([one])
+            if drafter.proposes_tree:
+                yield replace(one, name=f"{one.name}, any depth", any_depth=True)
 
 
 def with_models(models: TinyModels) -> list[Subject]:
     """Those that draft with a model, alone and beside suffix matches."""
-    drafts = {
-        "STANDALONE": models.standalone,
-        "EAGLE": models.eagle,
-        "EAGLE3": models.eagle3,
-        "MTP": models.mtp,
-    }
+    paths = {name: models.draft_of(name) for name in drafters_with_models()}
+    drafts = {name: path for name, path in paths.items() if path is not None}
     chains = {name: shape for name, shape in _SHAPES.items() if "chain" in name}
     layers = "MTP, a layer a step:"
     return [

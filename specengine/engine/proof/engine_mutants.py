@@ -18,7 +18,7 @@ from specengine.engine.proof.draft_mutants import Spoil, draft_mutants
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
-from specengine.engine.registry import VERIFIERS
+from specengine.engine.registry import make_registered, registered_verifiers
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.rows import row_map
@@ -101,8 +101,7 @@ def of_rules() -> list[EngineMutant]:
     """Those that do not need uniforms of 0, which hardly ever come. Shared streams are shown on
     chains: in a tree a sibling often stands before a residual is drawn from."""
     found = []
-    for name, make in VERIFIERS.items():
-        rule = make(SpecConfig())
+    for name, rule in registered_verifiers().items():
         if not isinstance(rule, SampledVerifier):
             continue
         for mutant in MUTANTS:
@@ -120,8 +119,7 @@ def of_drafts() -> Iterator[EngineMutant]:
     """Spoilt drafts under every rule that weighs them, and once more for what they report."""
     for trees, subject in ((False, _ON_CHAINS), (True, _ON_TREES)):
         for mutant in draft_mutants(trees=trees):
-            for name, make in VERIFIERS.items():
-                rule = make(SpecConfig())
+            for name, rule in registered_verifiers().items():
                 if rule.needs_draft_probs and not rule.is_lossy and (rule.takes_trees or not trees):
                     label = f"{name}: {mutant.name}"
                     yield EngineMutant(label, rule, subject, "χ²", spoil=mutant.spoil)
@@ -131,4 +129,4 @@ def of_drafts() -> Iterator[EngineMutant]:
 
 
 def rule_of(trees: bool) -> TreeVerifier:
-    return VERIFIERS["sibling" if trees else "rejection"](SpecConfig())
+    return make_registered("sibling" if trees else "rejection", SpecConfig())

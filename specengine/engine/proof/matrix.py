@@ -37,7 +37,7 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
-from specengine.engine.registry import VERIFIERS, verifier_name
+from specengine.engine.registry import make_registered, verifier_name
 from specengine.runner.loader.loaded_model import LoadedModel
 
 _TEXTS = (
@@ -139,7 +139,7 @@ class EngineProof:
         drafter = subject.build(self.config, state, self.loaded, self.tokens).drafter
         asked = self.config.spec.verify
         name = verifier_name(subject.spec, drafter) if asked == "auto" else asked
-        if not (drafter.emits_probs and VERIFIERS[name](subject.spec).needs_draft_probs):
+        if not (drafter.emits_probs and make_registered(name, subject.spec).needs_draft_probs):
             return
         label = f"{subject.name}, {name}; many, fresh"
         judged, log = subject.verified_by(name), DraftLog()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.core.config import SpecConfig
 from specengine.engine.proof.check import Check, Sense
 from specengine.engine.proof.enumeration import (
     Drafts,
@@ -20,7 +19,7 @@ from specengine.engine.proof.enumeration import (
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.shapes import CHAIN, CUT_CHAIN, FAN, LONG_CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair, generate, joint_p
-from specengine.engine.registry import VERIFIERS
+from specengine.engine.registry import registered_verifiers
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.sampled import SampledVerifier
@@ -114,8 +113,7 @@ PROOFS = {proof.check: proof for proof in (ENUMERATION, ZERO_COINS, ROUNDS)}
 
 def rule_checks(effort: Effort) -> Iterator[Check]:
     """Every lossless verifier on every shape that it takes, then what is wrong on purpose."""
-    for name, make in VERIFIERS.items():
-        verifier = make(SpecConfig())
+    for name, verifier in registered_verifiers().items():
         if verifier.is_lossy:
             yield Check("says that it is lossy", name, 1.0, ">=", 1.0)
             continue
@@ -129,8 +127,7 @@ def rule_checks(effort: Effort) -> Iterator[Check]:
 
 
 def mutant_checks(effort: Effort) -> Iterator[Check]:
-    for name, make in VERIFIERS.items():
-        rule = make(SpecConfig())
+    for name, rule in registered_verifiers().items():
         if not isinstance(rule, SampledVerifier):
             continue
         for mutant in MUTANTS:

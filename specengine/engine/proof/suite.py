@@ -20,6 +20,7 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
+from specengine.engine.registry import make_registered
 
 ALL_STATES = tuple(
     State(kind, size) for kind in (FRESH, PREFIX_HIT, CHUNKED, RETRACTED) for size in (1, 16)
@@ -67,8 +68,9 @@ class Section:
 def sections(config: EngineConfig, subjects: list[Subject], plan: Plan) -> Iterator[Section]:
     """Of the verifier that the configuration names, or of all. Raises ConfigError or
     ModelLoadError."""
-    if config.spec.verify == "relaxed":
-        raise ConfigError("--speculative-verify relaxed is lossy: there is nothing to prove")
+    asked = config.spec.verify
+    if asked != "auto" and make_registered(asked, config.spec).is_lossy:
+        raise ConfigError(f"--speculative-verify {asked} is lossy: there is nothing to prove")
     yield Section("rules", lambda: rules.rule_checks(plan.rules))
     proof = EngineProof(config, plan.engine)
     for subject in subjects:

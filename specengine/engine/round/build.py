@@ -17,17 +17,25 @@ from specengine.engine.round.hybrid import HybridDraft
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.lookup import LookupDraft, make_lookup
 from specengine.engine.round.round import Round
-from specengine.engine.round.rules import Relaxed, Rule, Stochastic
+from specengine.engine.round.rules import (
+    Relaxed,
+    RelaxedVerifier,
+    Rule,
+    Stochastic,
+    StochasticVerifier,
+)
 from specengine.engine.round.sampling import SamplingState
 from specengine.engine.round.source import Source
 from specengine.kernels.accept.types import RoundState, Simulated
 from specengine.runner import fallbacks
 from specengine.runner.model_runner import ModelRunner
-from specengine.target.verify.relaxed import RelaxedVerifier
-from specengine.target.verify.sampled import SampledVerifier
 
 _SHALLOW = (0, 1, 2, 3)  # depths to choose from beside the deepest
 _BETWEEN = 3  # depth of drafts from lookup, beside the deepest and none
+
+
+class HostRoundsError(Exception):
+    """Rounds of an engine cannot run on the device. Its text is the reason, which is counted."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +52,17 @@ def make_rounds(
     drafter: Drafter,
     verifier: Verifier,
     chooses: bool,
-) -> RoundExecutor | str:
-    """Not captured yet; or why there are none. For an engine with graphs. chooses: whether depths
-    are chosen round by round, no drafts among them."""
+) -> RoundExecutor:
+    """Not captured yet. For an engine with graphs. chooses: whether depths are chosen round by
+    round, no drafts among them. Raises HostRoundsError."""
     sizes, limits = config.graph.cuda_graph_bs, runner.attn_backend.limits
     assert sizes is not None
     if limits.plans_on_host:
-        return fallbacks.PLANS_ON_HOST
+        raise HostRoundsError(fallbacks.PLANS_ON_HOST)
     if config.trace.trace is not None:
-        return fallbacks.TRACED
+        raise HostRoundsError(fallbacks.TRACED)
     drafted = drafted_by(drafter, max(sizes), runner.device, chooses)
-    if drafted is None:
-        return fallbacks.ROUND_NEEDS_HOST
     rule = make_rule(verifier, drafter)
-    if isinstance(rule, str):
-        return rule
     rounds = compose(
         runner,
         drafted,
@@ -100,34 +104,30 @@ def compose(
     return RoundExecutor(round, steps, batch_sizes, executor, padding, may_pause)
 
 
-def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | str | None:
-    """None: drafts are matched. A text: why rounds on the device cannot decide as the verifier
-    does."""
-    declared = getattr(verifier, "device_rule", None)
-    if declared == "relaxed":
-        assert isinstance(verifier, RelaxedVerifier)
+def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:
+    """None: drafts are matched. Raises HostRoundsError where rounds on the device cannot decide as
+    the verifier does: it declares no device_rule, or lacks what the one it declares asks for."""
+    declared = verifier.device_rule
+    if declared == "relaxed" and isinstance(verifier, RelaxedVerifier):
         return Relaxed(verifier)
-    if declared == "stochastic":
-        assert isinstance(verifier, SampledVerifier)
+    if declared == "stochastic" and isinstance(verifier, StochasticVerifier):
         if not verifier.has_keyed_numbers():
-            return fallbacks.OWN_NUMBERS
+            raise HostRoundsError(fallbacks.OWN_NUMBERS)
         # Without probabilities of drafts it has nothing to judge, and matches.
         if drafter.emits_probs or not verifier.needs_draft_probs:
             return Stochastic(verifier)
     elif declared != "match":
-        return fallbacks.VERIFIER_COMPARES_MORE
+        raise HostRoundsError(fallbacks.VERIFIER_COMPARES_MORE)
     if drafter.emits_probs:
-        return fallbacks.UNWEIGHED_DRAFTS
+        raise HostRoundsError(fallbacks.UNWEIGHED_DRAFTS)
     return None
 
 
-def drafted_by(
-    drafter: Drafter, batch_size: int, device: torch.device, chooses: bool
-) -> DraftedBy | None:
-    """None where the drafter needs the host in the middle of a round. batch_size: of the largest
-    round. chooses: as to make_rounds."""
+def drafted_by(drafter: Drafter, batch_size: int, device: torch.device, chooses: bool) -> DraftedBy:
+    """batch_size: of the largest round. chooses: as to make_rounds. Raises HostRoundsError where
+    the drafter needs the host in the middle of a round."""
     if drafter.device == "host":
-        return None
+        raise HostRoundsError(fallbacks.ROUND_NEEDS_HOST)
     most = drafter.max_nodes - 1
     if drafter.device == "lookup":
         lookup = make_lookup(drafter, drafter, batch_size, device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -12,10 +12,9 @@ from specengine.core.rows import RowBatch
 from specengine.engine.round.draws import DraftWeights
 from specengine.engine.round.layouts import Nodes
 from specengine.engine.round.sampling import SamplingState
-from specengine.kernels.accept.types import Accepted, RelaxedRound, SampledRound, row_sums
+from specengine.kernels.accept.types import Accepted, Draws, RelaxedRound, SampledRound, row_sums
 from specengine.kernels.tree.types import DraftTree
-from specengine.target.verify.relaxed import RelaxedVerifier
-from specengine.target.verify.sampled import SampledVerifier, keyed_draws
+from specengine.target.verify.sampled import keyed_draws
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,33 @@ class Rule(Protocol):
     def decide(self, judged: Judged, sampling: SamplingState) -> Accepted: ...
 
 
+@runtime_checkable
+class StochasticVerifier(Protocol):
+    """What a verifier has whose device_rule is "stochastic"."""
+
+    needs_draft_probs: bool
+
+    def has_keyed_numbers(self) -> bool:
+        """Whether its numbers are those that rounds on the device draw."""
+        ...
+
+    def decide_by(self, drafts: SampledRound, draws: Draws) -> Accepted: ...
+
+
+@runtime_checkable
+class RelaxedVerifier(Protocol):
+    """What a verifier has whose device_rule is "relaxed"."""
+
+    def decide(self, drafts: RelaxedRound) -> Accepted: ...
+
+
 class Stochastic:
     """A lossless rule for sampling requests: the target's probabilities against the draft's."""
 
     is_lossy = False
     greedy_too = False  # matching accepts as much
 
-    def __init__(self, verifier: SampledVerifier) -> None:
+    def __init__(self, verifier: StochasticVerifier) -> None:
         self.verifier = verifier
         self.needs_weights = verifier.needs_draft_probs
 

@@ -13,7 +13,6 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.version import __version__
-from specengine.draft.worker import DraftWorker
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -42,7 +41,7 @@ def trace_header(
         "chat_template_sha256": None if template is None else _sha256(str(template).encode()),
         "algorithm": algorithm,
         "verifier": verifier,
-        "draft_vocab_size": _draft_vocab_size(drafter),
+        "draft_vocab_size": drafter.draft_vocab_size,
         "draft_fingerprint": _draft_fingerprint(draft_path_of(spec, config.model)),
         "spec": asdict(spec),
     }
@@ -61,11 +60,6 @@ def fingerprint(path: Path) -> str:
             stream.seek(max(0, size - _EDGE))
             digest.update(stream.read(_EDGE))
     return digest.hexdigest()
-
-
-def _draft_vocab_size(drafter: Drafter) -> int | None:
-    """None where no model drafts."""
-    return drafter.runner.model.vocab_size if isinstance(drafter, DraftWorker) else None
 
 
 def _draft_fingerprint(path: str | None) -> str | None:

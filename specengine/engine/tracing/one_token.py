@@ -15,6 +15,8 @@ class OneTokenVerifier:
     the target's distribution, as every lossless rule's first token has; where drafts are matched
     it is plain decoding's own."""
 
+    device_rule = None  # rounds on the device decide otherwise
+
     verifier: Verifier
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:

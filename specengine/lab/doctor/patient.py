@@ -10,7 +10,7 @@ from specengine.draft.eagle.model import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import FORMS, MtpLayerName
-from specengine.engine.registry import DRAFT_LOADERS, check_algorithm
+from specengine.engine.registry import check_algorithm, drafters_with_models
 from specengine.lab.doctor.files import DraftFiles
 from specengine.runner.loader.hf_directory import read_tensor_shapes
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -66,10 +66,10 @@ class Patient:
 def find_algorithm(draft: str, asked: str | None) -> str:
     """What drafts with these files, by their tensors. Raises ConfigError or ModelLoadError."""
     if asked is not None:
-        if (name := check_algorithm(asked)) not in DRAFT_LOADERS:
+        if (name := check_algorithm(asked)) not in drafters_with_models():
             raise ConfigError(
                 f"--speculative-algorithm {asked} drafts without a model: there is nothing to "
-                f"examine; {', '.join(DRAFT_LOADERS)} have one"
+                f"examine; {', '.join(drafters_with_models())} have one"
             )
         return name
     names = list(read_tensor_shapes(draft_directory(draft)))

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specengine.core.errors import ConfigError
+from specengine.core.registry import ATTENTION_BACKENDS, load_place
 from specengine.kernels.attention import flash_attention
 from specengine.kernels.dispatch import has_triton
 
@@ -24,29 +25,31 @@ logger = logging.getLogger(__name__)
 
 
 def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
-    """The backend `name` ("auto", "torch", "triton", "flashinfer" or "fa") for the runners of one
-    engine on `device`. "auto" chooses, and logs what and why. Raises ConfigError."""
+    """The backend `name` of core.registry.ATTENTION_BACKENDS for the runners of one engine on
+    `device`. "auto" chooses, and logs what and why. Raises ConfigError."""
     if name == "auto":
         return _choose(device)
-    if name == "torch":
-        from specengine.runner.attention.torch_backend import TorchAttentionBackend
-
-        return TorchAttentionBackend()
-    if name == "triton":
-        _require(has_triton(), name, "triton")
-        from specengine.runner.attention.triton_backend import TritonAttentionBackend
-
-        return TritonAttentionBackend(device)
-    if name == "flashinfer":
-        return _make_flashinfer(device)
-    if name == "fa":
-        return _make_fa(device)
-    raise ConfigError(
-        f"attention backend {name!r} is unknown; use auto, torch, triton, flashinfer or fa"
-    )
+    if name not in ATTENTION_BACKENDS:
+        known = ", ".join(["auto", *ATTENTION_BACKENDS])
+        raise ConfigError(f"attention backend {name!r} is unknown; known are {known}")
+    backend: AttentionBackend = load_place(ATTENTION_BACKENDS[name])(device)
+    return backend
 
 
-def _make_flashinfer(device: torch.device) -> AttentionBackend:
+def make_torch(device: torch.device) -> AttentionBackend:
+    from specengine.runner.attention.torch_backend import TorchAttentionBackend
+
+    return TorchAttentionBackend()
+
+
+def make_triton(device: torch.device) -> AttentionBackend:
+    _require(has_triton(), "triton", "triton")
+    from specengine.runner.attention.triton_backend import TritonAttentionBackend
+
+    return TritonAttentionBackend(device)
+
+
+def make_flashinfer(device: torch.device) -> AttentionBackend:
     _require(find_spec("flashinfer") is not None, "flashinfer", "flashinfer-python")
     _require_cuda(device, "flashinfer")
     from specengine.runner.attention.flashinfer_backend import FlashInferAttentionBackend
@@ -54,7 +57,7 @@ def _make_flashinfer(device: torch.device) -> AttentionBackend:
     return FlashInferAttentionBackend(device)
 
 
-def _make_fa(device: torch.device) -> AttentionBackend:
+def make_fa(device: torch.device) -> AttentionBackend:
     _require(flash_attention.is_installed(), "fa", "sglang-kernel")
     _require_cuda(device, "fa")
     from specengine.runner.attention.flash_backend import FlashAttentionBackend

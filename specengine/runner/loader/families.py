@@ -1,8 +1,9 @@
-"""Configurations of the families that the engine runs, on transformers' base class.
+"""Configurations of common families, on transformers' base class, so that they start fast.
 
-They equal transformers' own classes in all fields that a model reads (a test compares them). Those
-import a hub of kernels, PyTorch's compiler, torch.distributed and, if installed, torchvision and
-scikit-learn, which takes 8 to 10 seconds; the base class does not.
+They are optional: of other families, transformers' own classes are taken. Those import a hub of
+kernels, PyTorch's compiler, torch.distributed and, if installed, torchvision and scikit-learn,
+which takes 8 to 10 seconds; the base class does not. All fields that a model reads are equal (a
+test compares them).
 """
 
 from typing import Any
@@ -108,11 +109,9 @@ class Qwen3(Qwen2):
     head_dim: int = 128
 
 
-# MiMo extends Qwen2's; transformers has no class for it.
 FAMILIES: dict[str, Any] = {
     "llama": Llama,
     "mistral": Mistral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
-    "mimo": Qwen2,
 }

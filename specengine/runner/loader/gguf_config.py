@@ -6,16 +6,9 @@ import math
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.family import GgufFormat, gguf_formats
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.hf_config import make_config
-
-# GGUF architecture -> (transformers model_type, model class). Mistral files are marked "llama".
-_ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "mistral": ("mistral", "MistralForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-}
 
 
 def gguf_hf_config(file: GgufFile) -> Any:
@@ -29,14 +22,14 @@ def gguf_hf_config(file: GgufFile) -> Any:
 
 def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
     """The contents of the equivalent config.json."""
-    model_type, architecture = _model_type(file)
+    architecture, format = find_gguf_format(file)
     hidden = file.require("{arch}.embedding_length")
     heads = file.require("{arch}.attention.head_count")
     names = file.tensor_names
     if "token_embd.weight" not in names:
         raise ModelLoadError(f"{file.path}: tensor token_embd.weight is missing")
-    fields = {
-        "model_type": model_type,
+    return {
+        "model_type": format.model_type,
         "architectures": [architecture],
         "vocab_size": file.shape("token_embd.weight")[0],
         "hidden_size": hidden,
@@ -54,13 +47,8 @@ def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
         "dtype": "bfloat16",
+        **format.fields(file),
     }
-    if model_type == "llama":
-        fields["attention_bias"] = "blk.0.attn_q.bias" in names
-        fields["mlp_bias"] = "blk.0.ffn_gate.bias" in names
-    if model_type == "mistral":
-        fields["sliding_window"] = file.get("{arch}.attention.sliding_window")
-    return fields
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
@@ -70,15 +58,18 @@ def eos_token_ids(file: GgufFile) -> list[int]:
     return sorted(token for token in ids if token is not None)
 
 
-def _model_type(file: GgufFile) -> tuple[str, str]:
-    if file.architecture not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise ModelLoadError(
-            f"{file.path}: architecture {file.architecture!r} is not supported; known: {known}"
-        )
-    if file.architecture == "llama" and file.get("{arch}.attention.sliding_window"):
-        return _ARCHITECTURES["mistral"]
-    return _ARCHITECTURES[file.architecture]
+def find_gguf_format(file: GgufFile) -> tuple[str, GgufFormat]:
+    """The family of a file, as config.json names it, and how it is held. Raises ModelLoadError for
+    a family without GGUF, or none that is known."""
+    found = dict(gguf_formats())
+    for architecture, format in found.items():
+        if file.architecture in format.architectures and format.owns(file):
+            return architecture, format
+    known = dict.fromkeys(name for format in found.values() for name in format.architectures)
+    raise ModelLoadError(
+        f"{file.path}: GGUF architecture {file.architecture!r} is not supported; known: "
+        f"{', '.join(known)}. If the family is supported, take its directory of safetensors"
+    )
 
 
 def _rope_parameters(file: GgufFile) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.gguf_config import find_gguf_format
 from specengine.runner.loader.gguf_file import GgufFile
 
 _TOP = {
@@ -28,21 +29,21 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Architectures whose files store q and k rows in rotary pairs (2i, 2i + 1), not in halves.
-_PERMUTED = frozenset({"llama", "mistral"})
 # Rotary factors belong to the configuration (gguf_config).
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 
 
-def checkpoint_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor; None for an unknown one."""
+def checkpoint_name(name: str, block_names: Mapping[str, str]) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None for an unknown one. block_names: of the family's
+    layers, in place of Llama's or beside them."""
     stem, _, suffix = name.rpartition(".")
     if stem in _TOP:
         return f"{_TOP[stem]}.{suffix}"
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if block is None or block[2] not in _BLOCK:
+    names = _BLOCK | dict(block_names)
+    if block is None or block[2] not in names:
         return None
-    return f"model.layers.{block[1]}.{_BLOCK[block[2]]}.{suffix}"
+    return f"model.layers.{block[1]}.{names[block[2]]}.{suffix}"
 
 
 def unpermute(rows: Tensor, num_heads: int) -> Tensor:
@@ -56,18 +57,19 @@ def iterate_gguf_weights(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, float32 tensor) of every weight in the file."""
     heads = {"attn_q": _heads(file, "head_count")}
     heads["attn_k"] = _heads(file, "head_count_kv", heads["attn_q"])
-    permuted = file.architecture in _PERMUTED
+    format = find_gguf_format(file)[1]
     for name in file.tensor_names:
         if name in _NOT_WEIGHTS:
             continue
-        target = checkpoint_name(name)
+        target = checkpoint_name(name, format.tensors)
         if target is None:
             raise ModelLoadError(
                 f"{file.path}: unexpected tensor {name} for architecture {file.architecture!r}"
             )
         tensor = file.dequantized(name)
         kind = name.split(".")[-2]
-        yield target, unpermute(tensor, heads[kind]) if permuted and kind in heads else tensor
+        in_pairs = format.has_rotary_pairs and kind in heads
+        yield target, unpermute(tensor, heads[kind]) if in_pairs else tensor
 
 
 def _heads(file: GgufFile, key: str, default: int | None = None) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+from specengine.core.registry import MODEL_FAMILIES
+from specengine.runner.loader.family import extended_model_type
+
 
 def make_config(fields: dict[str, Any]) -> Any:
     """A transformers PreTrainedConfig with the defaults of its family. Raises ValueError for an
@@ -15,12 +18,14 @@ def make_config(fields: dict[str, Any]) -> Any:
     model_type = fields.get("model_type")
     if not isinstance(model_type, str):
         raise ValueError(f"model_type names the family, and is {model_type!r}")
+    if model_type not in FAMILIES:
+        model_type = extended_model_type(fields.get("architectures")) or model_type
     if model_type in FAMILIES:
         return FAMILIES[model_type].from_dict(fields)
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
-        known = ", ".join(FAMILIES)
+        known = ", ".join(MODEL_FAMILIES)
         raise ValueError(
             f"model_type {model_type!r} is not known, nor to transformers; known: {known}"
         )

@@ -1,0 +1,54 @@
+"""What can be named, and where each is written: a new one is one file and one line here.
+
+A place is "module:name". Nothing is imported before it is asked for, so flags and checks know
+every name at no cost.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+# By the name that config.json gives in `architectures`. The order is that of small models in tests,
+# whose random weights depend on it: new ones stand last.
+MODEL_FAMILIES: dict[str, str] = {
+    "LlamaForCausalLM": "specengine.target.models.llama:LlamaForCausalLM",
+    "MistralForCausalLM": "specengine.target.models.llama:MistralForCausalLM",
+    "Qwen2ForCausalLM": "specengine.target.models.qwen:Qwen2ForCausalLM",
+    "Qwen3ForCausalLM": "specengine.target.models.qwen:Qwen3ForCausalLM",
+    "MiMoForCausalLM": "specengine.target.models.mimo:MiMoForCausalLM",
+}
+
+# Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.
+DRAFTERS: dict[str, str] = {
+    "NGRAM": "specengine.draft.ngram.drafter:NgramDrafter",
+    "SUFFIX": "specengine.draft.suffix.drafter:SuffixDrafter",
+    "STANDALONE": "specengine.draft.standalone.worker:StandaloneWorker",
+    "EAGLE": "specengine.draft.eagle.worker:EagleWorker",
+    "EAGLE3": "specengine.draft.eagle.worker:Eagle3Worker",
+    "MTP": "specengine.draft.mtp.worker:MtpWorker",
+}
+
+# Acceptance rules, by what --speculative-verify calls them. Each is made by `from_spec`.
+VERIFIERS: dict[str, str] = {
+    "match": "specengine.target.verify.match:MatchVerifier",
+    "rejection": "specengine.target.verify.rejection:RejectionVerifier",
+    "block": "specengine.target.verify.block:BlockVerifier",
+    "target_only": "specengine.target.verify.target_only:TargetOnlyVerifier",
+    "sibling": "specengine.target.verify.sibling:SiblingVerifier",
+    "relaxed": "specengine.target.verify.relaxed:RelaxedVerifier",
+}
+
+# Attention backends, by what --attention-backend calls them: what makes one for a device.
+ATTENTION_BACKENDS: dict[str, str] = {
+    "torch": "specengine.runner.attention:make_torch",
+    "triton": "specengine.runner.attention:make_triton",
+    "flashinfer": "specengine.runner.attention:make_flashinfer",
+    "fa": "specengine.runner.attention:make_fa",
+}
+
+
+def load_place(place: str) -> Any:
+    """What stands at "module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -1,0 +1,49 @@
+"""What a model family declares in its file for those who read its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specengine.core.registry import MODEL_FAMILIES, load_place
+
+if TYPE_CHECKING:
+    from specengine.runner.loader.gguf_file import GgufFile
+
+
+@dataclass(frozen=True)
+class GgufFormat:
+    """How GGUF files hold a family. The family's class has it as `gguf`; it is not inherited.
+
+    architectures: values of general.architecture. model_type: of the equivalent config.json.
+    has_rotary_pairs: rows of q and k are stored in rotary pairs (2i, 2i + 1), not in halves.
+    tensors: GGUF name in a block -> name in a layer of the checkpoint, of what Llama has not, or
+    names otherwise. fields: of config.json, beside those of all families. owns: whether a file of
+    these architectures is of this family, where several share one.
+    """
+
+    architectures: tuple[str, ...]
+    model_type: str
+    has_rotary_pairs: bool = False
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    fields: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
+    owns: Callable[[GgufFile], bool] = lambda file: True
+
+
+def gguf_formats() -> Iterator[tuple[str, GgufFormat]]:
+    """(architecture as config.json names it, format) of each registered family that has one."""
+    for architecture, place in MODEL_FAMILIES.items():
+        found = vars(load_place(place)).get("gguf")
+        if found is not None:
+            yield architecture, found
+
+
+def extended_model_type(architectures: object) -> str | None:
+    """The model_type whose configuration a family extends, where transformers has none of its own.
+    architectures: of config.json, whatever it holds."""
+    for name in architectures if isinstance(architectures, list) else []:
+        if isinstance(name, str) and name in MODEL_FAMILIES:
+            found: str | None = vars(load_place(MODEL_FAMILIES[name])).get("extends_config")
+            return found
+    return None

@@ -1,0 +1,86 @@
+"""Small random models of the registered families, as transformers makes and saves them.
+
+A family needs nothing here: its registered name finds transformers' class, or that of the family
+whose configuration it extends, and `small_config` of its class shows what it has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specengine.core.registry import MODEL_FAMILIES, load_place
+
+VOCAB = 320
+CONTEXT = 512
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "eos_token_id": 0,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+    "initializer_range": 0.12,
+}
+_SUFFIX = "ForCausalLM"
+# Short name in tests -> architecture.
+FAMILIES: dict[str, str] = {name.removesuffix(_SUFFIX).lower(): name for name in MODEL_FAMILIES}
+
+
+def reference_class(family: str) -> Any:
+    """Transformers' model class, which computes what the family computes."""
+    import transformers
+
+    extended = vars(load_place(MODEL_FAMILIES[FAMILIES[family]])).get("extends_config")
+    if extended is None:
+        return getattr(transformers, FAMILIES[family])
+    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[transformers.CONFIG_MAPPING[extended]]
+
+
+def small_config(family: str, **fields: Any) -> Any:
+    """fields: in place of those that small models have."""
+    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
+    given = {"architectures": [FAMILIES[family]], **_SMALL, **model.small_config, **fields}
+    return reference_class(family).config_class(**given)
+
+
+def save_small_model(family: str, folder: Path, seed: int) -> Path:
+    """Weights and configuration. One-dimensional weights are as transformers starts them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = reference_class(family)(small_config(family)).eval().float()
+    model.save_pretrained(folder)
+    path = folder / "config.json"
+    fields = json.loads(path.read_text())
+    if fields["architectures"] != [FAMILIES[family]]:  # it saves under its own name
+        fields |= {"architectures": [FAMILIES[family]], "model_type": family}
+        path.write_text(json.dumps(fields))
+    return folder
+
+
+class SmallModels(dict[str, Path]):
+    """Folders of small models by family, each made when first asked for."""
+
+    def __init__(self, make_folder: Callable[[str], Path], finish: Callable[[Path], None]) -> None:
+        super().__init__()
+        self.make_folder, self.finish = make_folder, finish
+
+    def __missing__(self, family: str) -> Path:
+        folder = self.make_folder(family)
+        save_small_model(family, folder, seed=list(FAMILIES).index(family))
+        self.finish(folder)
+        self[family] = folder
+        return folder
+
+
+def reference_model(folder: Path, family: str) -> Any:
+    """Of such a folder, in float32."""
+    return reference_class(family).from_pretrained(folder, dtype=torch.float32).eval()
