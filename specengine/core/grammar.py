@@ -86,6 +86,8 @@ def _as_json(value: Any, param: str) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RequestError(f"{param} is not valid JSON: {error}", param) from error
+    except RecursionError:
+        raise RequestError(f"{param} is nested too deeply; flatten it", param) from None
 
 
 class GrammarState(Protocol):

@@ -12,6 +12,7 @@ from specengine.core.version import __version__
 from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text
+from specengine.server.body import BodyReader, LimitedRoute
 from specengine.server.chat import ChatShape, chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.errors import ApiError, install_error_handlers
@@ -29,6 +30,8 @@ from specengine.server.service import Service
 def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     """The ASGI application; it answers 503 until `service` has its engine."""
     app = FastAPI(title="specengine", version=__version__)
+    app.router.route_class = LimitedRoute
+    app.state.service, app.state.bodies = service, BodyReader(service.limits)
     _add_probes(app, service)
     _add_models(app, service)
     _add_generation(app, service)

@@ -47,6 +47,14 @@ class ApiError(Exception):
         return Response(content, self.status, headers, media_type="application/json")
 
 
+class BodyRefused(HTTPException):
+    """FastAPI lets this kind of error alone pass while it reads a body."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.status, error.message)
+        self.error = error
+
+
 def as_api_error(error: Exception) -> ApiError:
     """What the client is told; an error that nobody foresaw goes to the log instead."""
     if isinstance(error, ApiError):
@@ -95,6 +103,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def handle_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, BodyRefused):
+            return error.error.response()
         messages = {
             400: "the body is not valid JSON in UTF-8",
             404: f"there is no {request.url.path} here; see /docs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
@@ -16,7 +16,6 @@ from specengine.core.sampling import MAX_LOGPROBS, SamplingParams, SpecControl
 from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
 
-MAX_CHOICES = 128
 # Fields that SamplingParams takes as they are.
 _SHARED = (
     "temperature",
@@ -89,11 +88,12 @@ class GenerationRequest(Strict):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    n: int | None = Field(default=None, ge=1)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     speculative: Speculative | None = None
     user: str | None = Field(default=None, description="accepted; nothing depends on it")
+    metadata: Any = Field(default=None, description="any JSON; accepted, not kept")
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationRequest:
@@ -184,7 +184,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    metadata: dict[str, str] | None = Field(default=None, description="accepted, not kept")
     prompt_cache_key: str | None = Field(default=None, description="the cache needs no key")
     safety_identifier: str | None = Field(default=None, description="accepted, not kept")
 
@@ -250,5 +249,5 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FailFast()]
     skip_special_tokens: bool = False

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from specengine.core.config import EngineConfig
+from specengine.core.limits import LimitConfig
 from specengine.core.sampling import SamplingParams
 from specengine.core.version import __version__
 from specengine.engine.outputs import EngineStats, RequestOutput
@@ -48,7 +49,8 @@ class ServedEngine(Protocol):
 class Service:
     """`engine` is None while the model loads."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LimitConfig | None = None) -> None:
+        self.limits = limits or LimitConfig()
         self.engine: ServedEngine | None = None
         self.started = int(time.time())
         self.metrics = ServerMetrics(self._stats)

@@ -31,7 +31,7 @@ def lives_on(site: Any, engine: Any) -> Any:
         ("temperature", True, "valid number"),
         ("top_p", 0, "top_p must be in"),
         ("n", 0, "greater than or equal to 1"),
-        ("n", 1000, "less than or equal to 128"),
+        ("n", 129, "at most 128 are taken here (--max-choices)"),
         ("max_tokens", 0, "max_tokens must be a whole number"),
         ("max_completion_tokens", 0, "greater than or equal to 1"),
         ("top_logprobs", 21, "less than or equal to 20"),
