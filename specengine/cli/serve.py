@@ -37,4 +37,4 @@ def serve_forever(config: EngineConfig) -> None:
             until_the_end.enter_context(settled())
             return AsyncEngine(engine, prepares=True)
 
-        serve(config.server, build)
+        serve(config.server, build, config.limits)

@@ -9,6 +9,9 @@ from typing import Any
 
 from specengine.core.errors import RequestError
 
+# Characters above which a text is encoded without Python's lock: 5 ms and more.
+LONG = 16_384
+
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -28,7 +31,11 @@ def encode_text(
     if backend.truncation is not None or backend.padding is not None:  # its file may ask for them
         backend.no_truncation()
         backend.no_padding()
-    ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    if len(text) > LONG:  # other threads run meanwhile
+        (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    else:
+        encoded = backend.encode(text, add_special_tokens=add_special_tokens)
+    ids: list[int] = encoded.ids
     return ids
 
 

@@ -39,12 +39,13 @@ class ApiError(Exception):
         }
         return {"error": error}
 
+    def headers(self) -> dict[str, str]:
+        named = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+        return named.get(self.status, {})
+
     def response(self) -> Response:
-        headers = {"Retry-After": "1"} if self.status == 503 else {}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
         content = orjson.dumps(self.body())
-        return Response(content, self.status, headers, media_type="application/json")
+        return Response(content, self.status, self.headers(), media_type="application/json")
 
 
 class BodyRefused(HTTPException):

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from specengine.core.config import ServerConfig
 from specengine.core.errors import ConfigError
+from specengine.core.limits import LimitConfig
 from specengine.server.app import create_app
+from specengine.server.connection import limited_protocol
 from specengine.server.service import ServedEngine, Service
 
 logger = logging.getLogger(__name__)
@@ -24,10 +26,14 @@ GRACE = 5
 ENDING = 10
 
 
-def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
+def serve(
+    config: ServerConfig,
+    build: Callable[[], ServedEngine],
+    limits: LimitConfig | None = None,
+) -> None:
     """Answer HTTP until a signal; `build` runs in a thread of its own, and /ready tells when it is
     done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
-    service = Service()
+    service = Service(limits)
     listener = listen(config)
     server = make_server(create_app(service, config.api_key), config, service.stop)
     failures: list[BaseException] = []
@@ -51,7 +57,7 @@ def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
 
 
 @contextmanager
-def background_server(app: ASGIApp, config: ServerConfig) -> Iterator[str]:
+def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
     """Serve `app` from a thread; yields its address, such as http://127.0.0.1:8000."""
     listener = listen(config)
     server = make_server(app, config, lambda: None)
@@ -99,14 +105,17 @@ class Server(uvicorn.Server):
 
 
 def make_server(
-    app: ASGIApp, config: ServerConfig, stop_engine: Callable[[], None]
+    app: FastAPI, config: ServerConfig, stop_engine: Callable[[], None]
 ) -> uvicorn.Server:
+    limits: LimitConfig = app.state.service.limits
     settings = uvicorn.Config(
         app,
         log_config=None,
         access_log=config.log_level in ("debug", "info"),
         lifespan="off",
         ws="none",
+        http=limited_protocol(limits),
+        timeout_keep_alive=limits.idle_timeout,
         timeout_graceful_shutdown=GRACE + ENDING,
     )
     return Server(settings, stop_engine)
