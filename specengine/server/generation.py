@@ -56,7 +56,7 @@ class Job:
 def _checked(output: RequestOutput) -> RequestOutput:
     finish = output.finish_reason
     if finish is not None and finish.kind not in ("stop", "length"):
-        status = 503 if finish.kind == "abort" else 500
+        status = 503 if finish.kind == "abort" else 400
         raise ApiError(status, finish.message or "the engine gave this request up", code="aborted")
     return output
 

@@ -210,7 +210,7 @@ def test_an_error_within_a_stream(lenient_client: OpenAI, engine: Any) -> None:
     assert engine.aborted
 
 
-@pytest.mark.parametrize(("kind", "status"), [("error", 500), ("abort", 503)])
+@pytest.mark.parametrize(("kind", "status"), [("error", 400), ("abort", 503)])
 def test_a_request_that_the_engine_gives_up(site: Any, engine: Any, kind: str, status: int) -> None:
     engine.final_kind = kind
     error = site.refusal(TEXT, status, model="fake", prompt="x", max_tokens=99)
