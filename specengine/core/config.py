@@ -245,11 +245,15 @@ class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes any free one")
     api_key: str | None = option(None, "bearer token that requests must carry", is_secret=True)
+    shutdown_timeout: float = option(
+        30.0, "seconds that requests have to finish after SIGTERM, while new ones get a 503"
+    )
     log_level: str = option("info", "how much is logged", ("debug", "info", "warning", "error"))
 
     def _check_ranges(self) -> None:
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")
         self._require(0 <= self.port <= 65535, "port", "must be between 0 and 65535")
+        self._at_least(0, "shutdown_timeout")
         self._require(
             self.api_key != "", "api_key", "must not be empty; leave it out to ask for none"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import SpecEngineError
+from specengine.core.errors import EngineStoppedError, SpecEngineError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
 from specengine.engine.grammar.pool import GrammarPool
@@ -117,7 +117,7 @@ class AsyncEngine:
 
     def _post(self, command: Callable[[], None]) -> None:
         if not self.is_ready:
-            raise SpecEngineError(f"the engine has stopped: {self._failure or 'shut down'}")
+            raise self._end()
         self._commands.append(command)
         self._wake.set()
 
@@ -158,7 +158,11 @@ class AsyncEngine:
             logger.exception("the engine thread failed")
             self._failure = error
         for caller in self._callers.values():
-            self._send(caller, SpecEngineError(f"the engine stopped: {self._failure or 'abort'}"))
+            self._send(caller, self._end())
+
+    def _end(self) -> EngineStoppedError:
+        why = "is shutting down" if self._failure is None else "has failed; its log says why"
+        return EngineStoppedError(f"the engine {why}")
 
     def _pause(self) -> None:
         """There is no work: prepare some, or wait."""

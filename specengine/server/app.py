@@ -58,7 +58,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Whether requests are served: 503 while the model loads."""
+        """Whether requests are served: 503 while the model loads, and after SIGTERM."""
         service.require()
         return _json({"status": "ready"})
 

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from specengine.core.errors import QueueFullError, RequestError, SpecEngineError
+from specengine.core.errors import EngineStoppedError, QueueFullError, RequestError, SpecEngineError
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), error.param)
     if isinstance(error, QueueFullError):
         return ApiError(503, str(error), code="queue_full")
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, str(error), code="stopped")
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, SpecEngineError):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -21,8 +22,7 @@ from specengine.server.service import ServedEngine, Service
 
 logger = logging.getLogger(__name__)
 
-# Seconds that open requests get to finish once the server is told to stop, and then to end.
-GRACE = 5
+# Seconds that connections get to close once nothing runs any more.
 ENDING = 10
 
 
@@ -35,7 +35,7 @@ def serve(
     done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
     service = Service(limits)
     listener = listen(config)
-    server = make_server(create_app(service, config.api_key), config, service.stop)
+    server = make_server(create_app(service, config.api_key), config)
     failures: list[BaseException] = []
 
     def load() -> None:
@@ -60,7 +60,7 @@ def serve(
 def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
     """Serve `app` from a thread; yields its address, such as http://127.0.0.1:8000."""
     listener = listen(config)
-    server = make_server(app, config, lambda: None)
+    server = make_server(app, config, stops_engine=False)
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     thread.start()
     try:
@@ -88,34 +88,41 @@ def address(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn cancels what is open when it stops; here the engine ends it first, with an error."""
+    """On a signal, requests that run have `shutdown_timeout` seconds to finish, while new ones are
+    told 503 on a port that stays open. Then the engine ends the others, which are told so."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, seconds: float, stops_engine: bool
+    ) -> None:
         super().__init__(config)
-        self._stop = stop
+        self._service = service
+        self._seconds = seconds
+        self._stops_engine = stops_engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.create_task(self._end_requests())
+        self._service.is_stopping = True
+        running = set(self.server_state.tasks)
+        deadline = time.monotonic() + self._seconds
+        while not all(task.done() for task in running) and not self.force_exit:
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(0.05)
+        if self._stops_engine:
+            await asyncio.to_thread(self._service.stop)
         await super().shutdown(sockets)
-        ending.cancel()
-
-    async def _end_requests(self) -> None:
-        await asyncio.sleep(GRACE)
-        await asyncio.to_thread(self._stop)
 
 
-def make_server(
-    app: FastAPI, config: ServerConfig, stop_engine: Callable[[], None]
-) -> uvicorn.Server:
-    limits: LimitConfig = app.state.service.limits
+def make_server(app: FastAPI, config: ServerConfig, stops_engine: bool = True) -> Server:
+    """stops_engine: it ends with the server."""
+    service: Service = app.state.service
     settings = uvicorn.Config(
         app,
         log_config=None,
         access_log=config.log_level in ("debug", "info"),
         lifespan="off",
         ws="none",
-        http=limited_protocol(limits),
-        timeout_keep_alive=limits.idle_timeout,
-        timeout_graceful_shutdown=GRACE + ENDING,
+        http=limited_protocol(service.limits),
+        timeout_keep_alive=service.limits.idle_timeout,
+        timeout_graceful_shutdown=ENDING,
     )
-    return Server(settings, stop_engine)
+    return Server(settings, service, config.shutdown_timeout, stops_engine)

@@ -52,15 +52,14 @@ class Service:
     def __init__(self, limits: LimitConfig | None = None) -> None:
         self.limits = limits or LimitConfig()
         self.engine: ServedEngine | None = None
+        self.is_stopping = False  # new requests are refused
         self.started = int(time.time())
         self.metrics = ServerMetrics(self._stats)
 
-    @property
-    def is_ready(self) -> bool:
-        return self.engine is not None and self.engine.is_ready
-
     def require(self, model: str | None = None) -> ServedEngine:
         """The engine. ApiError where it is not ready, or does not serve `model`."""
+        if self.is_stopping:
+            raise ApiError(503, "the server is shutting down", code="stopping")
         if self.engine is None:
             raise ApiError(503, "the model is still loading; /ready tells when", code="loading")
         if not self.engine.is_ready:
