@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
-    set_up_logging(config.server.log_level)
+    set_up_logging(config.server.log_level, config.server.log_format)
     serve_forever(config)
     return 0
 

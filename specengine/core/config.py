@@ -245,10 +245,14 @@ class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes any free one")
     api_key: str | None = option(None, "bearer token that requests must carry", is_secret=True)
+    api_key_file: str | None = option(
+        None, "file of more such tokens, one a line; lines that begin with # are left out"
+    )
     shutdown_timeout: float = option(
         30.0, "seconds that requests have to finish after SIGTERM, while new ones get a 503"
     )
     log_level: str = option("info", "how much is logged", ("debug", "info", "warning", "error"))
+    log_format: str = option("text", "lines of the log: text, or an object each", ("text", "json"))
 
     def _check_ranges(self) -> None:
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")

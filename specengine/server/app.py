@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -24,11 +25,13 @@ from specengine.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from specengine.server.request_log import RequestLog
 from specengine.server.service import Service
 
 
-def create_app(service: Service, api_key: str | None = None) -> FastAPI:
-    """The ASGI application; it answers 503 until `service` has its engine."""
+def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
+    """The ASGI application; it answers 503 until `service` has its engine. With `keys`, requests
+    need one of them."""
     app = FastAPI(title="specengine", version=__version__)
     app.router.route_class = LimitedRoute
     app.state.service, app.state.bodies = service, BodyReader(service.limits)
@@ -38,10 +41,11 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     _add_tokens(app, service)
     install_error_handlers(app)
     app.add_middleware(CatchErrors)
-    if api_key is not None:
-        app.add_middleware(RequireKey, api_key=api_key)
+    if keys:
+        app.add_middleware(RequireKey, keys=keys)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
+    app.add_middleware(RequestLog)
     return app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, ClassVar
 
 import h11
@@ -11,6 +12,8 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from specengine.core.limits import LimitConfig
 from specengine.server.errors import ApiError
+
+logger = logging.getLogger(__name__)
 
 # Bytes of a refused body that are read and dropped, so that the client gets to read the refusal.
 MAX_DROPPED = 64 * 2**20
@@ -80,6 +83,7 @@ class LimitedProtocol(H11Protocol):
 
     def refuse(self, status: int, message: str) -> None:
         """Close the connection, with an answer where none has begun."""
+        logger.info("refused a connection with %d: %s", status, message)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # its task may go on, and must not write any more
             self.cycle.message_event.set()

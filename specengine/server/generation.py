@@ -17,6 +17,7 @@ from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.errors import ApiError
 from specengine.server.metrics import ServerMetrics
+from specengine.server.request_log import RequestRecord, record_of
 from specengine.server.service import ServedEngine, Service, system_fingerprint
 from specengine.server.streaming import EventStream, closing, event, merge, until_disconnect
 
@@ -134,10 +135,13 @@ class Tally:
 class Answer:
     """Writes a job's outputs down in the shape of its endpoint."""
 
-    def __init__(self, job: Job, shape: Shape, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, job: Job, shape: Shape, metrics: ServerMetrics, record: RequestRecord
+    ) -> None:
         self.job = job
         self.shape = shape
         self.metrics = metrics
+        self.record = record
         self._head: Json = {
             "id": shape.id_prefix + job.id,
             "object": shape.object,
@@ -188,6 +192,7 @@ class Answer:
         if output.finish_reason is not None:
             tally.finished[choice] = output
             self.metrics.observe(output)
+            self.record.count(output)
 
     def _chunk(self, choices: list[Json]) -> Json:
         return self._head | {"object": self.shape.chunk_object, "choices": choices}
@@ -197,7 +202,9 @@ async def respond(
     service: Service, request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool
 ) -> Response:
     """The HTTP answer; work stops as soon as the client goes away."""
-    answer = Answer(job, shape, service.metrics)
+    record = record_of(request.scope)
+    record.prompt_tokens = sum(len(prompt) for prompt in job.prompts)
+    answer = Answer(job, shape, service.metrics, record)
     if stream:
         return EventStream(answer.events(include_usage))
     body = await until_disconnect(request.receive, answer.whole())

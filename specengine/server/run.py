@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -35,7 +36,7 @@ def serve(
     done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
     service = Service(limits)
     listener = listen(config)
-    server = make_server(create_app(service, config.api_key), config)
+    server = make_server(create_app(service, read_keys(config)), config)
     failures: list[BaseException] = []
 
     def load() -> None:
@@ -68,6 +69,23 @@ def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def read_keys(config: ServerConfig) -> list[str]:
+    """The keys of which requests must carry one; none where they need none. Raises ConfigError."""
+    keys = [] if config.api_key is None else [config.api_key]
+    if config.api_key_file is not None:
+        try:
+            lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read --api-key-file: {error}") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(
+                f"--api-key-file {config.api_key_file} holds no key; write one a line"
+            )
+        keys += found
+    return keys
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -118,7 +136,7 @@ def make_server(app: FastAPI, config: ServerConfig, stops_engine: bool = True) -
     settings = uvicorn.Config(
         app,
         log_config=None,
-        access_log=config.log_level in ("debug", "info"),
+        access_log=False,  # request_log.py's lines say more
         lifespan="off",
         ws="none",
         http=limited_protocol(service.limits),

@@ -194,7 +194,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     service = Service()
-    app = create_app(service, KEY)
+    app = create_app(service, [KEY])
     headers = {"Authorization": f"Bearer {KEY}"}
     with (
         background_server(app, ServerConfig(port=0, log_level="warning")) as url,
