@@ -21,7 +21,9 @@ from specengine.core.section import Section
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     model: str = option("smollm2", "built-in name, directory of safetensors, GGUF file, or hub id")
-    served_model_name: str | None = option(None, "name in the API; default: the model's own")
+    served_model_name: str | None = option(
+        None, "names in the API, separated by commas; default: the model's own"
+    )
     load_format: str = option(
         "auto", "where weights come from", ("auto", "safetensors", "gguf", "dummy")
     )
@@ -40,9 +42,19 @@ class ModelConfig(Section):
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")
 
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Those that were given; answers carry the first."""
+        given = self.served_model_name
+        return () if given is None else tuple(name.strip() for name in given.split(","))
+
     def _check_ranges(self) -> None:
         self._require(bool(self.model.strip()), "model", "name a model; see `specengine models`")
-        self._require(self.served_model_name != "", "served_model_name", "must not be empty")
+        self._require(
+            self.served_model_name is None or all(self.served_names),
+            "served_model_name",
+            "must be a name, or several such as small,tiny",
+        )
         self._at_least(1, "context_length")
         self._at_least(0, "random_seed")
 

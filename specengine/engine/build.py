@@ -231,7 +231,7 @@ def _assemble(
     return Engine(
         EngineParts(
             config=config,
-            model_name=config.model.served_model_name or loaded.source.name,
+            model_name=(*config.model.served_names, loaded.source.name)[0],
             tokenizer=loaded.tokenizer,
             eos_ids=loaded.source.eos_token_ids,
             vocab_size=loaded.model.vocab_size,

@@ -72,10 +72,10 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    def card() -> dict[str, Any]:
-        engine = service.require()
+    def card(name: str) -> dict[str, Any]:
+        engine = service.require(name)
         return {
-            "id": engine.model_name,
+            "id": name,
             "object": "model",
             "created": service.started,
             "owned_by": "specengine",
@@ -84,12 +84,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [card()]})
+        names = service.names(service.require())
+        return _json({"object": "list", "data": [card(name) for name in names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        service.require(name)
-        return _json(card())
+        return _json(card(name))
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
@@ -97,13 +97,13 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         job = await chat_job(service.require(body.model), body)
         shape = ChatShape(job.engine.tokenizer, job.sampling)
-        return await respond(service, request, job, shape, bool(body.stream), body.include_usage)
+        return await respond(service, request, job, shape, body.streaming)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         job = await completion_job(service.require(body.model), body)
         shape = CompletionShape(job, body)
-        return await respond(service, request, job, shape, bool(body.stream), body.include_usage)
+        return await respond(service, request, job, shape, body.streaming)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

@@ -20,7 +20,7 @@ async def completion_job(engine: ServedEngine, body: CompletionRequest) -> Job:
     sampling = body.to_sampling()
     prompts = await asyncio.to_thread(_encode, engine, body.prompt)
     check_context(engine, prompts, "prompt")
-    return make_job(engine, prompts, sampling)
+    return make_job(engine, prompts, sampling, body.is_prompt_only)
 
 
 def _encode(engine: ServedEngine, prompts: list[Prompt]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams, SpecControl
+from specengine.server.streaming import Streaming
 from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
 
@@ -53,6 +54,14 @@ class StreamOptions(Strict):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(default=None, description="in every chunk")
+
+    @model_validator(mode="after")
+    def _continuous_belongs_to_usage(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise RequestError(f"{name} needs include_usage to be true", name)
+        return self
 
 
 class Speculative(Strict):
@@ -102,8 +111,12 @@ class GenerationRequest(Strict):
         return self
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def streaming(self) -> Streaming | None:
+        """None where the answer is to come whole."""
+        if not self.stream:
+            return None
+        options = self.stream_options or StreamOptions()
+        return Streaming(bool(options.include_usage), bool(options.continuous_usage_stats))
 
     def sampling(self, **values: Any) -> SamplingParams:
         """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
@@ -226,9 +239,15 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     max_tokens: int | None = 16
 
+    @property
+    def is_prompt_only(self) -> bool:
+        """Nothing is to be generated: with echo and logprobs, the prompt is scored."""
+        return self.max_tokens == 0
+
     def to_sampling(self) -> SamplingParams:
+        limit = 1 if self.is_prompt_only else self.max_tokens
         return self.sampling(
-            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            max_tokens=16 if limit is None else limit,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )

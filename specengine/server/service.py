@@ -64,10 +64,14 @@ class Service:
             raise ApiError(503, "the model is still loading; /ready tells when", code="loading")
         if not self.engine.is_ready:
             raise ApiError(503, "the engine has stopped; the server's log says why", code="stopped")
-        if model is not None and model != self.engine.model_name:
+        if model is not None and model not in self.names(self.engine):
             message = f"the model {model!r} is not served here; {self.engine.model_name!r} is"
             raise ApiError(404, message, "model", "model_not_found")
         return self.engine
+
+    def names(self, engine: ServedEngine) -> tuple[str, ...]:
+        """Under which requests may ask for the model."""
+        return engine.config.model.served_names or (engine.model_name,)
 
     def stop(self) -> None:
         """End the engine, and with it every open request."""
