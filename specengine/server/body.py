@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -18,6 +19,14 @@ from specengine.server.service import Service
 
 # Bodies above this are parsed one after the other, so that other work gets its turn between them.
 LARGE = 65_536
+TRIM_AFTER = 3.0  # seconds
+
+
+def _trim_memory() -> None:
+    """glibc's; other allocators are left alone."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class BodyReader:
@@ -27,6 +36,7 @@ class BodyReader:
         self.limits = limits
         self._num_buffered = 0  # bytes
         self._turn = asyncio.Lock()
+        self._trim: asyncio.TimerHandle | None = None
 
     async def read(self, request: Request) -> bytes:
         """The body. ApiError where it, or all that are being read, have too many bytes."""
@@ -55,7 +65,20 @@ class BodyReader:
             return self._parse(body, service)
         async with self._turn:
             await asyncio.sleep(0)
+            self._trim_later()
             return self._parse(body, service)
+
+    def _trim_later(self) -> None:
+        """Give the memory of large bodies back to the system, once for all of the next seconds: the
+        allocator keeps most of what is free between other blocks."""
+        if self._trim is None:
+            loop = asyncio.get_running_loop()
+
+            def trim() -> None:
+                self._trim = None
+                loop.run_in_executor(None, _trim_memory)
+
+            self._trim = loop.call_later(TRIM_AFTER, trim)
 
     def _parse(self, body: bytes, service: Service) -> Any:
         """Separators bound the number of values: counting takes a hundredth of parsing."""

@@ -15,7 +15,7 @@ import pytest
 
 from specengine.core.config import ServerConfig
 from specengine.core.limits import LimitConfig
-from specengine.server import connection
+from specengine.server import body, connection
 from specengine.server.app import create_app
 from specengine.server.body import LARGE, BodyReader
 from specengine.server.run import background_server
@@ -183,8 +183,8 @@ def test_connections_beyond_the_cap_are_refused(strict: Site) -> None:
 def test_client_that_never_reads_is_dropped_and_its_work_aborted(strict: Site) -> None:
     engine = FakeEngine(context_length=3000, script="x" * 900)
     strict.service.engine = engine
-    body = {"model": "fake", "prompt": "x", "max_tokens": 1000, "stream": True, "n": 128}
-    content = json.dumps({**body, "logprobs": 20}).encode()
+    fields = {"model": "fake", "prompt": "x", "max_tokens": 1000, "stream": True, "n": 128}
+    content = json.dumps({**fields, "logprobs": 20}).encode()
     with connect(strict) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
@@ -208,6 +208,24 @@ def test_probe_is_answered_beside_those_who_hold_on(site: Site, engine: Any) -> 
             client = open_ones.enter_context(connect(site))
             client.sendall((b"GET /re", CHUNKED + b"5\r\n{", WHOLE[:-1])[number % 3])
         assert statuses(exchange(site, CLOSE)) == [200]
+
+
+def test_memory_of_large_bodies_is_given_back_once_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(body, "_trim_memory", lambda: trims.append(1))
+    monkeypatch.setattr(body, "TRIM_AFTER", 0.05)
+    reader = BodyReader(LIMITS)
+
+    async def all_at_once() -> None:
+        for size in (100, LARGE + 1, LARGE + 1):
+            await reader.parse(b"{}".ljust(size), Service())
+        assert not trims
+        await asyncio.sleep(0.3)
+
+    asyncio.run(all_at_once())
+    assert len(trims) == 1
 
 
 def test_others_get_their_turn_between_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:

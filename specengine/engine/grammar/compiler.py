@@ -18,8 +18,9 @@ from specengine.engine.tokens import encode_text, vocabulary_of
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Compiled grammars kept. One that many requests have followed may hold some megabytes.
+# Compiled grammars kept, and characters of theirs: one takes about fifty times its text.
 MAX_KEPT = 64
+MAX_KEPT_TEXT = 524_288
 
 
 class GrammarCompiler:
@@ -55,9 +56,13 @@ class GrammarCompiler:
         with self._lock:
             kept = self._compiled.setdefault(spec, state)
             self._compiled.move_to_end(spec)
-            if len(self._compiled) > MAX_KEPT:
+            while not self._fits():
                 self._compiled.popitem(last=False)
             return kept.fork()
+
+    def _fits(self) -> bool:
+        text = sum(len(spec.text) for spec in self._compiled)
+        return len(self._compiled) <= MAX_KEPT and text <= MAX_KEPT_TEXT
 
     def check(self, spec: GrammarSpec) -> None:
         """RequestError where no grammar can be served at all."""
