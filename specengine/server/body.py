@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -20,6 +21,18 @@ from specengine.server.service import Service
 # Bodies above this are parsed one after the other, so that other work gets its turn between them.
 LARGE = 65_536
 TRIM_AFTER = 3.0  # seconds
+
+
+def _loads(body: bytes) -> Any:
+    """The JSON, without garbage collections meanwhile: each would walk through all that is parsed
+    so far, and a million lists take 0.6 s instead of 0.04."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return json.loads(body)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _trim_memory() -> None:
@@ -87,7 +100,7 @@ class BodyReader:
             option = self.limits.options()["max_json_values"]
             message = f"the body has too many values; at most {most} are taken ({option.flag})"
             raise ApiError(400, message, code="limit_exceeded")
-        parsed = json.loads(body)
+        parsed = _loads(body)
         check_bounds(parsed, self.limits)
         if service.engine is not None:
             check_text(parsed, self.limits, service.engine.context_length)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx
@@ -127,6 +128,13 @@ def test_requests_one_after_the_other_are_answered(strict: Site) -> None:
     assert statuses(answer) == [200] * 5
 
 
+def test_header_at_its_limit_passes(strict: Site) -> None:
+    longest = CLOSE.replace(b"\r\n\r\n", b"\r\nX: \r\n\r\n")
+    longest = longest.replace(b"X: ", b"X: " + b"a" * (LIMITS.max_header_bytes - len(longest)))
+    assert len(longest) == LIMITS.max_header_bytes
+    assert statuses(exchange(strict, longest)) == [200]
+
+
 @pytest.mark.parametrize("before", [b"", READY, WHOLE], ids=["first", "second", "after-a-body"])
 @pytest.mark.parametrize(
     ("content", "message"),
@@ -226,6 +234,24 @@ def test_memory_of_large_bodies_is_given_back_once_for_all(
 
     asyncio.run(all_at_once())
     assert len(trims) == 1
+
+
+@pytest.mark.parametrize("content", [b"[[], []]", b"[[]", b"[" * 100_000])
+def test_parsing_collects_no_garbage_and_leaves_collections_on(content: bytes) -> None:
+    collected: list[str] = []
+
+    def count(phase: str, info: Any) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        with suppress(ValueError, RecursionError):
+            body._loads(content.replace(b"[]", b"[]," * 50_000 + b"[]"))
+        during = list(collected)
+    finally:
+        gc.callbacks.remove(count)
+    assert not during
+    assert gc.isenabled()
 
 
 def test_others_get_their_turn_between_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:

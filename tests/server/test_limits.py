@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,10 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from specengine.core.errors import ConfigError
 from specengine.core.limits import LimitConfig
+from specengine.server.body import BodyReader
 from specengine.server.bounds import BOUNDS
+from specengine.server.errors import ApiError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LIMITS = LimitConfig()
@@ -167,6 +171,37 @@ def test_body_at_its_limit_passes_and_behind_it_is_413(
         response = send(site, in_pieces(content) if in_chunks else content)
         assert response.status_code == (413 if more else 200), response.text
     assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_bodies_that_are_read_at_once_share_a_limit() -> None:
+    """The one that passes it is refused, and what it held is free again."""
+    reader = BodyReader(LimitConfig(max_buffered_bytes=1000))
+
+    def sent(pieces: list[int], gate: asyncio.Event) -> Request:
+        left = [*pieces]
+
+        async def receive() -> Any:
+            if not left:
+                await gate.wait()
+            body = b"x" * (left.pop(0) if left else 0)
+            return {"type": "http.request", "body": body, "more_body": bool(body)}
+
+        return Request({"type": "http", "headers": []}, receive)
+
+    async def several() -> None:
+        gate, opened = asyncio.Event(), asyncio.Event()
+        opened.set()
+        first = asyncio.create_task(reader.read(sent([400, 200], gate)))
+        await asyncio.sleep(0)
+        assert len(await reader.read(sent([400], opened))) == 400  # 1000 together
+        with pytest.raises(ApiError) as caught:
+            await reader.read(sent([400, 1], opened))
+        assert caught.value.status == 503
+        gate.set()
+        assert len(await first) == 600
+        assert len(await reader.read(sent([1000], opened))) == 1000
+
+    asyncio.run(several())
 
 
 def test_number_of_values_in_a_body(site: Any, engine: Any) -> None:
