@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,6 @@ def test_process_ends_with_its_parent_or_its_time(make_pool: Make) -> None:
     process = other._trials[0]._process
     assert process is not None
     assert process.stdin is not None
-    process.stdin.write(json.dumps([SLOW.kind, SLOW.text]) + "\n")
+    process.stdin.write(json.dumps(asdict(SLOW)) + "\n")
     process.stdin.flush()
     assert process.wait(20) == -signal.SIGALRM

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from queue import SimpleQueue
 
 from specengine.core.errors import QueueFullError, RequestError
@@ -117,7 +118,7 @@ class TrialProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps([spec.kind, spec.text]) + "\n")
+            process.stdin.write(json.dumps(asdict(spec)) + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         except BrokenPipeError:

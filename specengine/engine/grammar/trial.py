@@ -1,8 +1,8 @@
 """A process that compiles grammars for pool.py, and may be killed while it does.
 
-A line of JSON comes in for each grammar (`[kind, text]`), and one goes out: null where it compiles
-and some bytes can be followed, or why not. A grammar that takes too long ends the process, whether
-or not the parent still lives; one that takes too much memory does as well.
+A line of JSON comes in for each grammar (a GrammarSpec's fields), and one goes out: null where it
+compiles and some bytes can be followed, or why not. A grammar that takes too long ends the process,
+whether or not the parent still lives; one that takes too much memory does as well.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = LLTokenizer("byte")
     for line in sys.stdin:
-        kind, text = json.loads(line)
+        spec = GrammarSpec(**json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, seconds)  # the default of its signal is to end
-        reason = failure(tokenizer, GrammarSpec(kind, text))
+        reason = failure(tokenizer, spec)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reason), flush=True)
 
