@@ -80,6 +80,15 @@ def test_grammar_is_compiled_and_kept(make_pool: Make, world: World) -> None:
     assert asyncio.run(masks()) == [a, b, a]
 
 
+def test_grammar_may_name_tokens_by_their_ids(make_pool: Make, world: World) -> None:
+    token = world.tokenizer.bos_token_id  # which no text spells
+    spec = GrammarSpec.ebnf(f'start: <[{token}]> "a"')
+    state = asyncio.run(make_pool().start(spec))
+    assert mask_of(state) == {token}
+    assert state.accept(token)
+    assert mask_of(state) == {world.token("a")}
+
+
 def test_states_are_independent(make_pool: Make, world: World) -> None:
     pool = make_pool()
 

@@ -80,6 +80,15 @@ class GrammarCompiler:
                 spec.param,
             )
 
+    def vocabulary(self) -> dict[str, Any]:
+        """What trial.Vocabulary is made of."""
+        self._get_tokenizer()
+        return {
+            "tokens": [token.decode("latin-1") for token in self._source.tokens],
+            "special": self._source.special_token_ids,
+            "eos": self._source.eos_token_ids,
+        }
+
     def _compile(self, spec: GrammarSpec) -> LlguidanceState:
         self.check(spec)
         from llguidance import LLMatcher

@@ -30,7 +30,8 @@ class GrammarPool:
         self._compiler = compiler
         self._limits = limits
         self._threads = ThreadPoolExecutor(limits.grammar_workers, "grammar")
-        self._trials = [TrialProcess(limits.grammar_timeout) for _ in range(limits.grammar_workers)]
+        seconds = limits.grammar_timeout
+        self._trials = [TrialProcess(compiler, seconds) for _ in range(limits.grammar_workers)]
         self._idle: SimpleQueue[TrialProcess] = SimpleQueue()
         for trial in self._trials:
             self._idle.put(trial)
@@ -107,17 +108,21 @@ class _Job:
 class TrialProcess:
     """trial.py, started when it is needed, and again when it has ended."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, compiler: GrammarCompiler, seconds: float) -> None:
+        self._compiler = compiler
         self._seconds = seconds
         self._process: subprocess.Popen[str] | None = None
         self._is_closed = False
 
     def failure(self, spec: GrammarSpec) -> str | None:
         """Why the grammar does not pass; None where it does."""
-        process = self._process = self._running()
+        is_running = self._process is not None and self._process.poll() is None
+        process = self._process if self._process is not None and is_running else self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
+            if not is_running:
+                process.stdin.write(json.dumps(self._compiler.vocabulary()) + "\n")
             process.stdin.write(json.dumps(asdict(spec)) + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
@@ -146,13 +151,11 @@ class TrialProcess:
                 process.kill()
             self._process = None
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         if self._is_closed:
             raise RequestError("the server is shutting down")
-        if self._process is not None and self._process.poll() is None:
-            return self._process
         self.reap()
-        return subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "specengine.engine.grammar.trial", str(self._seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -161,3 +164,4 @@ class TrialProcess:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             start_new_session=True,  # a Ctrl-C at the terminal is for the server
         )
+        return self._process
