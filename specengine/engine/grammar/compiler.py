@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from specengine.core.errors import RequestError
-from specengine.core.grammar import GrammarSpec
+from specengine.core.grammar import WHITESPACE, GrammarSpec
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.tokens import encode_text, vocabulary_of
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 # Compiled grammars kept. One that many requests have followed may hold some megabytes.
 MAX_KEPT = 64
-# Whitespace between the parts of a document. Unbounded, a model can go on with it for ever.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
@@ -113,6 +112,15 @@ def _refusal(spec: GrammarSpec, reason: str) -> RequestError:
 
 def _definition(spec: GrammarSpec) -> str:
     """In llguidance's own terms. Raises ValueError."""
+    if spec.frame is None:
+        return _body(spec)
+    body = _body(spec)  # Lark, or JSON: {"grammars": [...]}
+    inner = json.loads(body)["grammars"][0] if body.startswith("{") else {"lark_grammar": body}
+    frame = {"name": "frame", "lark_grammar": spec.frame}
+    return json.dumps({"grammars": [frame, inner | {"name": "body"}]})
+
+
+def _body(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if spec.kind in ("json_schema", "json_object"):
