@@ -6,6 +6,7 @@ from __future__ import annotations
 from specengine.server.parsing.answer import ParsedAnswer
 from specengine.server.parsing.reader import Reader, Steps
 from specengine.server.tools.format import Layout, ToolFormat, Tools
+from specengine.server.tools.json_call import read_arguments
 from specengine.server.tools.lark import Lark
 
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -15,30 +16,27 @@ FENCE, FENCE_END = "```json", f"```{END}"
 
 class DeepseekV31(ToolFormat):
     markers = OPEN, CLOSE, START, SEPARATOR, END
-    signs = (OPEN,)
+    signs: tuple[str, ...] = (OPEN,)
 
     def read(self, reader: Reader, answer: ParsedAnswer, tools: Tools) -> Steps[None]:
         while (yield from reader.upto([OPEN], answer.add_content)) is not None:
-            count = 0
+            opening = OPEN  # shown where no call follows it
             yield from reader.skip_space()
             while (yield from reader.take(START)):
                 if not (yield from self._read_call(reader, answer)):
-                    answer.add_content(START)
+                    opening += START
                     break
-                count += 1
+                opening = ""
                 yield from reader.skip_space()
-            if count:
-                yield from reader.take(CLOSE)
-            else:
-                answer.add_content(OPEN)
+            answer.add_content(opening)
+            yield from reader.take(CLOSE)
 
     def _read_call(self, reader: Reader, answer: ParsedAnswer) -> Steps[bool]:
         name = yield from _read_name(reader, SEPARATOR)
         if name is None:
             return False
         answer.open_call(name)
-        yield from reader.upto([END], answer.add_arguments)
-        answer.close_call()
+        yield from _read_arguments(reader, answer)
         return True
 
     def layout(self, lark: Lark) -> Layout:
@@ -63,8 +61,7 @@ class DeepseekV3(DeepseekV31):
         answer.open_call(name)
         yield from reader.skip_space()
         yield from reader.take(FENCE)
-        yield from reader.upto([FENCE_END, END], answer.add_arguments)
-        answer.close_call()
+        yield from _read_arguments(reader, answer)
         return True
 
     def layout(self, lark: Lark) -> Layout:
@@ -77,6 +74,17 @@ class DeepseekV3(DeepseekV31):
             close=CLOSE,
             trigger=OPEN,
         )
+
+
+def _read_arguments(reader: Reader, answer: ParsedAnswer) -> Steps[None]:
+    """Arguments, and what ends the call."""
+    ends = FENCE_END, END
+    if (yield from read_arguments(reader, answer.add_arguments, ends, takes_text=False)):
+        yield from reader.skip_space()
+        yield from reader.take("```")
+        yield from reader.skip_space()
+        yield from reader.take(END)
+    answer.close_call()
 
 
 def _read_name(reader: Reader, end: str) -> Steps[str | None]:

@@ -15,13 +15,13 @@ KEY, VALUE, VALUE_END = "<arg_key>", "<arg_value>", "</arg_value>"
 class Glm45(TaggedFormat):
     markers = START, END, KEY, "</arg_key>", VALUE, VALUE_END
     signs = START, KEY
-    tags = Tags(START, KEY, "</arg_key>", f"\n{VALUE}", (VALUE_END,), END)
+    tags = Tags(START, KEY, "</arg_key>", VALUE, (VALUE_END,), END)
 
     def read_name(self, reader: Reader) -> Steps[str]:
         pieces: list[str] = []
         yield from reader.skip_space()
         yield from reader.run(NAME, pieces.append)
-        return "".join(pieces)
+        return "".join(pieces) if (yield from reader.peek()) else ""  # the rest may be missing
 
     def layout(self, lark: Lark) -> Layout:
         return Layout(before=START, middle="\n", after=END, separator="\n", trigger=START)

@@ -15,7 +15,7 @@ FUNCTION, PARAMETER, CLOSE = "<function=", "<parameter=", "</parameter>"
 class Qwen3Coder(TaggedFormat):
     markers = START, END
     signs = START, FUNCTION, PARAMETER
-    tags = Tags(START, PARAMETER, ">", "\n", (f"\n{CLOSE}", CLOSE), END)
+    tags = Tags(START, PARAMETER, ">", "", (f"\n{CLOSE}", CLOSE), END)
 
     def read_name(self, reader: Reader) -> Steps[str]:
         pieces: list[str] = []

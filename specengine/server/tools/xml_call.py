@@ -10,7 +10,7 @@ from typing import Any
 
 from specengine.core.errors import RequestError
 from specengine.server.parsing.answer import ParsedAnswer
-from specengine.server.parsing.json_text import quoted
+from specengine.server.parsing.json_text import copy_value, quoted
 from specengine.server.parsing.reader import Reader, Steps, ignore
 from specengine.server.tools.format import Tool, ToolFormat, Tools
 from specengine.server.tools.lark import Lark
@@ -23,7 +23,7 @@ _UNCHECKED = ("pattern", "format", "minLength", "maxLength")
 @dataclass(frozen=True)
 class Tags:
     """Around a call, the key of an argument, and its value. Of value_ends the first is what the
-    model writes. tail: what follows it."""
+    model writes. lead: what stands before value_start. tail: what follows the value's end."""
 
     call_start: str
     key_start: str
@@ -31,6 +31,7 @@ class Tags:
     value_start: str
     value_ends: tuple[str, ...]
     call_end: str
+    lead: str = "\n"
     tail: str = "\n"
 
 
@@ -64,6 +65,7 @@ class TaggedFormat(ToolFormat):
             if (yield from reader.upto([tags.key_end], key.append)) is None:
                 break
             name = "".join(key).strip()
+            yield from reader.take(tags.lead)
             yield from reader.take(tags.value_start)
             answer.add_arguments(f'{", " if count else "{"}"{quoted(name)}": ')
             count += 1
@@ -84,8 +86,16 @@ class TaggedFormat(ToolFormat):
             answer.add_arguments('"')
             return True
         pieces: list[str] = []
-        if (yield from reader.upto(ends, pieces.append)) is None:
-            return False
+        reader.mark()
+        is_whole = yield from copy_value(reader, pieces.append)  # which may have an end within
+        yield from reader.skip_space()
+        if is_whole and (yield from reader.take(ends[-1])):
+            reader.keep()
+        else:
+            reader.back()
+            pieces.clear()
+            if (yield from reader.upto(ends, pieces.append)) is None:
+                return False
         answer.add_arguments(_as_json("".join(pieces)))
         return True
 
@@ -100,7 +110,7 @@ class TaggedFormat(ToolFormat):
 
     def _argument(self, lark: Lark, tool: Tool, name: str, schema: Any) -> str:
         tags, end = self.tags, self.tags.value_ends[0]
-        head = lark.literal(f"{tags.key_start}{name}{tags.key_end}{tags.value_start}")
+        head = lark.literal(f"{tags.key_start}{name}{tags.key_end}{tags.lead}{tags.value_start}")
         tail = lark.literal(tags.tail)
         if "string" not in types_of(schema):
             definitions = {
@@ -118,7 +128,7 @@ class TaggedFormat(ToolFormat):
         if "enum" in schema:
             choices = " | ".join(lark.literal(str(one)) for one in schema["enum"])
             return f"{head} ({choices}) {lark.literal(end)} {tail}"
-        return f"{head} {lark.upto(end)} {tail}"
+        return f"{head} {lark.upto(tags.value_ends[-1])} {tail}"
 
 
 def types_of(schema: Any) -> set[str]:
