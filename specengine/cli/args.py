@@ -43,9 +43,15 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(option, option.help))
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) -> None:
-    """A flag for each field of EngineConfig but those `without`, --config and --print-config."""
+def add_config_arguments(
+    parser: argparse.ArgumentParser, without: Iterable[str] = (), serves: bool = False
+) -> None:
+    """A flag for each field of EngineConfig but those `without`, --config and --print-config.
+    serves: those of the HTTP server are among them."""
     left_out = {"model", *without}
+    if not serves:
+        server_options = sections()["server"].options().values()
+        left_out |= {one.key for one in server_options} - {"log_level"}
     for name, section in sections().items():
         group = parser.add_argument_group(name)
         for option in section.options().values():

@@ -12,7 +12,7 @@ from specengine.core.config import EngineConfig
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
-    add_config_arguments(parser)
+    add_config_arguments(parser, serves=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specengine.core.errors import RequestError
 from specengine.engine.tokens import encode_text
-
-_TESTS_FOR_NONE = re.compile(r"content['\"\]]*\s+is\s+(not\s+)?none")
 
 
 def has_chat_template(tokenizer: Any) -> bool:
@@ -57,7 +54,7 @@ def chat_text(
         )
     variables = dict(variables or {})
     _check_names(tokenizer, variables)
-    turns = [_turn(tokenizer, message) for message in messages]
+    turns = [dict(message) for message in messages]
     options = {"tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
 
     def render(turns: list[dict[str, Any]]) -> str:
@@ -84,15 +81,6 @@ def _check_names(tokenizer: Any, variables: Mapping[str, Any]) -> None:
         if name in taken:
             param = f"chat_template_kwargs.{name}"
             raise RequestError(f"{param} is no variable of a template; leave it out", param)
-
-
-def _turn(tokenizer: Any, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Without content: None for templates that test for it, others would write the word."""
-    turn = dict(message)
-    if "content" in turn and turn["content"] is None:
-        tests = _TESTS_FOR_NONE.search(template_of(tokenizer))
-        turn["content"] = None if tests else ""
-    return turn
 
 
 def _with_text_arguments(turn: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Message(Strict):
     def for_template(self) -> dict[str, Any]:
         """Templates know the developer by the older name of that role."""
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        turn["content"] = self.content
+        turn["content"] = self.content or ""
         optional = {
             "name": self.name,
             "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
