@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.server.reasoning.tags import ReasoningTags, Stage
 from specengine.server.tools.format import Tool, ToolFormat
@@ -93,7 +94,7 @@ def _calls(lark: Lark, tool_format: ToolFormat, rules: Rules, lead: str | None =
     if lead is not None:
         opening = opening.removeprefix(layout.trigger)
     alternatives = [
-        f"{lark.literal(tool.name + layout.middle)} {tool_format.arguments(lark, tool)} "
+        f"{lark.literal(tool.name + layout.middle)} {_arguments(lark, tool_format, tool)} "
         f"{lark.literal(layout.after)}"
         for tool in rules.tools
     ]
@@ -104,3 +105,11 @@ def _calls(lark: Lark, tool_format: ToolFormat, rules: Rules, lead: str | None =
         f"{lead or ''} {lark.literal(opening)} {call} {'' if is_one else several} "
         f"{lark.literal(layout.close)}"
     )
+
+
+def _arguments(lark: Lark, tool_format: ToolFormat, tool: Tool) -> str:
+    try:
+        return tool_format.arguments(lark, tool)
+    except (AttributeError, RecursionError, TypeError, ValueError) as error:  # clients write it
+        message = f"tools: the parameters of {tool.name} are no JSON schema that can be followed"
+        raise RequestError(f"{message}; correct them", "tools") from error

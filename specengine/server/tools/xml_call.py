@@ -15,6 +15,7 @@ from specengine.server.parsing.reader import Reader, Steps, ignore
 from specengine.server.tools.format import Tool, ToolFormat, Tools
 from specengine.server.tools.lark import Lark
 
+MOST_DEPTH = 32  # of a schema's alternatives
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 # What a text between tags is not checked for.
 _UNCHECKED = ("pattern", "format", "minLength", "maxLength")
@@ -131,18 +132,22 @@ class TaggedFormat(ToolFormat):
         return f"{head} {lark.upto(tags.value_ends[-1])} {tail}"
 
 
-def types_of(schema: Any) -> set[str]:
-    """The JSON types that a schema names; empty where it names none."""
-    if not isinstance(schema, Mapping):
+def types_of(schema: Any, depth: int = 0) -> set[str]:
+    """The JSON types that a schema names; empty where it names none. Takes any JSON."""
+    if not isinstance(schema, Mapping) or depth > MOST_DEPTH:
         return set()
-    named = schema.get("type", ())
-    types = {named} if isinstance(named, str) else set(named)
-    for words in ("anyOf", "oneOf"):
-        types = types.union(*map(types_of, schema.get(words, ())))
-    values = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
+    named = schema.get("type")
+    types = {one for one in [named, *_listed(named)] if isinstance(one, str)}
+    for word in ("anyOf", "oneOf"):
+        types = types.union(*(types_of(one, depth + 1) for one in _listed(schema.get(word))))
+    values = [*_listed(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
     if not types and values:
         types = {"string" if isinstance(one, str) else "other" for one in values}
     return types
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _as_json(text: str) -> str:

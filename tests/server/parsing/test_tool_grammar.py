@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -224,6 +225,32 @@ def test_what_cannot_be_enforced_is_refused(name: str, schema: Any, word: str) -
     with pytest.raises(RequestError, match=word) as caught:
         start(name, must(Tool("f", parameters, is_strict=True)))
     assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", ["hermes", "pythonic", "glm45"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": [1]},
+        {"properties": {"a": 5}, "required": 7},
+        {"properties": {"a": {"type": 5, "enum": "x", "anyOf": {"b": 1}}}},
+        {"properties": {"a": {"type": {"b": 1}}}},
+        {"properties": {"a": {"type": "string", "enum": [[]], "anyOf": 3}}, "required": ["a"]},
+        {"properties": {"a": {"$ref": 4}}},
+        {"properties": {"a": {"type": "array", "items": "x"}}},
+        {"properties": {"\ud800": {"type": "integer"}}},
+        {"type": ["object", 3]},
+    ],
+)
+def test_schemas_that_are_none_are_followed_or_refused(name: str, parameters: Any) -> None:
+    for is_strict in (False, True):
+        with suppress(RequestError):
+            start(name, must(Tool("f", parameters, is_strict)))
+    text = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
+    parser = dialect("glm45").parser({"f": Tool("f", parameters)}, Stage.BEFORE, None)
+    assert parser is not None
+    answer = parser().feed(text, ended=True)
+    assert answer[1].text == '{"a": "x"}'
 
 
 def test_python_schemas() -> None:
