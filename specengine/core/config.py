@@ -252,6 +252,16 @@ class TraceConfig(Section):
         self._at_least(1, "trace_max_mb")
 
 
+# Names of the registries in server/tools and server/reasoning.
+TOOL_PARSERS = (
+    *("auto", "none", "deepseek_v3", "deepseek_v31", "glm45", "gpt_oss", "hermes", "llama3_json"),
+    *("mistral", "pythonic", "qwen3_coder"),
+)
+REASONING_PARSERS = (
+    *("auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "gpt_oss", "mistral", "qwen3"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
@@ -265,6 +275,14 @@ class ServerConfig(Section):
     )
     log_level: str = option("info", "how much is logged", ("debug", "info", "warning", "error"))
     log_format: str = option("text", "lines of the log: text, or an object each", ("text", "json"))
+    tool_call_parser: str = option(
+        "auto", "how the model writes tool calls; auto: by its chat template", TOOL_PARSERS
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model writes reasoning; auto: by its chat template",
+        REASONING_PARSERS,
+    )
 
     def _check_ranges(self) -> None:
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")

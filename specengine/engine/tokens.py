@@ -39,6 +39,13 @@ def encode_text(
     return ids
 
 
+def special_ids(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:
+    """Those of `texts` that are special tokens, with their ids."""
+    find, special = tokenizer.backend_tokenizer.token_to_id, vocabulary_of(tokenizer).special_ids
+    ids = {text: find(text) for text in texts}
+    return {text: token for text, token in ids.items() if token in special}
+
+
 @lru_cache(maxsize=8)
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     return Vocabulary(tokenizer.backend_tokenizer)
@@ -79,9 +86,16 @@ class Vocabulary:
         decoder = str(tokenizer.decoder)
         self._is_byte_level = "ByteLevel" in decoder
         self._is_sentencepiece = "Metaspace" in decoder or "ByteFallback" in decoder
-        count = 1 + max([tokenizer.get_vocab_size(), *added])
+        self._count = count = 1 + max([tokenizer.get_vocab_size(), *added])
         self.pieces = Pieces(count, self._find)
         self.shown = Pieces(count, self._find_shown)  # the same, of special tokens nothing
+
+    def shown_with(self, visible: frozenset[int]) -> Pieces:
+        """`shown`, and of special tokens those in `visible`."""
+        if not visible:
+            return self.shown
+        hidden = self.special_ids - visible
+        return Pieces(self._count, lambda token: b"" if token in hidden else self.pieces.of(token))
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for ids without a piece (padding of the embedding table)."""

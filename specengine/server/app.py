@@ -14,7 +14,7 @@ from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text
 from specengine.server.body import BodyReader, LimitedRoute
-from specengine.server.chat import ChatShape, chat_job
+from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.errors import ApiError, install_error_handlers
 from specengine.server.generation import respond
@@ -95,8 +95,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        job = await chat_job(service.require(body.model), body)
-        shape = ChatShape(job.engine.tokenizer, job.sampling)
+        job, shape = await chat_job(service.require(body.model), body)
         return await respond(service, request, job, shape, body.streaming)
 
     @app.post("/v1/completions")

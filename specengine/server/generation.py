@@ -120,8 +120,8 @@ class Shape(Protocol):
         """The choice's first chunk, before any generated text."""
         ...
 
-    def delta(self, choice: int, output: RequestOutput) -> Json:
-        """The chunk for new text or logprobs."""
+    def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
+        """The chunks for new text or logprobs, if there are any."""
         ...
 
     def closing(self, choice: int, output: RequestOutput) -> Json:
@@ -217,8 +217,7 @@ class Answer:
         opening = self.shape.opening(choice, output) if is_first else None
         if opening is not None:
             chunks.append(opening)
-        if output.text_delta or (output.logprobs and self.job.sampling.logprobs is not None):
-            chunks.append(self.shape.delta(choice, output))
+        chunks += self.shape.deltas(choice, output)
         if output.finish_reason is not None:
             chunks.append(self.shape.closing(choice, output))
         return chunks

@@ -6,16 +6,18 @@ Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingPara
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams, SpecControl
+from specengine.server.messages import Message
 from specengine.server.streaming import Streaming
 from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
+from specengine.server.tool_fields import ToolFields
 
 # Fields that SamplingParams takes as they are.
 _SHARED = (
@@ -139,56 +141,18 @@ class GenerationRequest(Strict):
         return asked if outputs is None else outputs.grammar()
 
 
-class Message(Strict):
-    """One turn of a conversation."""
-
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tool_calls": ([],),
-        "function_call": (),
-        "audio": (),
-        "annotations": ([],),
-        "refusal": (),
-    }
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(lambda value: _as_text(value))]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """Templates know the developer by the older name of that role."""
-        role = "system" if self.role == "developer" else self.role
-        turn = {"role": role, "content": self.content}
-        return turn if self.name is None else turn | {"name": self.name}
-
-
-def _as_text(value: Any) -> Any:
-    """The text parts of a message, joined by newlines."""
-    if not isinstance(value, list):
-        return value
-    for part in value:
-        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
-            raise ValueError('parts other than {"type": "text", "text": ...} are not supported')
-        if not isinstance(part["text"], str):
-            raise ValueError("the text of a part must be a string")
-    return "\n".join(part["text"] for part in value)
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(ToolFields, GenerationRequest):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "audio": (),
         "function_call": ("none",),
         "functions": (),
         "modalities": (["text"],),
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none",),
-        "tools": (),
         "verbosity": (),
         "web_search_options": (),
     }

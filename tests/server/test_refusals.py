@@ -44,11 +44,11 @@ def lives_on(site: Any, engine: Any) -> Any:
         ("min_tokens", -1, "min_tokens must be"),
         ("stream_options", {"include_usage": True}, "needs stream"),
         ("messages", [], "at least 1"),
-        ("tools", [{"type": "function"}], "not supported"),
-        ("tool_choice", "auto", "not supported"),
+        ("functions", [{"name": "f"}], "not supported"),
+        ("tool_choice", "required", "needs tools"),
         ("audio", {"voice": "x"}, "not supported"),
         ("store", True, "not supported"),
-        ("reasoning_effort", "low", "not supported"),
+        ("reasoning_effort", "low", "has no reasoning effort"),
         ("best_of", 2, "not a parameter"),
         ("temprature", 1, "not a parameter"),
     ],
@@ -66,12 +66,21 @@ def test_chat_refuses_by_name(site: Any, field: str, value: Any, message: str) -
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        (
+            {"role": "user", "content": "x", "reasoning_content": "y"},
+            "messages[0].reasoning_content",
+        ),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "assistant", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
         ({"role": "user", "content": "x", "mood": 1}, "messages[0].mood"),
-        ({"role": "assistant", "content": "x", "tool_calls": [1]}, "tool_calls"),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [1]},
+            "messages[0].tool_calls[0]",
+        ),
     ],
 )
 def test_messages_are_refused_by_name(site: Any, message: Any, param: str) -> None:

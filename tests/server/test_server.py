@@ -87,7 +87,7 @@ def test_the_api_describes_itself(site: Any, engine: Any) -> None:
     schema = site.http.get("/openapi.json").json()
     chat = schema["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "temperature", "min_p", "stop_token_ids"} <= set(chat)
-    assert "tools" not in chat
+    assert "functions" not in chat
 
 
 def metrics(site: Any) -> dict[tuple[str, ...], float]:

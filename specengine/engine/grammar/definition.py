@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
-from specengine.core.grammar import GrammarSpec
+from specengine.core.grammar import WHITESPACE, GrammarSpec
 
-# Whitespace between the parts of a document. Unbounded, a model can go on with it for ever.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 # Characters of a reason that a client is told.
 _MOST_SHOWN = 200
 
@@ -16,6 +15,15 @@ _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 def definition(spec: GrammarSpec) -> str:
     """What LLMatcher takes. Raises ValueError."""
+    if spec.frame is None:
+        return _body(spec)
+    body = _body(spec)  # Lark, or JSON: {"grammars": [...]}
+    inner = json.loads(body)["grammars"][0] if body.startswith("{") else {"lark_grammar": body}
+    frame = {"name": "frame", "lark_grammar": spec.frame}
+    return json.dumps({"grammars": [frame, inner | {"name": "body"}]})
+
+
+def _body(spec: GrammarSpec) -> str:
     from llguidance import LLMatcher, grammar_from
 
     if spec.kind in ("json_schema", "json_object"):
