@@ -137,16 +137,15 @@ def test_long_text_is_refused_before_it_is_tokenized(
     assert len(tokenized) == (2 if size == 16 * 200 else 0)
 
 
-def test_long_chats_are_refused_before_their_template(
-    site: Any, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specengine.server.chat.render_chat", lambda *given: [1])
+def test_long_chats_are_refused_before_their_template(site: Any, engine: Any) -> None:
+    """One refused for its tokens was rendered and tokenized; one refused for its bytes was not."""
     parts = [{"type": "text", "text": "é" * 400}] * 2
     messages = [{"role": "user", "content": parts}, {"role": "user", "content": "x" * 1600}]
-    assert site.post(CHAT, **chat(messages=messages)).status_code == 200
-    messages.append({"role": "user", "content": "x"})
-    error = site.refusal(CHAT, 400, **chat(messages=messages))
-    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    for reason in ("tokens, and the context length", "3201 bytes of text"):
+        error = site.refusal(CHAT, 400, **chat(messages=messages))
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+        assert reason in error["message"]
+        messages.append({"role": "user", "content": "x"})
 
 
 def send(site: Any, content: bytes | Iterator[bytes]) -> httpx.Response:
