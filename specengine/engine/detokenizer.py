@@ -34,6 +34,11 @@ class IncrementalDecoder:
         return self._utf8.decode(self._pieces.joined(token_ids), final)
 
 
+def decoder_of(tokenizer: Any, sampling: SamplingParams) -> IncrementalDecoder:
+    """Of the text that a request shows, in which its stop strings are looked for."""
+    return IncrementalDecoder(tokenizer, sampling.skip_special_tokens, sampling.visible_special_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class StopMatch:
     start: int
@@ -75,9 +80,7 @@ class Detokenizer:
         self.text = ""  # what was shown
         self.stopped = False
         self._sampling = sampling
-        self._decoder = IncrementalDecoder(
-            tokenizer, sampling.skip_special_tokens, sampling.visible_special_ids
-        )
+        self._decoder = decoder_of(tokenizer, sampling)
         self._num_unchecked = sampling.min_tokens if sampling.stop else 0
         self._held = ""  # follows self.text, not shown yet
         self._unchecked_len = 0  # characters of self._held in which no stop string may end

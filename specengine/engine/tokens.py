@@ -89,13 +89,16 @@ class Vocabulary:
         self._count = count = 1 + max([tokenizer.get_vocab_size(), *added])
         self.pieces = Pieces(count, self._find)
         self.shown = Pieces(count, self._find_shown)  # the same, of special tokens nothing
+        self._shown_with = {frozenset[int](): self.shown}  # by the special tokens that are visible
 
     def shown_with(self, visible: frozenset[int]) -> Pieces:
         """`shown`, and of special tokens those in `visible`."""
-        if not visible:
-            return self.shown
-        hidden = self.special_ids - visible
-        return Pieces(self._count, lambda token: b"" if token in hidden else self.pieces.of(token))
+        if visible not in self._shown_with:
+            hidden, of = self.special_ids - visible, self.pieces.of
+            self._shown_with[visible] = Pieces(
+                self._count, lambda token: b"" if token in hidden else of(token)
+            )
+        return self._shown_with[visible]
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for ids without a piece (padding of the embedding table)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.server.strict import Strict
@@ -42,12 +42,24 @@ class NamedTool(Strict):
     function: FunctionName
 
 
+def _known_choice(value: Any) -> Any:
+    is_named = isinstance(value, dict) and value.get("type") == "function"
+    if value is not None and value not in ("none", "auto", "required") and not is_named:
+        raise ValueError(
+            'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+        )
+    return value
+
+
+Choice = Literal["none", "auto", "required"] | NamedTool | None
+
+
 class ToolFields(Strict):
     """tool_choice: "none" leaves the tools out of the prompt; "required" and a named function
     constrain the answer."""
 
     tools: list[ToolDefinition] | None = Field(default=None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Annotated[Choice, BeforeValidator(_known_choice)] = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 from tokenizers import AddedToken
 
+KEY = "secret"  # of tests/server/conftest.py
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "say hi"}]
 TEMPLATE = (
@@ -295,7 +298,8 @@ def test_variables_of_the_template(openai_client: OpenAI, model: Any) -> None:
         ({"tools": [tool("a"), tool("a")]}, "tools", "rename"),
         ({"tools": [tool("a")] * 129}, "tools", "128"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type", "function"),
-        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", ""),
+        ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", 'must be "none"'),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", 'must be "none"'),
         ({"tool_choice": "required"}, "tool_choice", "at least one"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
          "tool_choice", "add it to tools"),
@@ -318,3 +322,27 @@ def test_models_without_tools_refuse_them(site: Any, engine: Any) -> None:
     engine.tokenizer.chat_template = "{{ tools }}"
     error = site.refusal(CHAT, 400, model="fake", messages=MESSAGES, tools=TOOLS)
     assert "--tool-call-parser" in error["message"]
+
+
+def test_the_documented_example_runs(
+    site: Any, model: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+    (example,) = re.findall(r"```python\n(import json.*?)```", page, re.DOTALL)
+    for documented, real in (("http://127.0.0.1:8000", site.url), ('"none"', repr(KEY))):
+        assert documented in example
+        example = example.replace(documented, real)
+    model.script = call("weather", "Łódź")
+    say = model.generate
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        outputs = say(*args, **kwargs)
+        if len(model.prompts) > 0:
+            model.script = "It is 24 degrees."
+        return outputs
+
+    monkeypatch.setattr(model, "generate", generate)
+    exec(example, {})
+    assert capsys.readouterr().out == "It is 24 degrees.\n"
+    assert "Łódź: 24 degrees" in model.prompts[-1]
+    assert model.samplings[0].grammar is not None

@@ -13,7 +13,7 @@ from specengine.server.tools.lark import Lark
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
@@ -61,7 +61,7 @@ def _open(header: str, answer: ParsedAnswer, tools: Tools) -> tuple[Sink, bool]:
     """Where the text of a message goes, and whether it is the arguments of a call."""
     recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
     if recipient is not None and tools:
-        answer.open_call(recipient[1].removeprefix("functions."))
+        answer.open_call(recipient[1])
         return answer.add_arguments, True
     is_reasoning = channel is not None and channel[1] == "analysis"
     return answer.add_reasoning if is_reasoning else answer.add_content, False

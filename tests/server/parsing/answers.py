@@ -255,5 +255,6 @@ CASES = [
     ),
     Case("gpt_oss", "<|channel|>final<|message|>4 < 5 <|return|>", "4 < 5 "),
     Case("gpt_oss", "<|channel|>final<|mess", ""),
+    Case("gpt_oss", "to=functions. <|message|>{}", calls=(("functions.", "{}"),)),
     Case("gpt_oss", "Hello", "Hello"),
 ]
