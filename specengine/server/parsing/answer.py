@@ -73,9 +73,13 @@ class Delta:
     the text of kind call is the function's name."""
 
     kind: Kind
-    text: str
+    pieces: list[str]
     call: int = -1
     id: str = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
     def json(self) -> dict[str, Any]:
         """The `delta` of a chunk."""
@@ -140,7 +144,7 @@ class ParsedAnswer:
         if self._dropped:
             return
         call = Call(call_id or self._new_id(), name)
-        self._deltas.append(Delta("call", name, len(self.calls), call.id))
+        self._deltas.append(Delta("call", [name], len(self.calls), call.id))
         self.calls.append(call)
 
     def add_arguments(self, text: str) -> None:
@@ -167,6 +171,6 @@ class ParsedAnswer:
             return
         last = self._deltas[-1] if self._deltas else None
         if last is not None and last.kind == kind:
-            last.text += text  # calls do not interleave: these are the same call's
+            last.pieces.append(text)  # calls do not interleave: these are the same call's
         else:
-            self._deltas.append(Delta(kind, text, len(self.calls) - 1))
+            self._deltas.append(Delta(kind, [text], len(self.calls) - 1))
