@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,14 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(option, option.help))
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, without: Iterable[str] = ()) -> None:
-    """A flag for each field of EngineConfig but those `without`, --config and --print-config."""
+def add_config_arguments(
+    parser: argparse.ArgumentParser, without: Iterable[str] = (), serves: bool = False
+) -> None:
+    """A flag for each field of EngineConfig but those `without`, --config and --print-config.
+    serves: those of the HTTP server are among them."""
     left_out = {"model", *without}
+    if not serves:
+        left_out |= {one.key for one in _server_options()} - {"log_level"}
     for name, section in sections().items():
         group = parser.add_argument_group(name)
         for option in section.options().values():
@@ -58,6 +63,11 @@ def add_config_arguments(parser: argparse.ArgumentParser, without: Iterable[str]
     group.add_argument(
         "--print-config", action="store_true", help="print the resulting configuration and exit"
     )
+
+
+def _server_options() -> Iterator[Option]:
+    for name in ("server", "limits"):
+        yield from sections()[name].options().values()
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

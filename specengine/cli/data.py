@@ -18,9 +18,6 @@ from specengine.cli.logs import set_up_logging
 WITHOUT = (
     "served_model_name",
     "max_queued_requests",
-    "host",
-    "port",
-    "api_key",
     "trace",
     "trace_every_position",
     "trace_max_mb",

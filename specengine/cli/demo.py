@@ -46,9 +46,6 @@ PROMPTS = {
 
 # Options of a server, and of a trace, which one of the engines has nothing to write to.
 WITHOUT = (
-    "host",
-    "port",
-    "api_key",
     "served_model_name",
     "trace",
     "trace_every_position",

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 # Options of the server and of traces, and those of drafting that an examination does not depend on.
 WITHOUT = (
     "served_model_name",
-    "host",
-    "port",
-    "api_key",
     "log_level",
     "max_queued_requests",
     "enable_mixed_chunk",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SERVER_ONLY = ("served_model_name", "max_queued_requests", "host", "port", "api_key")
+SERVER_ONLY = ("served_model_name", "max_queued_requests")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,12 +12,12 @@ from specengine.core.config import EngineConfig
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
-    add_config_arguments(parser)
+    add_config_arguments(parser, serves=True)
 
 
 def run(args: argparse.Namespace) -> int:
     config = config_of(args)
-    set_up_logging(config.server.log_level)
+    set_up_logging(config.server.log_level, config.server.log_format)
     serve_forever(config)
     return 0
 
@@ -37,4 +37,4 @@ def serve_forever(config: EngineConfig) -> None:
             until_the_end.enter_context(settled())
             return AsyncEngine(engine, prepares=True)
 
-        serve(config.server, build)
+        serve(config.server, build, config.limits)

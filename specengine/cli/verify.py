@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 WITHOUT = (
     "served_model_name",
     "max_queued_requests",
-    "host",
-    "port",
-    "api_key",
     "log_level",
     "trace",
     "trace_every_position",

@@ -13,42 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from specengine.core.errors import ConfigError
-from specengine.core.options import HIDDEN, Option, option, options_of
+from specengine.core.limits import LimitConfig
+from specengine.core.options import HIDDEN, option
 from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, VERIFIERS
-
-
-class Section:
-    """A part of the configuration whose fields are options."""
-
-    flag_prefix: ClassVar[str] = ""
-
-    def __post_init__(self) -> None:
-        for name, one in self.options().items():
-            object.__setattr__(self, name, one.check(getattr(self, name)))
-        self._check_ranges()
-
-    @classmethod
-    def options(cls) -> dict[str, Option]:
-        return options_of(cls, cls.flag_prefix)
-
-    def _check_ranges(self) -> None:
-        """Raise ConfigError where a value of the right type makes no sense."""
-
-    def _at_least(self, low: int, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            self._require(value is None or value >= low, name, f"must be at least {low}")
-
-    def _require(self, holds: bool, name: str, rule: str) -> None:
-        if not holds:
-            raise ConfigError(f"{self.options()[name].flag} {getattr(self, name)!r}: {rule}")
+from specengine.core.section import Section
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Section):
     model: str = option("smollm2", "built-in name, directory of safetensors, GGUF file, or hub id")
-    served_model_name: str | None = option(None, "name in the API; default: the model's own")
+    served_model_name: str | None = option(
+        None, "names in the API, separated by commas; default: the model's own"
+    )
     load_format: str = option(
         "auto", "where weights come from", ("auto", "safetensors", "gguf", "dummy")
     )
@@ -65,9 +41,19 @@ class ModelConfig(Section):
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")
 
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Those that were given; answers carry the first."""
+        given = self.served_model_name
+        return () if given is None else tuple(name.strip() for name in given.split(","))
+
     def _check_ranges(self) -> None:
         self._require(bool(self.model.strip()), "model", "name a model; see `specengine models`")
-        self._require(self.served_model_name != "", "served_model_name", "must not be empty")
+        self._require(
+            self.served_model_name is None or all(self.served_names),
+            "served_model_name",
+            "must be a name, or several such as small,tiny",
+        )
         self._at_least(1, "context_length")
         self._at_least(0, "random_seed")
 
@@ -265,16 +251,42 @@ class TraceConfig(Section):
         self._at_least(1, "trace_max_mb")
 
 
+# Names of the registries in server/tools and server/reasoning.
+TOOL_PARSERS = (
+    *("auto", "none", "deepseek_v3", "deepseek_v31", "glm45", "gpt_oss", "hermes", "llama3_json"),
+    *("mistral", "pythonic", "qwen3_coder"),
+)
+REASONING_PARSERS = (
+    *("auto", "none", "deepseek_r1", "deepseek_v3", "glm45", "gpt_oss", "mistral", "qwen3"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig(Section):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes any free one")
     api_key: str | None = option(None, "bearer token that requests must carry", is_secret=True)
+    api_key_file: str | None = option(
+        None, "file of more such tokens, one a line; lines that begin with # are left out"
+    )
+    shutdown_timeout: float = option(
+        30.0, "seconds that requests have to finish after SIGTERM, while new ones get a 503"
+    )
     log_level: str = option("info", "how much is logged", ("debug", "info", "warning", "error"))
+    log_format: str = option("text", "lines of the log: text, or an object each", ("text", "json"))
+    tool_call_parser: str = option(
+        "auto", "how the model writes tool calls; auto: by its chat template", TOOL_PARSERS
+    )
+    reasoning_parser: str = option(
+        "auto",
+        "how the model writes reasoning; auto: by its chat template",
+        REASONING_PARSERS,
+    )
 
     def _check_ranges(self) -> None:
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")
         self._require(0 <= self.port <= 65535, "port", "must be between 0 and 65535")
+        self._at_least(0, "shutdown_timeout")
         self._require(
             self.api_key != "", "api_key", "must not be empty; leave it out to ask for none"
         )
@@ -293,3 +305,4 @@ class EngineConfig:
     spec: SpecConfig = field(default_factory=SpecConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    limits: LimitConfig = field(default_factory=LimitConfig)

@@ -10,9 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from specengine.core.config import EngineConfig, Section, SpecConfig
+from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.options import HIDDEN, Option
+from specengine.core.section import Section
 
 PREFIX = "SPECENGINE_"
 # Read elsewhere, and no options: the commit that results name, the folder of prompts and data, 0 to

@@ -44,6 +44,10 @@ class QueueFullError(SpecEngineError):
     """Too many requests wait already (HTTP 503)."""
 
 
+class EngineStoppedError(SpecEngineError):
+    """The engine has failed or is shutting down (HTTP 503)."""
+
+
 class DataError(SpecEngineError):
     """A data set or prompt file is missing, damaged, or does not fit what it is used with."""
 

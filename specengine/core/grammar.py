@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # the command line's --help imports this file, and may not wa
 
     Words = NDArray[np.int32]
 
+# Whitespace between the parts of a JSON document. Unbounded, a model can go on with it for ever.
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice")
 
 
@@ -28,12 +31,14 @@ class GrammarSpec:
 
     kind: "json_schema" (text: the schema), "json_object" (any object, no text), "regex" (the whole
     output matches; syntax of Rust's regex crate), "ebnf" (llguidance's Lark dialect, or GBNF),
-    "choice" (text: a JSON list of strings). param: the field that errors name.
+    "choice" (text: a JSON list of strings). param: the field that errors name. frame: what the
+    output follows around it, a grammar in llguidance's Lark dialect that names it @body.
     """
 
     kind: str
     text: str
     param: str = field(default="grammar", compare=False)
+    frame: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -86,6 +91,8 @@ def _as_json(value: Any, param: str) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RequestError(f"{param} is not valid JSON: {error}", param) from error
+    except RecursionError:
+        raise RequestError(f"{param} is nested too deeply; flatten it", param) from None
 
 
 class GrammarState(Protocol):

@@ -21,7 +21,8 @@ class ReqState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """kind: "stop" (EOS, stop token or stop string), "length", "abort" or "error"."""
+    """kind: "stop" (EOS, stop token or stop string), "length", "abort" or "error" (the
+    request asks for what cannot be done, and `message` says what)."""
 
     kind: str
     matched: int | str | None = None  # the token id or string that stopped it

@@ -57,6 +57,8 @@ class SamplingParams:
     when nothing may follow. Where min_tokens or ignore_eos would leave it no token, the grammar
     wins.
 
+    visible_special_ids: special tokens that skip_special_tokens leaves in the text.
+
     speculative: how far the request may be drafted for.
     """
 
@@ -79,6 +81,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    visible_special_ids: frozenset[int] = field(default=frozenset(), metadata=NO_OPTION)
     grammar: GrammarSpec | None = field(default=None, metadata=NO_OPTION)
     speculative: SpecControl = field(default=SpecControl(), metadata=NO_OPTION)
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import SpecEngineError
+from specengine.core.errors import EngineStoppedError, SpecEngineError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
+from specengine.engine.grammar.pool import GrammarPool
+from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
 
@@ -41,6 +43,7 @@ class AsyncEngine:
         self._engine = engine
         self._prepares = prepares
         self._quiet = quiet or QuietTime()
+        self._grammars: GrammarPool | None = None
         self._callers: dict[str, Caller] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -81,11 +84,10 @@ class AsyncEngine:
 
         Raises RequestError or QueueFullError where it cannot be served.
         """
-        if sampling.grammar is not None:  # compiling takes too long for the engine's thread
-            await asyncio.to_thread(self._engine.parts.grammars.start, sampling.grammar)
+        grammar = None if sampling.grammar is None else await self._pool().start(sampling.grammar)
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
-        self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream))
+        self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream, grammar))
         try:
             while caller.open_choices:
                 item = await queue.get()
@@ -102,12 +104,20 @@ class AsyncEngine:
         """Stop the thread; requests in flight end with an error."""
         self._stopped = True
         self._wake.set()
+        if self._grammars is not None:
+            self._grammars.close()
         self._thread.join()
         self._engine.close()
 
+    def _pool(self) -> GrammarPool:
+        """Of the first grammar on: most engines meet none."""
+        if self._grammars is None:
+            self._grammars = GrammarPool(self._engine.parts.grammars, self.config.limits)
+        return self._grammars
+
     def _post(self, command: Callable[[], None]) -> None:
         if not self.is_ready:
-            raise SpecEngineError(f"the engine has stopped: {self._failure or 'shut down'}")
+            raise self._end()
         self._commands.append(command)
         self._wake.set()
 
@@ -118,9 +128,10 @@ class AsyncEngine:
         sampling: SamplingParams,
         caller: Caller,
         stream: bool,
+        grammar: LlguidanceState | None,
     ) -> None:
         try:
-            self._engine.add_request(rid, prompt_ids, sampling, stream)
+            self._engine.add_request(rid, prompt_ids, sampling, stream, grammar)
             self._callers[rid] = caller
         except SpecEngineError as error:
             self._send(caller, error)
@@ -147,7 +158,11 @@ class AsyncEngine:
             logger.exception("the engine thread failed")
             self._failure = error
         for caller in self._callers.values():
-            self._send(caller, SpecEngineError(f"the engine stopped: {self._failure or 'abort'}"))
+            self._send(caller, self._end())
+
+    def _end(self) -> EngineStoppedError:
+        why = "is shutting down" if self._failure is None else "has failed; its log says why"
+        return EngineStoppedError(f"the engine {why}")
 
     def _pause(self) -> None:
         """There is no work: prepare some, or wait."""

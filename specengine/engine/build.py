@@ -15,12 +15,11 @@ from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.model import DecoderModel
-from specengine.core.sampling import SamplingParams
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import engine_facts, keep_at_the_end, settle_costs
 from specengine.engine.depth_build import fixed_depth, make_adaptive
-from specengine.engine.detokenizer import IncrementalDecoder
+from specengine.engine.detokenizer import decoder_of
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.drafting import load_draft, make_draft_runners
 from specengine.engine.grammar.compiler import GrammarCompiler
@@ -200,9 +199,7 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -
         enable_mixed_chunk=config.schedule.enable_mixed_chunk,
     )
 
-    def make_decoder(sampling: SamplingParams) -> IncrementalDecoder:
-        return IncrementalDecoder(loaded.tokenizer, sampling.skip_special_tokens)
-
+    make_decoder = partial(decoder_of, loaded.tokenizer)
     return Scheduler(policy, ledger, loaded.model.vocab_size, loaded.device, make_decoder)
 
 
@@ -234,7 +231,7 @@ def _assemble(
     return Engine(
         EngineParts(
             config=config,
-            model_name=config.model.served_model_name or loaded.source.name,
+            model_name=(*config.model.served_names, loaded.source.name)[0],
             tokenizer=loaded.tokenizer,
             eos_ids=loaded.source.eos_token_ids,
             vocab_size=loaded.model.vocab_size,

@@ -17,14 +17,26 @@ _UTF8 = codecs.getincrementaldecoder("utf-8")
 class IncrementalDecoder:
     """Tokens in, whole characters out; the bytes of an unfinished character wait for the rest."""
 
-    def __init__(self, tokenizer: Any, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        skip_special_tokens: bool = True,
+        visible: frozenset[int] = frozenset(),
+    ) -> None:
+        """visible: special tokens that are not skipped."""
         vocabulary = vocabulary_of(tokenizer)
-        self._pieces = vocabulary.shown if skip_special_tokens else vocabulary.pieces
+        shown = vocabulary.shown_with(visible)
+        self._pieces = shown if skip_special_tokens else vocabulary.pieces
         self._utf8 = _UTF8(errors="replace")
 
     def add(self, token_ids: Sequence[int], final: bool = False) -> str:
         """With `final`, an unfinished character comes out as U+FFFD."""
         return self._utf8.decode(self._pieces.joined(token_ids), final)
+
+
+def decoder_of(tokenizer: Any, sampling: SamplingParams) -> IncrementalDecoder:
+    """Of the text that a request shows, in which its stop strings are looked for."""
+    return IncrementalDecoder(tokenizer, sampling.skip_special_tokens, sampling.visible_special_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class Detokenizer:
         self.text = ""  # what was shown
         self.stopped = False
         self._sampling = sampling
-        self._decoder = IncrementalDecoder(tokenizer, sampling.skip_special_tokens)
+        self._decoder = decoder_of(tokenizer, sampling)
         self._num_unchecked = sampling.min_tokens if sampling.stop else 0
         self._held = ""  # follows self.text, not shown yet
         self._unchecked_len = 0  # characters of self._held in which no stop string may end

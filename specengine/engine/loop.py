@@ -22,6 +22,7 @@ from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.grammar.masks import masked_prefill
+from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.outgoing import Choice
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
@@ -57,10 +58,16 @@ class Engine:
         self.at_end()
 
     def add_request(
-        self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool = True
+        self,
+        rid: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        stream: bool = True,
+        grammar: LlguidanceState | None = None,
     ) -> None:
         """Queue a prompt; n > 1 queues as many choices of it. stream: hand tokens out as they come,
-        not only when a choice has ended, which spares the host most of its work.
+        not only when a choice has ended, which spares the host most of its work. grammar: the
+        beginning of sampling.grammar; where it is missing, this call compiles it.
 
         Raises RequestError where the request cannot be served; then nothing was queued.
         """
@@ -78,13 +85,17 @@ class Engine:
                 sampling=sampling,
                 eos_ids=self.parts.eos_ids,
                 seed=choice_seed(base, index),
-                grammar=self._start_grammar(sampling),
+                grammar=self._start_grammar(sampling, grammar),
             )
             self.scheduler.add(req)
             detokenizer = Detokenizer(self.parts.tokenizer, sampling)
             self.choices[req] = Choice(req, rid, index, detokenizer, stream)
 
-    def _start_grammar(self, sampling: SamplingParams) -> GrammarState | None:
+    def _start_grammar(
+        self, sampling: SamplingParams, compiled: LlguidanceState | None
+    ) -> GrammarState | None:
+        if compiled is not None:
+            return compiled.fork()
         return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
 
     def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 from specengine.core.errors import RequestError
 
+# Characters above which a text is encoded without Python's lock: 5 ms and more.
+LONG = 16_384
+
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -28,8 +31,19 @@ def encode_text(
     if backend.truncation is not None or backend.padding is not None:  # its file may ask for them
         backend.no_truncation()
         backend.no_padding()
-    ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+    if len(text) > LONG:  # other threads run meanwhile
+        (encoded,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    else:
+        encoded = backend.encode(text, add_special_tokens=add_special_tokens)
+    ids: list[int] = encoded.ids
     return ids
+
+
+def special_ids(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:
+    """Those of `texts` that are special tokens, with their ids."""
+    find, special = tokenizer.backend_tokenizer.token_to_id, vocabulary_of(tokenizer).special_ids
+    ids = {text: find(text) for text in texts}
+    return {text: token for text, token in ids.items() if token in special}
 
 
 @lru_cache(maxsize=8)
@@ -72,9 +86,19 @@ class Vocabulary:
         decoder = str(tokenizer.decoder)
         self._is_byte_level = "ByteLevel" in decoder
         self._is_sentencepiece = "Metaspace" in decoder or "ByteFallback" in decoder
-        count = 1 + max([tokenizer.get_vocab_size(), *added])
+        self._count = count = 1 + max([tokenizer.get_vocab_size(), *added])
         self.pieces = Pieces(count, self._find)
         self.shown = Pieces(count, self._find_shown)  # the same, of special tokens nothing
+        self._shown_with = {frozenset[int](): self.shown}  # by the special tokens that are visible
+
+    def shown_with(self, visible: frozenset[int]) -> Pieces:
+        """`shown`, and of special tokens those in `visible`."""
+        if visible not in self._shown_with:
+            hidden, of = self.special_ids - visible, self.pieces.of
+            self._shown_with[visible] = Pieces(
+                self._count, lambda token: b"" if token in hidden else of(token)
+            )
+        return self._shown_with[visible]
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for ids without a piece (padding of the embedding table)."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from specengine.core.request import FinishReason, Req
+
+logger = logging.getLogger(__name__)
 
 
 class TextDecoder(Protocol):
@@ -80,7 +83,9 @@ def _reason_to_stop(req: Req, token: int, num_output: int, context_len: int) -> 
     text = req.stop_checker.add(token) if req.stop_checker is not None else None
     grammar = req.grammar
     if grammar is not None and not grammar.accept(token):
-        return FinishReason("error", message=f"the grammar cannot go on: {grammar.error}")
+        logger.debug("a grammar cannot go on: %s", grammar.error)
+        message = f"the grammar cannot go on after {num_output} tokens: it is too complex"
+        return FinishReason("error", message=message)
     if num_output > sampling.min_tokens:
         is_eos = token in req.eos_ids and not sampling.ignore_eos
         if is_eos or token in sampling.stop_token_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,7 +13,8 @@ from specengine.core.version import __version__
 from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text
-from specengine.server.chat import ChatShape, chat_job
+from specengine.server.body import BodyReader, LimitedRoute
+from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.errors import ApiError, install_error_handlers
 from specengine.server.generation import respond
@@ -23,22 +25,27 @@ from specengine.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from specengine.server.request_log import RequestLog
 from specengine.server.service import Service
 
 
-def create_app(service: Service, api_key: str | None = None) -> FastAPI:
-    """The ASGI application; it answers 503 until `service` has its engine."""
+def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
+    """The ASGI application; it answers 503 until `service` has its engine. With `keys`, requests
+    need one of them."""
     app = FastAPI(title="specengine", version=__version__)
+    app.router.route_class = LimitedRoute
+    app.state.service, app.state.bodies = service, BodyReader(service.limits)
     _add_probes(app, service)
     _add_models(app, service)
     _add_generation(app, service)
     _add_tokens(app, service)
     install_error_handlers(app)
     app.add_middleware(CatchErrors)
-    if api_key is not None:
-        app.add_middleware(RequireKey, api_key=api_key)
+    if keys:
+        app.add_middleware(RequireKey, keys=keys)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
+    app.add_middleware(RequestLog)
     return app
 
 
@@ -55,7 +62,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Whether requests are served: 503 while the model loads."""
+        """Whether requests are served: 503 while the model loads, and after SIGTERM."""
         service.require()
         return _json({"status": "ready"})
 
@@ -65,10 +72,10 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    def card() -> dict[str, Any]:
-        engine = service.require()
+    def card(name: str) -> dict[str, Any]:
+        engine = service.require(name)
         return {
-            "id": engine.model_name,
+            "id": name,
             "object": "model",
             "created": service.started,
             "owned_by": "specengine",
@@ -77,26 +84,25 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [card()]})
+        names = service.names(service.require())
+        return _json({"object": "list", "data": [card(name) for name in names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        service.require(name)
-        return _json(card())
+        return _json(card(name))
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        job = await chat_job(service.require(body.model), body)
-        shape = ChatShape(job.engine.tokenizer, job.sampling)
-        return await respond(service, request, job, shape, bool(body.stream), body.include_usage)
+        job, shape = await chat_job(service.require(body.model), body)
+        return await respond(service, request, job, shape, body.streaming)
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         job = await completion_job(service.require(body.model), body)
         shape = CompletionShape(job, body)
-        return await respond(service, request, job, shape, bool(body.stream), body.include_usage)
+        return await respond(service, request, job, shape, body.streaming)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

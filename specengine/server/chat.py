@@ -7,57 +7,85 @@ from typing import Any
 
 from specengine.core.request import TokenLogprob
 from specengine.core.sampling import SamplingParams
-from specengine.engine.chat_template import render_chat
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
+from specengine.server.chat_plan import MakeParser, plan_chat
 from specengine.server.generation import Job, Json, check_context, make_job
 from specengine.server.logprobs import chat_logprobs, shown
+from specengine.server.parsing.choice import ChoiceParser
 from specengine.server.protocol import ChatRequest
 from specengine.server.service import ServedEngine
 
 
-async def chat_job(engine: ServedEngine, body: ChatRequest) -> Job:
+async def chat_job(engine: ServedEngine, body: ChatRequest) -> tuple[Job, ChatShape]:
     """Raises ApiError or RequestError where the request cannot be served."""
-    sampling = body.to_sampling()
-    messages = [message.for_template() for message in body.messages]
-    prompt = await asyncio.to_thread(render_chat, engine.tokenizer, messages)
-    check_context(engine, [prompt], "messages")
-    return make_job(engine, [prompt], sampling)
+    plan = await asyncio.to_thread(plan_chat, engine, body)
+    check_context(engine, [plan.prompt], "messages")
+    job = make_job(engine, [plan.prompt], plan.sampling)
+    return job, ChatShape(engine.tokenizer, plan.sampling, plan.make_parser)
 
 
 class ChatShape:
+    """make_parser: makes the parser of a choice; without it all text is content."""
+
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Any, sampling: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Any, sampling: SamplingParams, make_parser: MakeParser | None = None
+    ) -> None:
         self._vocabulary = vocabulary_of(tokenizer)
         self._wants_logprobs = sampling.logprobs is not None
+        self._make_parser = make_parser
+        self._parsers: dict[int, ChoiceParser] = {}  # of the choices that are streamed
 
     def opening(self, choice: int, output: RequestOutput) -> Json:
         return _chunk(choice, {"role": "assistant", "content": ""})
 
-    def delta(self, choice: int, output: RequestOutput) -> Json:
-        logprobs = self._logprobs(output.logprobs, output)
-        return _chunk(choice, {"content": output.text_delta}, logprobs)
+    def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
+        """The logprobs of the new tokens are those of the first chunk."""
+        new = [] if output.text_delta == "" else [{"content": output.text_delta}]
+        if self._make_parser is not None:
+            parser = self._parsers.get(choice)
+            if parser is None:
+                parser = self._parsers[choice] = self._make_parser()
+            ended = output.finish_reason is not None
+            new = [delta.json() for delta in parser.feed(output.text_delta, ended)]
+        logprobs = self._logprobs(output.logprobs, output) if output.logprobs else None
+        if logprobs is not None and not new:
+            new = [{"content": ""}]
+        return [_chunk(choice, one, None if k else logprobs) for k, one in enumerate(new)]
 
     def closing(self, choice: int, output: RequestOutput) -> Json:
         assert output.finish_reason is not None
-        return _chunk(choice, {}, finish_reason=output.finish_reason.kind)
+        reason = _reason(output.finish_reason.kind, self._parsers.pop(choice, None))
+        return _chunk(choice, {}, finish_reason=reason)
 
     def whole(self, choice: int, output: RequestOutput) -> Json:
         assert output.finish_reason is not None
+        parser = None if self._make_parser is None else self._make_parser()
+        message: Json = {"role": "assistant", "content": output.text, "refusal": None}
+        if parser is not None:
+            parser.feed(output.text, ended=True)
+            message |= parser.answer.message()
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(output.all_logprobs, output),
-            "finish_reason": output.finish_reason.kind,
+            "finish_reason": _reason(output.finish_reason.kind, parser),
         }
 
     def _logprobs(self, entries: list[TokenLogprob], output: RequestOutput) -> Json | None:
         if not self._wants_logprobs:
             return None
         return chat_logprobs(shown(entries, output.finish_reason), self._vocabulary)
+
+
+def _reason(kind: str, parser: ChoiceParser | None) -> str:
+    """Calls end an answer by themselves; one cut short by its length is still that."""
+    has_calls = parser is not None and bool(parser.answer.calls)
+    return "tool_calls" if has_calls and kind == "stop" else kind
 
 
 def _chunk(

@@ -20,7 +20,7 @@ async def completion_job(engine: ServedEngine, body: CompletionRequest) -> Job:
     sampling = body.to_sampling()
     prompts = await asyncio.to_thread(_encode, engine, body.prompt)
     check_context(engine, prompts, "prompt")
-    return make_job(engine, prompts, sampling)
+    return make_job(engine, prompts, sampling, body.is_prompt_only)
 
 
 def _encode(engine: ServedEngine, prompts: list[Prompt]) -> list[list[int]]:
@@ -48,8 +48,11 @@ class CompletionShape:
             return None
         return _choice(choice, self._echoed_text(choice), self._echoed_logprobs(choice, output))
 
-    def delta(self, choice: int, output: RequestOutput) -> Json:
-        return _choice(choice, output.text_delta, self._new(choice, output.logprobs, output))
+    def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
+        has_logprobs = bool(output.logprobs) and self._job.sampling.logprobs is not None
+        if not output.text_delta and not has_logprobs:
+            return []
+        return [_choice(choice, output.text_delta, self._new(choice, output.logprobs, output))]
 
     def closing(self, choice: int, output: RequestOutput) -> Json:
         assert output.finish_reason is not None

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from specengine.core.errors import QueueFullError, RequestError, SpecEngineError
+from specengine.core.errors import EngineStoppedError, QueueFullError, RequestError, SpecEngineError
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,21 @@ class ApiError(Exception):
         }
         return {"error": error}
 
+    def headers(self) -> dict[str, str]:
+        named = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}
+        return named.get(self.status, {})
+
     def response(self) -> Response:
-        headers = {"Retry-After": "1"} if self.status == 503 else {}
-        if self.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
         content = orjson.dumps(self.body())
-        return Response(content, self.status, headers, media_type="application/json")
+        return Response(content, self.status, self.headers(), media_type="application/json")
+
+
+class BodyRefused(HTTPException):
+    """FastAPI lets this kind of error alone pass while it reads a body."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.status, error.message)
+        self.error = error
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -55,6 +64,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), error.param)
     if isinstance(error, QueueFullError):
         return ApiError(503, str(error), code="queue_full")
+    if isinstance(error, EngineStoppedError):
+        return ApiError(503, str(error), code="stopped")
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, SpecEngineError):
@@ -95,6 +106,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
     async def handle_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if isinstance(error, BodyRefused):
+            return error.error.response()
         messages = {
             400: "the body is not valid JSON in UTF-8",
             404: f"there is no {request.url.path} here; see /docs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -12,13 +12,22 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specengine.core.request import FinishReason
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.errors import ApiError
 from specengine.server.metrics import ServerMetrics
+from specengine.server.request_log import RequestRecord, record_of
 from specengine.server.service import ServedEngine, Service, system_fingerprint
-from specengine.server.streaming import EventStream, closing, event, merge, until_disconnect
+from specengine.server.streaming import (
+    EventStream,
+    Streaming,
+    closing,
+    event,
+    merge,
+    until_disconnect,
+)
 
 Json = dict[str, Any]
 
@@ -31,6 +40,7 @@ class Job:
     id: str
     prompts: list[list[int]]
     sampling: SamplingParams
+    is_prompt_only: bool = False  # one token is generated, and not told
 
     @property
     def num_choices(self) -> int:
@@ -46,23 +56,46 @@ class Job:
         if len(sources) == 1:
             async with closing(sources[0]) as outputs:
                 async for output in outputs:
-                    yield output.index, _checked(output)
+                    yield output.index, self._shown(output)
             return
         async with closing(merge(sources)) as merged:
             async for number, output in merged:
-                yield number * self.sampling.n + output.index, _checked(output)
+                yield number * self.sampling.n + output.index, self._shown(output)
+
+    def _shown(self, output: RequestOutput) -> RequestOutput:
+        """ApiError where the engine gave the request up."""
+        return _without_text(_checked(output)) if self.is_prompt_only else _checked(output)
 
 
 def _checked(output: RequestOutput) -> RequestOutput:
     finish = output.finish_reason
     if finish is not None and finish.kind not in ("stop", "length"):
-        status = 503 if finish.kind == "abort" else 500
+        status = 503 if finish.kind == "abort" else 400
         raise ApiError(status, finish.message or "the engine gave this request up", code="aborted")
     return output
 
 
-def make_job(engine: ServedEngine, prompts: list[list[int]], sampling: SamplingParams) -> Job:
-    return Job(engine, uuid4().hex, prompts, sampling)
+def _without_text(output: RequestOutput) -> RequestOutput:
+    finish = None if output.finish_reason is None else FinishReason("length")
+    return replace(
+        output,
+        new_token_ids=[],
+        token_ids=[],
+        text_delta="",
+        text="",
+        logprobs=[],
+        all_logprobs=[],
+        finish_reason=finish,
+    )
+
+
+def make_job(
+    engine: ServedEngine,
+    prompts: list[list[int]],
+    sampling: SamplingParams,
+    is_prompt_only: bool = False,
+) -> Job:
+    return Job(engine, uuid4().hex, prompts, sampling, is_prompt_only)
 
 
 def check_context(engine: ServedEngine, prompts: list[list[int]], param: str) -> None:
@@ -87,8 +120,8 @@ class Shape(Protocol):
         """The choice's first chunk, before any generated text."""
         ...
 
-    def delta(self, choice: int, output: RequestOutput) -> Json:
-        """The chunk for new text or logprobs."""
+    def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
+        """The chunks for new text or logprobs, if there are any."""
         ...
 
     def closing(self, choice: int, output: RequestOutput) -> Json:
@@ -113,16 +146,15 @@ class Tally:
 
     def usage(self) -> Json:
         """A prompt counts once, whatever its n; hits are those of its first choice."""
-        prompts = sum(len(prompt) for prompt in self.job.prompts)
         made = sum(len(output.token_ids) for output in self.finished.values())
         firsts = range(0, self.job.num_choices, self.job.sampling.n)
         cached = sum(self.finished[choice].num_cached_tokens for choice in firsts)
-        return {
-            "prompt_tokens": prompts,
-            "completion_tokens": made,
-            "total_tokens": prompts + made,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return self.usage_so_far(made) | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+    def usage_so_far(self, made: int) -> Json:
+        prompts = sum(len(prompt) for prompt in self.job.prompts)
+        counts = {"prompt_tokens": prompts, "completion_tokens": made}
+        return counts | {"total_tokens": prompts + made}
 
     def metrics(self) -> Json:
         spec = SpecStats()
@@ -134,10 +166,13 @@ class Tally:
 class Answer:
     """Writes a job's outputs down in the shape of its endpoint."""
 
-    def __init__(self, job: Job, shape: Shape, metrics: ServerMetrics) -> None:
+    def __init__(
+        self, job: Job, shape: Shape, metrics: ServerMetrics, record: RequestRecord
+    ) -> None:
         self.job = job
         self.shape = shape
         self.metrics = metrics
+        self.record = record
         self._head: Json = {
             "id": shape.id_prefix + job.id,
             "object": shape.object,
@@ -156,20 +191,24 @@ class Answer:
         results = {"choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
         return self._head | results
 
-    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
+    async def events(self, streaming: Streaming) -> AsyncIterator[bytes]:
         tally = Tally(self.job)
         opened: set[int] = set()
-        usage: Json = {"usage": None} if include_usage else {}
+        made = 0
+        usage: Json = {"usage": None} if streaming.has_usage else {}
         async with closing(self.job.outputs(stream=True)) as outputs:
             async for choice, output in outputs:
                 self._count(tally, choice, output)
-                is_last = tally.is_complete and not include_usage
+                made += len(output.new_token_ids)
+                if streaming.has_usage_in_chunks:
+                    usage = {"usage": tally.usage_so_far(made)}
+                is_last = tally.is_complete and not streaming.has_usage
                 last = {"metrics": tally.metrics()} if is_last else {}
                 for chunk in self._chunks(choice, output, choice not in opened):
                     closes = chunk["finish_reason"] is not None
                     yield event(self._chunk([chunk]) | usage | (last if closes else {}))
                 opened.add(choice)
-        if include_usage:
+        if streaming.has_usage:
             totals = {"usage": tally.usage(), "metrics": tally.metrics()}
             yield event(self._chunk([]) | totals)
 
@@ -178,8 +217,7 @@ class Answer:
         opening = self.shape.opening(choice, output) if is_first else None
         if opening is not None:
             chunks.append(opening)
-        if output.text_delta or (output.logprobs and self.job.sampling.logprobs is not None):
-            chunks.append(self.shape.delta(choice, output))
+        chunks += self.shape.deltas(choice, output)
         if output.finish_reason is not None:
             chunks.append(self.shape.closing(choice, output))
         return chunks
@@ -188,18 +226,21 @@ class Answer:
         if output.finish_reason is not None:
             tally.finished[choice] = output
             self.metrics.observe(output)
+            self.record.count(output)
 
     def _chunk(self, choices: list[Json]) -> Json:
         return self._head | {"object": self.shape.chunk_object, "choices": choices}
 
 
 async def respond(
-    service: Service, request: Request, job: Job, shape: Shape, stream: bool, include_usage: bool
+    service: Service, request: Request, job: Job, shape: Shape, streaming: Streaming | None
 ) -> Response:
     """The HTTP answer; work stops as soon as the client goes away."""
-    answer = Answer(job, shape, service.metrics)
-    if stream:
-        return EventStream(answer.events(include_usage))
+    record = record_of(request.scope)
+    record.prompt_tokens = sum(len(prompt) for prompt in job.prompts)
+    answer = Answer(job, shape, service.metrics, record)
+    if streaming is not None:
+        return EventStream(answer.events(streaming))
     body = await until_disconnect(request.receive, answer.whole())
     if body is None:
         return Response(status_code=499)  # nobody reads it

@@ -7,17 +7,19 @@ Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingPara
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams, SpecControl
+from specengine.server.messages import Message
+from specengine.server.streaming import Streaming
 from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
+from specengine.server.tool_fields import ToolFields
 
-MAX_CHOICES = 128
 # Fields of SamplingParams that this API calls or counts otherwise; it has all others under their
 # names.
 _OTHERWISE = {"max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"}
@@ -41,6 +43,14 @@ class StreamOptions(Strict):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(default=None, description="in every chunk")
+
+    @model_validator(mode="after")
+    def _continuous_belongs_to_usage(self) -> StreamOptions:
+        if self.continuous_usage_stats and not self.include_usage:
+            name = "stream_options.continuous_usage_stats"
+            raise RequestError(f"{name} needs include_usage to be true", name)
+        return self
 
 
 class Speculative(Strict):
@@ -76,11 +86,12 @@ class GenerationRequest(Strict):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    n: int | None = Field(default=None, ge=1)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     speculative: Speculative | None = None
     user: str | None = Field(default=None, description="accepted; nothing depends on it")
+    metadata: Any = Field(default=None, description="any JSON; accepted, not kept")
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> GenerationRequest:
@@ -89,8 +100,12 @@ class GenerationRequest(Strict):
         return self
 
     @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def streaming(self) -> Streaming | None:
+        """None where the answer is to come whole."""
+        if not self.stream:
+            return None
+        options = self.stream_options or StreamOptions()
+        return Streaming(bool(options.include_usage), bool(options.continuous_usage_stats))
 
     def sampling(self, **values: Any) -> SamplingParams:
         """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
@@ -112,56 +127,18 @@ class GenerationRequest(Strict):
         return asked if outputs is None else outputs.grammar()
 
 
-class Message(Strict):
-    """One turn of a conversation."""
-
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "tool_calls": ([],),
-        "function_call": (),
-        "audio": (),
-        "annotations": ([],),
-        "refusal": (),
-    }
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(lambda value: _as_text(value))]
-    name: str | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """Templates know the developer by the older name of that role."""
-        role = "system" if self.role == "developer" else self.role
-        turn = {"role": role, "content": self.content}
-        return turn if self.name is None else turn | {"name": self.name}
-
-
-def _as_text(value: Any) -> Any:
-    """The text parts of a message, joined by newlines."""
-    if not isinstance(value, list):
-        return value
-    for part in value:
-        if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
-            raise ValueError('parts other than {"type": "text", "text": ...} are not supported')
-        if not isinstance(part["text"], str):
-            raise ValueError("the text of a part must be a string")
-    return "\n".join(part["text"] for part in value)
-
-
-class ChatRequest(GenerationRequest):
+class ChatRequest(ToolFields, GenerationRequest):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
         "audio": (),
         "function_call": ("none",),
         "functions": (),
         "modalities": (["text"],),
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
-        "reasoning_effort": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "tool_choice": ("none",),
-        "tools": (),
         "verbosity": (),
         "web_search_options": (),
     }
@@ -170,7 +147,6 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-    metadata: dict[str, str] | None = Field(default=None, description="accepted, not kept")
     prompt_cache_key: str | None = Field(default=None, description="the cache needs no key")
     safety_identifier: str | None = Field(default=None, description="accepted, not kept")
 
@@ -213,9 +189,15 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     max_tokens: int | None = 16
 
+    @property
+    def is_prompt_only(self) -> bool:
+        """Nothing is to be generated: with echo and logprobs, the prompt is scored."""
+        return self.max_tokens == 0
+
     def to_sampling(self) -> SamplingParams:
+        limit = 1 if self.is_prompt_only else self.max_tokens
         return self.sampling(
-            max_tokens=16 if self.max_tokens is None else self.max_tokens,
+            max_tokens=16 if limit is None else limit,
             logprobs=self.logprobs,
             prompt_logprobs=self.logprobs if self.echo else None,
         )
@@ -236,5 +218,5 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FailFast()]
     skip_special_tokens: bool = False

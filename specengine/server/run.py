@@ -6,30 +6,37 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from specengine.core.config import ServerConfig
 from specengine.core.errors import ConfigError
+from specengine.core.limits import LimitConfig
 from specengine.server.app import create_app
+from specengine.server.connection import limited_protocol
 from specengine.server.service import ServedEngine, Service
 
 logger = logging.getLogger(__name__)
 
-# Seconds that open requests get to finish once the server is told to stop, and then to end.
-GRACE = 5
+# Seconds that connections get to close once nothing runs any more.
 ENDING = 10
 
 
-def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
+def serve(
+    config: ServerConfig,
+    build: Callable[[], ServedEngine],
+    limits: LimitConfig | None = None,
+) -> None:
     """Answer HTTP until a signal; `build` runs in a thread of its own, and /ready tells when it is
     done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
-    service = Service()
+    service = Service(limits)
     listener = listen(config)
-    server = make_server(create_app(service, config.api_key), config, service.stop)
+    server = make_server(create_app(service, read_keys(config)), config)
     failures: list[BaseException] = []
 
     def load() -> None:
@@ -51,10 +58,10 @@ def serve(config: ServerConfig, build: Callable[[], ServedEngine]) -> None:
 
 
 @contextmanager
-def background_server(app: ASGIApp, config: ServerConfig) -> Iterator[str]:
+def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
     """Serve `app` from a thread; yields its address, such as http://127.0.0.1:8000."""
     listener = listen(config)
-    server = make_server(app, config, lambda: None)
+    server = make_server(app, config, stops_engine=False)
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     thread.start()
     try:
@@ -62,6 +69,23 @@ def background_server(app: ASGIApp, config: ServerConfig) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
+
+
+def read_keys(config: ServerConfig) -> list[str]:
+    """The keys of which requests must carry one; none where they need none. Raises ConfigError."""
+    keys = [] if config.api_key is None else [config.api_key]
+    if config.api_key_file is not None:
+        try:
+            lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read --api-key-file: {error}") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(
+                f"--api-key-file {config.api_key_file} holds no key; write one a line"
+            )
+        keys += found
+    return keys
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -82,31 +106,41 @@ def address(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn cancels what is open when it stops; here the engine ends it first, with an error."""
+    """On a signal, requests that run have `shutdown_timeout` seconds to finish, while new ones are
+    told 503 on a port that stays open. Then the engine ends the others, which are told so."""
 
-    def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, seconds: float, stops_engine: bool
+    ) -> None:
         super().__init__(config)
-        self._stop = stop
+        self._service = service
+        self._seconds = seconds
+        self._stops_engine = stops_engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.create_task(self._end_requests())
+        self._service.is_stopping = True
+        running = set(self.server_state.tasks)
+        deadline = time.monotonic() + self._seconds
+        while not all(task.done() for task in running) and not self.force_exit:
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(0.05)
+        if self._stops_engine:
+            await asyncio.to_thread(self._service.stop)
         await super().shutdown(sockets)
-        ending.cancel()
-
-    async def _end_requests(self) -> None:
-        await asyncio.sleep(GRACE)
-        await asyncio.to_thread(self._stop)
 
 
-def make_server(
-    app: ASGIApp, config: ServerConfig, stop_engine: Callable[[], None]
-) -> uvicorn.Server:
+def make_server(app: FastAPI, config: ServerConfig, stops_engine: bool = True) -> Server:
+    """stops_engine: it ends with the server."""
+    service: Service = app.state.service
     settings = uvicorn.Config(
         app,
         log_config=None,
-        access_log=config.log_level in ("debug", "info"),
+        access_log=False,  # request_log.py's lines say more
         lifespan="off",
         ws="none",
-        timeout_graceful_shutdown=GRACE + ENDING,
+        http=limited_protocol(service.limits),
+        timeout_keep_alive=service.limits.idle_timeout,
+        timeout_graceful_shutdown=ENDING,
     )
-    return Server(settings, stop_engine)
+    return Server(settings, service, config.shutdown_timeout, stops_engine)

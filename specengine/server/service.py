@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from specengine.core.config import EngineConfig
+from specengine.core.limits import LimitConfig
 from specengine.core.sampling import SamplingParams
 from specengine.core.version import __version__
 from specengine.engine.outputs import EngineStats, RequestOutput
@@ -48,25 +49,29 @@ class ServedEngine(Protocol):
 class Service:
     """`engine` is None while the model loads."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: LimitConfig | None = None) -> None:
+        self.limits = limits or LimitConfig()
         self.engine: ServedEngine | None = None
+        self.is_stopping = False  # new requests are refused
         self.started = int(time.time())
         self.metrics = ServerMetrics(self._stats)
 
-    @property
-    def is_ready(self) -> bool:
-        return self.engine is not None and self.engine.is_ready
-
     def require(self, model: str | None = None) -> ServedEngine:
         """The engine. ApiError where it is not ready, or does not serve `model`."""
+        if self.is_stopping:
+            raise ApiError(503, "the server is shutting down", code="stopping")
         if self.engine is None:
             raise ApiError(503, "the model is still loading; /ready tells when", code="loading")
         if not self.engine.is_ready:
             raise ApiError(503, "the engine has stopped; the server's log says why", code="stopped")
-        if model is not None and model != self.engine.model_name:
+        if model is not None and model not in self.names(self.engine):
             message = f"the model {model!r} is not served here; {self.engine.model_name!r} is"
             raise ApiError(404, message, "model", "model_not_found")
         return self.engine
+
+    def names(self, engine: ServedEngine) -> tuple[str, ...]:
+        """Under which requests may ask for the model."""
+        return engine.config.model.served_names or (engine.model_name,)
 
     def stop(self) -> None:
         """End the engine, and with it every open request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -15,6 +16,14 @@ from specengine.server.errors import as_api_error
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Which chunks tell the usage: the last, or every one."""
+
+    has_usage: bool
+    has_usage_in_chunks: bool
 
 
 def event(payload: Mapping[str, Any]) -> bytes:

@@ -26,4 +26,7 @@ class Strict(BaseModel):
         for name, harmless in cls.unsupported.items():
             if data.get(name) is not None and data[name] not in harmless:
                 raise RequestError(f"{name} is not supported; leave it out", name)
-        return {name: value for name, value in data.items() if name not in cls.unsupported}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in data if name not in known | cls.unsupported.keys()), None)
+        kept = known if unknown is None else known | {unknown}  # one error, however many there are
+        return {name: value for name, value in data.items() if name in kept}

@@ -43,6 +43,14 @@ def test_a_schema_that_is_no_json() -> None:
             GrammarSpec.json_schema(schema)
 
 
+def test_deeply_nested_schema_is_refused() -> None:
+    nested: Any = 1
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        GrammarSpec.json_schema(nested)
+
+
 def test_sampling_params_take_nothing_else() -> None:
     grammar: Any = "a+"
     with pytest.raises(RequestError, match="GrammarSpec"):

@@ -55,7 +55,7 @@ def live(small_models: dict[str, Path]) -> Iterator[Live]:
     engine = build_engine(config_from_flags({"model": str(small_models["llama"]), **FLAGS}, SPEC))
     service = Service()
     service.engine = AsyncEngine(engine)
-    with background_server(create_app(service, None), ServerConfig(port=0)) as url:
+    with background_server(create_app(service), ServerConfig(port=0)) as url:
         yield Live(url, engine)
     service.engine.shutdown()
 

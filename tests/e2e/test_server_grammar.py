@@ -82,6 +82,26 @@ def test_a_json_object(live: Live) -> None:
         ("completions", {"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ("completions", {"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
         (
+            "completions",
+            {"structured_outputs": {"regex": "(a{1000}){1000}"}},
+            "structured_outputs.regex",
+        ),
+        (
+            "completions",
+            {"structured_outputs": {"grammar": 'start: start "a"'}},
+            "structured_outputs.grammar",
+        ),
+        (
+            "completions",
+            {"structured_outputs": {"json": {"$ref": "#"}}},
+            "structured_outputs.json",
+        ),
+        (
+            "completions",
+            {"structured_outputs": {"json": "[" * 960 + "]" * 960}},
+            "structured_outputs.json",
+        ),
+        (
             "chat/completions",
             {
                 "response_format": {
@@ -103,5 +123,6 @@ def test_grammars_that_do_not_compile_are_refused(
     )
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+    assert "<state>" not in answer.json()["error"]["message"]
     assert "does not compile" in answer.json()["error"]["message"]
     assert not live.engine.has_work

@@ -17,6 +17,20 @@ from specengine.engine.tokens import Pieces, encode_text, vocabulary_of
 END = FinishReason("length")
 
 
+def test_visible_special_tokens_are_text() -> None:
+    tokenizer = byte_level()
+    start, end = encode_text(tokenizer, "<tool><end>")
+    ids = [start, *encode_text(tokenizer, "ab"), end, *encode_text(tokenizer, "a")]
+    for visible, text in (((), "<tool>aba"), ((end,), "<tool>ab<end>a")):
+        for _ in range(2):
+            sampling = SamplingParams(visible_special_ids=frozenset(visible))
+            assert Detokenizer(tokenizer, sampling).add(ids, END) == text
+    sampling = SamplingParams(stop=("<end>",), visible_special_ids=frozenset((end,)))
+    stopped = Detokenizer(tokenizer, sampling)
+    assert stopped.add(ids) == "<tool>ab"
+    assert stopped.stopped
+
+
 def wrap(tokenizer: Tokenizer) -> Any:
     tokenizer.add_tokens(
         [AddedToken("<end>", special=True, normalized=False), AddedToken("<tool>", special=False)]

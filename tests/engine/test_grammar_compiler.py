@@ -159,6 +159,17 @@ def test_a_model_without_an_end_is_refused(world: World) -> None:
         compiler.start(GrammarSpec.regex("a"))
 
 
+def test_few_large_grammars_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their text, since memory goes with it; the last used stays."""
+    monkeypatch.setattr("specengine.engine.grammar.compiler.MAX_KEPT_TEXT", 250)
+    compiler = GrammarCompiler(world.tokenizer, VOCAB, frozenset({EOS}))
+    a, b, c = (GrammarSpec.regex(letter * 100) for letter in "abc")
+    for spec in (a, b, a, c):
+        assert mask_of(compiler.start(spec)) == {world.token(spec.text[0])}
+    kept = [spec for spec in (a, b, c) if compiler.compiled(spec) is not None]
+    assert kept == [a, c]
+
+
 @pytest.mark.parametrize("vocab", [300, 400])
 def test_vocabularies_of_model_and_tokenizer_may_differ(world: World, vocab: int) -> None:
     """Rows of the embedding without a token are never allowed, tokens without a row not known."""

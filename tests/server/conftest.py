@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specengine.core.config import EngineConfig, ServerConfig
-from specengine.core.errors import SpecEngineError
+from specengine.core.errors import EngineStoppedError
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
@@ -84,7 +84,7 @@ class FakeEngine:
                         raise self.error
                     await asyncio.sleep(self.delay)
                     if not self.is_ready:
-                        raise SpecEngineError("the engine has stopped")
+                        raise EngineStoppedError("the engine has stopped")
                     chunks += 1
                     output = next(choice)
                     if output.finish_reason is not None:
@@ -194,7 +194,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def site() -> Iterator[Site]:
     service = Service()
-    app = create_app(service, KEY)
+    app = create_app(service, [KEY])
     headers = {"Authorization": f"Bearer {KEY}"}
     with (
         background_server(app, ServerConfig(port=0, log_level="warning")) as url,

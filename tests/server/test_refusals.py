@@ -31,7 +31,7 @@ def lives_on(site: Any, engine: Any) -> Any:
         ("temperature", True, "valid number"),
         ("top_p", 0, "top_p must be in"),
         ("n", 0, "greater than or equal to 1"),
-        ("n", 1000, "less than or equal to 128"),
+        ("n", 129, "at most 128 are taken here (--max-choices)"),
         ("max_tokens", 0, "max_tokens must be a whole number"),
         ("max_completion_tokens", 0, "greater than or equal to 1"),
         ("top_logprobs", 21, "less than or equal to 20"),
@@ -44,11 +44,11 @@ def lives_on(site: Any, engine: Any) -> Any:
         ("min_tokens", -1, "min_tokens must be"),
         ("stream_options", {"include_usage": True}, "needs stream"),
         ("messages", [], "at least 1"),
-        ("tools", [{"type": "function"}], "not supported"),
-        ("tool_choice", "auto", "not supported"),
+        ("functions", [{"name": "f"}], "not supported"),
+        ("tool_choice", "required", "needs tools"),
         ("audio", {"voice": "x"}, "not supported"),
         ("store", True, "not supported"),
-        ("reasoning_effort", "low", "not supported"),
+        ("reasoning_effort", "low", "has no reasoning effort"),
         ("best_of", 2, "not a parameter"),
         ("temprature", 1, "not a parameter"),
     ],
@@ -66,12 +66,21 @@ def test_chat_refuses_by_name(site: Any, field: str, value: Any, message: str) -
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"role": "user", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
+        (
+            {"role": "user", "content": "x", "reasoning_content": "y"},
+            "messages[0].reasoning_content",
+        ),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "assistant", "content": None}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content"),
         ({"role": "user", "content": "x", "mood": 1}, "messages[0].mood"),
-        ({"role": "assistant", "content": "x", "tool_calls": [1]}, "tool_calls"),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [1]},
+            "messages[0].tool_calls[0]",
+        ),
     ],
 )
 def test_messages_are_refused_by_name(site: Any, message: Any, param: str) -> None:
@@ -210,7 +219,7 @@ def test_an_error_within_a_stream(lenient_client: OpenAI, engine: Any) -> None:
     assert engine.aborted
 
 
-@pytest.mark.parametrize(("kind", "status"), [("error", 500), ("abort", 503)])
+@pytest.mark.parametrize(("kind", "status"), [("error", 400), ("abort", 503)])
 def test_a_request_that_the_engine_gives_up(site: Any, engine: Any, kind: str, status: int) -> None:
     engine.final_kind = kind
     error = site.refusal(TEXT, status, model="fake", prompt="x", max_tokens=99)

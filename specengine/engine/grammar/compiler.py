@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import re
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
+from specengine.engine.grammar.definition import definition, shown, why_stuck
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.tokens import encode_text, vocabulary_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Compiled grammars kept. One that many requests have followed may hold some megabytes.
+# Compiled grammars kept, and characters of theirs: one takes about fifty times its text.
 MAX_KEPT = 64
-# Whitespace between the parts of a document. Unbounded, a model can go on with it for ever.
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+MAX_KEPT_TEXT = 524_288
 
 
 class GrammarCompiler:
@@ -33,10 +32,18 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
         ends = sorted(token for token in eos_ids if token < vocab_size)
+        self._vocab_size = vocab_size
         self._source = TokenBytes(tokenizer, vocab_size, ends)
         self._lock = threading.Lock()
+        self._tokenizer_lock = threading.Lock()  # held for about a second, the first time
         self._tokenizer: LLTokenizer | None = None
-        self._compiled = lru_cache(MAX_KEPT)(self._compile)
+        self._compiled: OrderedDict[GrammarSpec, LlguidanceState] = OrderedDict()
+
+    def compiled(self, spec: GrammarSpec) -> LlguidanceState | None:
+        """As `start`, where it is compiled already: a millisecond at most. Else None."""
+        with self._lock:
+            state = self._compiled.get(spec)
+            return None if state is None else state.fork()
 
     def start(self, spec: GrammarSpec) -> LlguidanceState:
         """A state at the beginning of the grammar. The first grammar of all takes about a second,
@@ -45,11 +52,22 @@ class GrammarCompiler:
         Raises RequestError for a grammar that does not compile, where llguidance is missing, and
         for a model without an end-of-text token.
         """
-        return self._compiled(spec).fork()
+        state = self.compiled(spec) or self._compile(spec)
+        with self._lock:
+            kept = self._compiled.setdefault(spec, state)
+            self._compiled.move_to_end(spec)
+            while not self._fits():
+                self._compiled.popitem(last=False)
+            return kept.fork()
 
-    def _compile(self, spec: GrammarSpec) -> LlguidanceState:
+    def _fits(self) -> bool:
+        text = sum(len(spec.text) for spec in self._compiled)
+        return len(self._compiled) <= MAX_KEPT and text <= MAX_KEPT_TEXT
+
+    def check(self, spec: GrammarSpec) -> None:
+        """RequestError where no grammar can be served at all."""
         try:
-            from llguidance import LLMatcher
+            import llguidance  # noqa: F401
         except ImportError as error:
             raise RequestError(
                 f"{spec.param} needs llguidance, which is not installed; "
@@ -61,18 +79,36 @@ class GrammarCompiler:
                 f"{spec.param} needs a model with an end-of-text token, and this one has none",
                 spec.param,
             )
+
+    def vocabulary(self) -> dict[str, Any]:
+        """What trial.Vocabulary is made of."""
+        self._get_tokenizer()
+        return {
+            "tokens": [token.decode("latin-1") for token in self._source.tokens],
+            "special": self._source.special_token_ids,
+            "eos": self._source.eos_token_ids,
+        }
+
+    def _compile(self, spec: GrammarSpec) -> LlguidanceState:
+        self.check(spec)
+        from llguidance import LLMatcher
+
         try:
-            matcher = LLMatcher(self._get_tokenizer(), _definition(spec), log_level=0)
+            matcher = LLMatcher(self._get_tokenizer(), definition(spec), log_level=0)
         except ValueError as error:
-            raise _refusal(spec, str(error)) from error
+            raise refusal(spec, shown(str(error))) from error
         if matcher.is_error():
-            raise _refusal(spec, matcher.get_error())
-        return LlguidanceState(matcher)
+            raise refusal(spec, shown(matcher.get_error()))
+        state = LlguidanceState(matcher)
+        state.fill_mask(np.zeros((self._vocab_size + 31) // 32, dtype=np.int32))
+        if state.error is not None:
+            raise refusal(spec, why_stuck(state.error))
+        return state
 
     def _get_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        with self._lock:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
                 wrapper = TokenizerWrapper(self._source.load())
                 self._tokenizer = LLTokenizer(wrapper, eos_token=self._source.eos_token_ids)
@@ -107,21 +143,5 @@ class TokenBytes:
         return encode_text(self._tokenizer, text, add_special_tokens=False)
 
 
-def _refusal(spec: GrammarSpec, reason: str) -> RequestError:
-    return RequestError(f"{spec.param} does not compile: {reason.strip()}", spec.param)
-
-
-def _definition(spec: GrammarSpec) -> str:
-    """In llguidance's own terms. Raises ValueError."""
-    from llguidance import LLMatcher, grammar_from
-
-    if spec.kind in ("json_schema", "json_object"):
-        schema = spec.text if spec.kind == "json_schema" else '{"type": "object"}'
-        return LLMatcher.grammar_from_json_schema(
-            schema, defaults={"whitespace_pattern": WHITESPACE}
-        )
-    if spec.kind == "ebnf":
-        return grammar_from("gbnf" if _GBNF_RULE.search(spec.text) else "lark", spec.text)
-    if spec.kind == "regex":
-        return grammar_from("regex", spec.text)
-    return grammar_from("choice", spec.text)
+def refusal(spec: GrammarSpec, reason: str) -> RequestError:
+    return RequestError(f"{spec.param} does not compile: {reason}", spec.param)

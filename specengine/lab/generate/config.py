@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specengine.core.config import Section
 from specengine.core.options import option
+from specengine.core.section import Section
 
 # How far a run goes, and how fast; what it makes does not follow from these.
 _BOUNDS = {"max_conversations", "max_tokens", "max_minutes", "concurrency", "report_seconds"}

@@ -1,0 +1,35 @@
+"""What the sections of a configuration share."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from specengine.core.errors import ConfigError
+from specengine.core.options import Option, options_of
+
+
+class Section:
+    """A part of the configuration whose fields are options."""
+
+    flag_prefix: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name, one in self.options().items():
+            object.__setattr__(self, name, one.check(getattr(self, name)))
+        self._check_ranges()
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        return options_of(cls, cls.flag_prefix)
+
+    def _check_ranges(self) -> None:
+        """Raise ConfigError where a value of the right type makes no sense."""
+
+    def _at_least(self, low: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._require(value is None or value >= low, name, f"must be at least {low}")
+
+    def _require(self, holds: bool, name: str, rule: str) -> None:
+        if not holds:
+            raise ConfigError(f"{self.options()[name].flag} {getattr(self, name)!r}: {rule}")

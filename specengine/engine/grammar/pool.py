@@ -1,0 +1,167 @@
+"""Compiling the grammars of strangers: few at a time, and first where it can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from queue import SimpleQueue
+
+from specengine.core.errors import QueueFullError, RequestError
+from specengine.core.grammar import GrammarSpec
+from specengine.core.limits import LimitConfig
+from specengine.engine.grammar.compiler import GrammarCompiler, refusal
+from specengine.engine.grammar.state import LlguidanceState
+
+
+class GrammarPool:
+    """A grammar that is new is tried in a process of its own, which ends when it takes too long or
+    its caller goes away. What has passed there is compiled here, in one of as many threads: it is
+    known to end, and llguidance lets other threads run meanwhile."""
+
+    def __init__(self, compiler: GrammarCompiler, limits: LimitConfig) -> None:
+        self._compiler = compiler
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(limits.grammar_workers, "grammar")
+        seconds = limits.grammar_timeout
+        self._trials = [TrialProcess(compiler, seconds) for _ in range(limits.grammar_workers)]
+        self._idle: SimpleQueue[TrialProcess] = SimpleQueue()
+        for trial in self._trials:
+            self._idle.put(trial)
+        self._num_open = 0
+
+    async def start(self, spec: GrammarSpec) -> LlguidanceState:
+        """A state at the beginning of the grammar; cancelling kills its trial.
+
+        Raises RequestError for a grammar that does not compile within the limits, and
+        QueueFullError where too many wait.
+        """
+        if (compiled := self._compiler.compiled(spec)) is not None:
+            return compiled
+        self._compiler.check(spec)
+        if self._num_open >= self._limits.grammar_workers + self._limits.max_queued_grammars:
+            raise QueueFullError("too many grammars wait to be compiled; retry later")
+        job = _Job(spec)
+        self._num_open += 1
+        try:
+            return await asyncio.wrap_future(self._threads.submit(self._run, job))
+        finally:
+            self._num_open -= 1
+            job.cancel()
+
+    def close(self) -> None:
+        """End every process. Nothing may be started afterwards."""
+        for trial in self._trials:
+            trial.close()
+        self._threads.shutdown(cancel_futures=True)
+        for trial in self._trials:
+            trial.reap()
+
+    def _run(self, job: _Job) -> LlguidanceState:
+        trial = self._idle.get()
+        try:
+            with job.killing(trial):
+                reason = trial.failure(job.spec)
+        finally:
+            self._idle.put(trial)
+        if reason is not None:
+            raise refusal(job.spec, reason)
+        return self._compiler.start(job.spec)
+
+
+class _Job:
+    """A trial that its caller may cancel, from another thread, at any time."""
+
+    def __init__(self, spec: GrammarSpec) -> None:
+        self.spec = spec
+        self._lock = threading.Lock()
+        self._trial: TrialProcess | None = None
+        self._is_cancelled = False
+
+    @contextmanager
+    def killing(self, trial: TrialProcess) -> Iterator[None]:
+        """Within it, `cancel` kills this trial."""
+        with self._lock:
+            if self._is_cancelled:
+                raise RequestError("the client has gone")
+            self._trial = trial
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._trial = None
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled = True
+            if self._trial is not None:
+                self._trial.kill()
+
+
+class TrialProcess:
+    """trial.py, started when it is needed, and again when it has ended."""
+
+    def __init__(self, compiler: GrammarCompiler, seconds: float) -> None:
+        self._compiler = compiler
+        self._seconds = seconds
+        self._process: subprocess.Popen[str] | None = None
+        self._is_closed = False
+
+    def failure(self, spec: GrammarSpec) -> str | None:
+        """Why the grammar does not pass; None where it does."""
+        is_running = self._process is not None and self._process.poll() is None
+        process = self._process if self._process is not None and is_running else self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if not is_running:
+                process.stdin.write(json.dumps(self._compiler.vocabulary()) + "\n")
+            process.stdin.write(json.dumps(asdict(spec)) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if answer:
+            reason: str | None = json.loads(answer)
+            return reason
+        self.reap()
+        return f"it takes more than {self._seconds:g} s, or too much memory; simplify it"
+
+    def kill(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def close(self) -> None:
+        """Whatever runs ends, and nothing starts any more."""
+        self._is_closed = True
+        self.kill()
+
+    def reap(self) -> None:
+        """End the process, if there is one, and close its pipes."""
+        if self._process is not None:
+            with suppress(BrokenPipeError), self._process as process:
+                process.kill()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        if self._is_closed:
+            raise RequestError("the server is shutting down")
+        self.reap()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "specengine.engine.grammar.trial", str(self._seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            start_new_session=True,  # a Ctrl-C at the terminal is for the server
+        )
+        return self._process

@@ -1,0 +1,158 @@
+"""One HTTP connection: uvicorn's, with limits on time and number, and strict about its framing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, ClassVar
+
+import h11
+import orjson
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from specengine.core.limits import LimitConfig
+from specengine.server.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+# Bytes of a refused body that are read and dropped, so that the client gets to read the refusal.
+MAX_DROPPED = 64 * 2**20
+
+
+class StrictConnection(h11.Connection):
+    """Refuses a request with both Content-Length and Transfer-Encoding. h11 goes by the latter; a
+    proxy that goes by the former sees another request in the body (RFC 9112, section 6.1). Other
+    versions of HTTP are refused as well, which h11 leaves to its caller."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+            if event.http_version not in (b"1.0", b"1.1"):
+                raise h11.RemoteProtocolError("not HTTP/1.1")
+        return event
+
+
+class LimitedProtocol(H11Protocol):
+    """At most one timer runs for what the client owes: headers, a body, or to read the last of a
+    connection that is closed."""
+
+    limits: ClassVar[LimitConfig]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = StrictConnection(h11.SERVER, self.limits.max_header_bytes)
+        self._is_surplus = False
+        self._num_dropped = 0  # bytes of the present body
+        self._waits_for: tuple[str, Any] | None = None  # and the request before it
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._is_surplus = len(self.connections) > self.limits.max_connections
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waits_for = None
+        _cancel(self._reading)
+        _cancel(self._writing)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_surplus:
+            self.refuse(503, "too many connections are open; retry later")
+            return
+        is_answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+        self._num_dropped = self._num_dropped + len(data) if is_answered else 0
+        if self._num_dropped > MAX_DROPPED:
+            self.transport.close()
+            self._watch()
+            return
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, "this is no valid HTTP/1.1 request")
+
+    def refuse(self, status: int, message: str) -> None:
+        """Close the connection, with an answer where none has begun."""
+        logger.info("refused a connection with %d: %s", status, message)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # its task may go on, and must not write any more
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
+            error = ApiError(status, message, code="connection_refused")
+            body = orjson.dumps(error.body())
+            headers = {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+                **error.headers(),
+            }
+            parts = (
+                h11.Response(
+                    status_code=status,
+                    headers=list(headers.items()),
+                    reason=STATUS_PHRASES[status],
+                ),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            )
+            self.transport.write(b"".join(self.conn.send(part) or b"" for part in parts))
+        self.transport.close()
+        self._watch()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        _cancel(self._writing)
+        self._writing = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        _cancel(self._writing)
+
+    def _watch(self) -> None:
+        """Start the timer of what the client owes now. It runs on while the same is owed."""
+        waits_for = self._owed()
+        if waits_for == self._waits_for:
+            return
+        self._waits_for = waits_for
+        _cancel(self._reading)
+        if waits_for is None:
+            return
+        seconds: float = getattr(self.limits, f"{waits_for[0]}_timeout")
+        if self.transport.is_closing():
+            self._reading = self.loop.call_later(seconds, self.transport.abort)
+        else:
+            message = f"the {waits_for[0]} took longer than {seconds:g} s"
+            self._reading = self.loop.call_later(seconds, self.refuse, 408, message)
+
+    def _owed(self) -> tuple[str, Any] | None:
+        if self.transport.is_closing():
+            return "write", self.cycle
+        if self.conn.their_state is h11.SEND_BODY:
+            return "body", self.cycle
+        if self.conn.their_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+            return "header", self.cycle
+        return None
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def limited_protocol(limits: LimitConfig) -> type[LimitedProtocol]:
+    """A class, which is what uvicorn takes."""
+    return type("Protocol", (LimitedProtocol,), {"limits": limits})

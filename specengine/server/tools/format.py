@@ -1,0 +1,83 @@
+"""What a format of tool calls is."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specengine.server.parsing.answer import ParsedAnswer, new_call_id
+from specengine.server.parsing.reader import Reader, Steps
+from specengine.server.tools.lark import Lark
+
+# A function's name, as a reader runs over it.
+NAME = re.compile(r"[\w.-]*", re.ASCII)
+Schema = Mapping[str, Any]
+NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. parameters: the JSON schema of its arguments."""
+
+    name: str
+    parameters: Schema = field(default_factory=lambda: NO_PARAMETERS)
+    is_strict: bool = False
+
+    def property_schema(self, name: str) -> Any:
+        """The schema of one argument; empty where there is none."""
+        properties = self.parameters.get("properties")
+        return properties.get(name, {}) if isinstance(properties, Mapping) else {}
+
+
+Tools = Mapping[str, Tool]  # by name
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How calls are written: open, then each call as before + name + middle + arguments + after,
+    with `separator` between them, then close. trigger: what open + before begins with, by which a
+    call is told from text; empty where nothing tells but the first character."""
+
+    before: str
+    middle: str
+    after: str = ""
+    open: str = ""
+    separator: str = ""
+    close: str = ""
+    trigger: str = ""
+
+
+class ToolFormat(ABC):
+    """Reads calls from an answer, and says how they are written.
+
+    markers: texts that may be special tokens of the model; they are shown to `read`.
+    signs: texts that are all in a chat template if, and only if, it is one for this format.
+    """
+
+    markers: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+
+    @abstractmethod
+    def read(self, reader: Reader, answer: ParsedAnswer, tools: Tools) -> Steps[None]:
+        """Read up to the end of the text. What is no call is content, as it is; arguments that are
+        malformed are handed on as they are."""
+
+    @abstractmethod
+    def layout(self, lark: Lark) -> Layout:
+        """How the model that `lark` is for writes calls."""
+
+    def arguments(self, lark: Lark, tool: Tool) -> str:
+        """The Lark expression of the arguments. Raises RequestError for a schema that cannot be
+        followed in this format."""
+        return lark.json(tool.parameters, is_lenient=not tool.is_strict)
+
+    def new_id(self) -> str:
+        """The id of a call that the model gave none."""
+        return new_call_id()
+
+    def template_id(self, call_id: str) -> str:
+        """An id from the conversation, as the model's chat template takes it."""
+        return call_id

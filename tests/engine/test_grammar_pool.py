@@ -1,0 +1,201 @@
+"""Grammars of strangers: refused in words, within their time, while the event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specengine.core.errors import QueueFullError, RequestError
+from specengine.core.grammar import GrammarSpec
+from specengine.core.limits import LimitConfig
+from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.grammar.pool import GrammarPool
+from tests.support.grammars import EOS, VOCAB, World, mask_of
+
+SLOW = GrammarSpec.regex("(a{1000}){1000}")  # half a second to the first mask
+
+
+@pytest.fixture(scope="module")
+def world(small_models: dict[str, Path]) -> World:
+    return World(small_models["llama"])
+
+
+Make = Callable[..., GrammarPool]
+
+
+@pytest.fixture
+def make_pool(world: World) -> Iterator[Make]:
+    pools = []
+
+    def make(**limits: Any) -> GrammarPool:
+        compiler = GrammarCompiler(world.tokenizer, VOCAB, frozenset({EOS}))
+        pools.append(GrammarPool(compiler, LimitConfig(**limits)))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def nested(depth: int) -> GrammarSpec:
+    schema = '{"type":"integer"}'
+    for _ in range(depth):
+        schema = '{"type":"array","items":' + schema + "}"
+    return GrammarSpec.json_schema(schema, "field")
+
+
+HOSTILE = [
+    GrammarSpec.regex("(a{1000}){1000}", "field"),
+    GrammarSpec.regex("(((a{100}){100}){100}){100}", "field"),
+    GrammarSpec.regex("(" * 20_000, "field"),
+    GrammarSpec.ebnf('start: start "a"', "field"),
+    GrammarSpec.ebnf("start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "field"),
+    GrammarSpec.ebnf("start: A\nA: B{1000}\nB: C{1000}\nC: /x/", "field"),
+    GrammarSpec.json_schema({"$ref": "#"}, "field"),
+    GrammarSpec.json_schema({"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, "field"),
+    GrammarSpec.json_schema("[" * 960 + "]" * 960, "field"),
+    nested(960),
+    GrammarSpec.json_schema({"type": "integer", "multipleOf": 1_000_003, "minimum": 3}, "field"),
+    GrammarSpec.json_schema(
+        {"allOf": [{"anyOf": [{"minLength": i}, {"maxLength": i}]} for i in range(1, 20)]}, "field"
+    ),
+]
+
+
+def test_grammar_is_compiled_and_kept(make_pool: Make, world: World) -> None:
+    pool = make_pool()
+
+    async def masks() -> list[set[int]]:
+        return [mask_of(await pool.start(GrammarSpec.regex(letter))) for letter in "aba"]
+
+    a, b = {world.token("a")}, {world.token("b")}
+    assert asyncio.run(masks()) == [a, b, a]
+
+
+def test_grammar_may_name_tokens_by_their_ids(make_pool: Make, world: World) -> None:
+    token = world.tokenizer.bos_token_id  # which no text spells
+    spec = GrammarSpec.ebnf(f'start: <[{token}]> "a"')
+    state = asyncio.run(make_pool().start(spec))
+    assert mask_of(state) == {token}
+    assert state.accept(token)
+    assert mask_of(state) == {world.token("a")}
+
+
+def test_states_are_independent(make_pool: Make, world: World) -> None:
+    pool = make_pool()
+
+    async def two() -> Any:
+        return [await pool.start(GrammarSpec.regex("ab")) for _ in range(2)]
+
+    one, other = asyncio.run(two())
+    assert one.accept(world.token("a"))
+    assert mask_of(other) == {world.token("a")}
+
+
+@pytest.mark.parametrize("spec", HOSTILE, ids=lambda spec: spec.text[:30])
+def test_hostile_grammar_is_refused_in_one_line(make_pool: Make, spec: GrammarSpec) -> None:
+    pool = make_pool()
+    with pytest.raises(RequestError, match="field does not compile: ") as caught:
+        asyncio.run(pool.start(spec))
+    message = str(caught.value)
+    assert caught.value.param == "field"
+    assert "\n" not in message
+    assert "<state>" not in message
+    assert len(message) < 300
+    asyncio.run(pool.start(GrammarSpec.regex("a")))  # the pool works on
+
+
+def test_grammar_that_takes_too_long_is_killed(make_pool: Make) -> None:
+    pool = make_pool(grammar_timeout=0.1)
+    with pytest.raises(RequestError, match=r"takes more than 0\.1 s"):
+        asyncio.run(pool.start(SLOW))
+    asyncio.run(pool.start(GrammarSpec.regex("a")))
+
+
+def process_of(pool: GrammarPool) -> int:
+    process = pool._trials[0]._process
+    assert process is not None
+    return process.pid
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_cancelling_kills_the_trial_and_frees_its_place(make_pool: Make) -> None:
+    """A process that is stopped answers to nothing."""
+    pool = make_pool(grammar_workers=1, grammar_timeout=60)
+
+    async def cancelled() -> None:
+        await pool.start(GrammarSpec.regex("a"))
+        os.kill(process_of(pool), signal.SIGSTOP)
+        task = asyncio.create_task(pool.start(GrammarSpec.regex("b")))
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await pool.start(GrammarSpec.regex("c"))
+
+    asyncio.run(cancelled())
+
+
+def test_others_wait_in_a_bounded_queue_and_the_loop_goes_on(make_pool: Make) -> None:
+    pool = make_pool(grammar_workers=1, max_queued_grammars=2, grammar_timeout=60)
+
+    async def crowd() -> tuple[int, list[Any]]:
+        await pool.start(GrammarSpec.regex("z"))
+        os.kill(process_of(pool), signal.SIGSTOP)
+        tasks = [asyncio.create_task(pool.start(GrammarSpec.regex(x))) for x in "abcd"]
+        ticks = 0
+        while not tasks[3].done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await pool.start(GrammarSpec.regex("z"))  # kept: it waits for nobody
+        os.kill(process_of(pool), signal.SIGCONT)
+        return ticks, await asyncio.gather(*tasks, return_exceptions=True)
+
+    ticks, results = asyncio.run(crowd())
+    assert ticks > 0
+    assert [isinstance(one, Exception) for one in results] == [False, False, False, True]
+    assert isinstance(results[3], QueueFullError)
+
+
+def test_closing_leaves_no_process(make_pool: Make) -> None:
+    pool = make_pool()
+    asyncio.run(pool.start(GrammarSpec.regex("a")))
+    pid = process_of(pool)
+    assert is_alive(pid)
+    pool.close()
+    assert not is_alive(pid)
+
+
+def test_process_ends_with_its_parent_or_its_time(make_pool: Make) -> None:
+    """Its input ends where the parent has gone, and its alarm needs no parent at all."""
+    pool = make_pool(grammar_workers=1)
+    asyncio.run(pool.start(GrammarSpec.regex("a")))
+    process = pool._trials[0]._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(20) == 0
+    other = make_pool(grammar_workers=1, grammar_timeout=0.1)
+    asyncio.run(other.start(GrammarSpec.regex("a")))
+    process = other._trials[0]._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(asdict(SLOW)) + "\n")
+    process.stdin.flush()
+    assert process.wait(20) == -signal.SIGALRM

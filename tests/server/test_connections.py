@@ -1,0 +1,272 @@
+"""Raw HTTP from hostile and careless clients: refused or timed out, and nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from specengine.core.config import ServerConfig
+from specengine.core.limits import LimitConfig
+from specengine.server import body, connection
+from specengine.server.app import create_app
+from specengine.server.body import LARGE, BodyReader
+from specengine.server.run import background_server
+from specengine.server.service import Service
+from tests.server.conftest import FakeEngine, Site
+from tests.server.test_server import wait_for
+
+SERVER = ServerConfig(port=0, log_level="warning")
+LIMITS = LimitConfig(
+    header_timeout=0.3, body_timeout=0.3, write_timeout=0.3, idle_timeout=1, max_connections=20
+)
+BODY = json.dumps({"model": "fake", "prompt": "x"}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+READY = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
+CLOSE = READY.replace(b"Host: x", b"Host: x\r\nConnection: close")
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Site]:
+    """A server that waits for nobody."""
+    service = Service(LIMITS)
+    service.engine = FakeEngine()
+    with (
+        background_server(create_app(service), SERVER) as url,
+        httpx.Client(base_url=url, timeout=20) as http,
+    ):
+        yield Site(url, service, http)
+
+
+@pytest.fixture(autouse=True)
+def others_are_served(strict: Site) -> Iterator[None]:
+    strict.service.engine = FakeEngine()
+    yield
+    assert strict.post("/v1/completions", model="fake", prompt="x").status_code == 200
+
+
+def connect(site: Site) -> socket.socket:
+    host, port = site.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def read_all(open_socket: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    parts = []
+    try:
+        while part := open_socket.recv(65_536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def exchange(site: Site, content: bytes) -> bytes:
+    with connect(site) as client:
+        client.sendall(content)
+        return read_all(client)
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3})", answer)]
+
+
+SMUGGLED = b"0\r\n\r\n" + READY
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n" + SMUGGLED,
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n" + SMUGGLED,
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 500\r\n\r\n" + SMUGGLED,
+        HEAD + b"TRANSFER-encoding: chunked\r\ncontent-LENGTH: 0\r\n\r\n" + SMUGGLED,
+        HEAD + b"Transfer-Encoding: xchunked\r\nContent-Length: 5\r\n\r\n" + SMUGGLED,
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + SMUGGLED,
+        HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + SMUGGLED,
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n" + SMUGGLED,
+        HEAD + b"Content-Length: -1\r\n\r\n" + SMUGGLED,
+        HEAD + b"Content-Length : 5\r\n\r\n" + SMUGGLED,
+        HEAD + b"Content-Length: 5\r\n X: y\r\n :\r\n\r\n" + SMUGGLED,
+        CHUNKED + b"zz\r\n" + READY,
+        CHUNKED + b"5\r\n{}{}{}{}" + READY,
+        b"GET /ready HTTP/1.1\r\n\r\n" + READY,  # no host
+        b"GET /ready HTTP/1.1\r\nHost: x\r\nBad Header: y\r\n\r\n" + READY,
+        b"GET /ready\x00 HTTP/1.1\r\nHost: x\r\n\r\n" + READY,
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n" + READY,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
+        b"GET /ready HTTP/1.1\r\nX: " + b"a" * (LIMITS.max_header_bytes + 1),
+        b"GET /ready HTTP/1.1\r\n" + b"X: y\r\n" * 5000 + b"\r\n",
+    ],
+    ids=lambda content: ascii(content[len(HEAD) :][:40]),
+)
+def test_bad_framing_is_refused_and_closed(strict: Site, content: bytes) -> None:
+    """Once: nothing behind the bad request is answered, and no work is done for it."""
+    answer = exchange(strict, content)
+    assert statuses(answer) in ([400], [501])
+    assert b"connection: close" in answer.lower()
+    assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
+    assert isinstance(strict.service.engine, FakeEngine)
+    assert strict.service.engine.prompts == []
+
+
+def test_requests_one_after_the_other_are_answered(strict: Site) -> None:
+    """Sent at once, in one packet: lawful, and in order."""
+    chunks = CHUNKED + b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+    answer = exchange(strict, WHOLE + READY + chunks + WHOLE + CLOSE)
+    assert statuses(answer) == [200] * 5
+
+
+def test_header_at_its_limit_passes(strict: Site) -> None:
+    longest = CLOSE.replace(b"\r\n\r\n", b"\r\nX: \r\n\r\n")
+    longest = longest.replace(b"X: ", b"X: " + b"a" * (LIMITS.max_header_bytes - len(longest)))
+    assert len(longest) == LIMITS.max_header_bytes
+    assert statuses(exchange(strict, longest)) == [200]
+
+
+@pytest.mark.parametrize("before", [b"", READY, WHOLE], ids=["first", "second", "after-a-body"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the header took longer"),
+        (b"G", "the header took longer"),
+        (READY[:-1], "the header took longer"),
+        (WHOLE[:-1], "the body took longer"),
+        (CHUNKED, "the body took longer"),
+        (CHUNKED + b"5\r\n{", "the body took longer"),
+    ],
+    ids=lambda value: ascii(value[-8:]),
+)
+def test_half_a_request_times_out(
+    strict: Site, before: bytes, content: bytes, message: str
+) -> None:
+    answer = exchange(strict, before + content)
+    if before and not content:  # between requests it is idle
+        assert statuses(answer) == [200]
+        return
+    assert statuses(answer) == ([200, 408] if before else [408])
+    assert message in answer.decode()
+
+
+def test_drip_fed_body_times_out(strict: Site) -> None:
+    """The time counts from the header, however often a byte comes."""
+    with connect(strict) as client:
+        client.sendall(CHUNKED)
+        client.settimeout(0.05)
+        for _ in range(400):
+            try:
+                client.sendall(b"1\r\n \r\n")
+                if part := client.recv(65_536):
+                    break
+            except TimeoutError:
+                continue
+    assert statuses(part) == [408]
+
+
+def test_connections_beyond_the_cap_are_refused(strict: Site) -> None:
+    with ExitStack() as open_ones:
+        clients = [open_ones.enter_context(connect(strict)) for _ in range(LIMITS.max_connections)]
+        for client in clients:
+            client.sendall(READY)
+        answers = [client.recv(65_536) for client in clients]
+        answers.append(exchange(strict, READY))
+    refused = [answer for answer in answers if statuses(answer) == [503]]
+    assert len(refused) in (1, 2)  # the connection of `strict.http` may be idle still
+    assert b"retry-after: 1" in refused[0].lower()
+    assert statuses(answers[0]) == [200]
+    wait_for(lambda: statuses(exchange(strict, CLOSE)) == [200])
+
+
+def test_client_that_never_reads_is_dropped_and_its_work_aborted(strict: Site) -> None:
+    engine = FakeEngine(context_length=3000, script="x" * 900)
+    strict.service.engine = engine
+    fields = {"model": "fake", "prompt": "x", "max_tokens": 1000, "stream": True, "n": 128}
+    content = json.dumps({**fields, "logprobs": 20}).encode()
+    with connect(strict) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        wait_for(lambda: engine.aborted)
+
+
+def test_refused_body_is_dropped_as_it_comes_up_to_a_bound(
+    strict: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_DROPPED", 100_000)
+    with connect(strict) as client:
+        client.sendall(CHUNKED.replace(b"/v1/completions", b"/v1/nothing"))
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            client.sendall((b"400\r\n" + b" " * 0x400 + b"\r\n") * 20_000)
+
+
+def test_probe_is_answered_beside_those_who_hold_on(site: Site, engine: Any) -> None:
+    """With the default limits: hundreds of half requests."""
+    with ExitStack() as open_ones:
+        for number in range(300):
+            client = open_ones.enter_context(connect(site))
+            client.sendall((b"GET /re", CHUNKED + b"5\r\n{", WHOLE[:-1])[number % 3])
+        assert statuses(exchange(site, CLOSE)) == [200]
+
+
+def test_memory_of_large_bodies_is_given_back_once_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(body, "_trim_memory", lambda: trims.append(1))
+    monkeypatch.setattr(body, "TRIM_AFTER", 0.05)
+    reader = BodyReader(LIMITS)
+
+    async def all_at_once() -> None:
+        for size in (100, LARGE + 1, LARGE + 1):
+            await reader.parse(b"{}".ljust(size), Service())
+        assert not trims
+        await asyncio.sleep(0.3)
+
+    asyncio.run(all_at_once())
+    assert len(trims) == 1
+
+
+@pytest.mark.parametrize("content", [b"[[], []]", b"[[]", b"[" * 100_000])
+def test_parsing_collects_no_garbage_and_leaves_collections_on(content: bytes) -> None:
+    collected: list[str] = []
+
+    def count(phase: str, info: Any) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        with suppress(ValueError, RecursionError):
+            body._loads(content.replace(b"[]", b"[]," * 50_000 + b"[]"))
+        during = list(collected)
+    finally:
+        gc.callbacks.remove(count)
+    assert not during
+    assert gc.isenabled()
+
+
+def test_others_get_their_turn_between_large_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, order = BodyReader(LIMITS), []
+    monkeypatch.setattr(reader, "_parse", lambda *given: order.append("parse"))
+
+    async def others() -> None:
+        for _ in range(40):
+            order.append("other")
+            await asyncio.sleep(0)
+
+    async def all_at_once() -> None:
+        bodies = [reader.parse(b" " * (LARGE + 1), Service()) for _ in range(8)]
+        await asyncio.gather(*bodies, others())
+
+    asyncio.run(all_at_once())
+    assert order.count("parse") == 8
+    assert "parse parse" not in " ".join(order)

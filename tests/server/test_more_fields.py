@@ -1,0 +1,106 @@
+"""Fields and names that clients of OpenAI's and vLLM's servers use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ConfigError
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "fake", "messages": MESSAGES},
+    TEXT: {"model": "fake", "prompt": "hi"},
+}
+
+
+def chunks(site: Any, path: str, **fields: Any) -> list[dict[str, Any]]:
+    text = site.post(path, **BODIES[path], stream=True, **fields).text
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    return [json.loads(one) for one in events[:-1]]
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("metadata", [None, {}, {"a": {"b": [1, None]}}, [1], "x", 5])
+def test_metadata_is_any_json(site: Any, engine: Any, path: str, metadata: Any) -> None:
+    assert site.post(path, **BODIES[path], metadata=metadata).status_code == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(("field", "value"), [("best_of", 2), ("suffix", "x"), ("priority", 1)])
+def test_what_is_not_served_is_refused_by_name(
+    site: Any, path: str, field: str, value: Any
+) -> None:
+    error = site.refusal(path, 400, **BODIES[path], **{field: value})
+    assert error["param"] == field
+    assert field in error["message"]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_tokens_score_the_prompt_alone(site: Any, engine: Any, stream: bool, echo: bool) -> None:
+    fields = {"max_tokens": 0, "echo": echo, "logprobs": 1, "n": 2}
+    if stream:
+        found = chunks(site, TEXT, **fields, stream_options={"include_usage": True})
+        usage = found[-1]["usage"]
+        choices = [choice for one in found for choice in one["choices"] if choice["index"] == 1]
+        text = "".join(choice["text"] for choice in choices)
+        logprobs = [one for c in choices if c["logprobs"] for one in c["logprobs"]["tokens"]]
+        finish = choices[-1]["finish_reason"]
+    else:
+        answer = site.post(TEXT, **BODIES[TEXT], **fields).json()
+        usage, choice = answer["usage"], answer["choices"][1]
+        text, finish = choice["text"], choice["finish_reason"]
+        logprobs = choice["logprobs"]["tokens"]
+    assert (text, finish) == ("hi" if echo else "", "length")
+    assert logprobs == (["h", "i"] if echo else [])
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 0)
+    assert engine.samplings[0].max_tokens == 1
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_negative_max_tokens_are_refused(site: Any, path: str) -> None:
+    assert site.refusal(path, 400, **BODIES[path], max_tokens=-1)["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_usage_in_every_chunk(site: Any, engine: Any, path: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *found, last = chunks(site, path, stream_options=options, n=2)
+    counts = [one["usage"]["completion_tokens"] for one in found]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+    for one in found:
+        assert one["choices"]
+        usage = one["usage"]
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def test_usage_in_chunks_needs_usage(site: Any) -> None:
+    fields = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    error = site.refusal(TEXT, 400, **BODIES[TEXT], **fields)
+    assert error["param"] == "stream_options.continuous_usage_stats"
+
+
+def test_model_of_several_names(site: Any, engine: Any, openai_client: OpenAI) -> None:
+    model = replace(engine.config.model, served_model_name="fake, other")
+    engine.config = replace(engine.config, model=model)
+    assert [one.id for one in openai_client.models.list().data] == ["fake", "other"]
+    assert openai_client.models.retrieve("other").id == "other"
+    for name in ("fake", "other"):
+        answer = openai_client.chat.completions.create(model=name, messages=MESSAGES)
+        assert answer.model == "fake"
+    assert site.refusal(TEXT, 404, model="fake, other", prompt="x")["param"] == "model"
+
+
+@pytest.mark.parametrize("names", ["", ",", "a,", " ,a"])
+def test_empty_names_are_refused(names: str) -> None:
+    with pytest.raises(ConfigError, match="--served-model-name"):
+        ModelConfig(served_model_name=names)
