@@ -30,22 +30,22 @@ ATTENTION = "midlayer.self_attn."
 
 
 @dataclass(frozen=True)
-class Ward:
+class Pair:
     target: Path
     draft: Path
     texts: list[Any]
 
 
 @pytest.fixture(scope="module")
-def ward(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Ward:
-    root = tmp_path_factory.mktemp("ward")
+def pair(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    root = tmp_path_factory.mktemp("pair")
     target = world.save_target(root / "target", small_models["llama"])
     texts = world.texts_of(target)
-    return Ward(target, world.train(root / "draft", target, texts), texts)
+    return Pair(target, world.train(root / "draft", target, texts), texts)
 
 
-def planted(ward: Ward, folder: Path, plant: Plant) -> Path:
-    shutil.copytree(ward.draft, folder)
+def planted(pair: Pair, folder: Path, plant: Plant) -> Path:
+    shutil.copytree(pair.draft, folder)
     tensors = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
     plant(tensors, config)
@@ -187,8 +187,8 @@ CAUSES: list[tuple[str, Plant, list[str]]] = [
 ]
 
 
-def test_a_good_drafter_is_healthy(ward: Ward) -> None:
-    found = examine(ward.target, ward.draft)
+def test_a_good_drafter_is_healthy(pair: Pair) -> None:
+    found = examine(pair.target, pair.draft)
     assert found.status == "healthy"
     assert found.causes == []
     assert found.before is not None
@@ -198,10 +198,10 @@ def test_a_good_drafter_is_healthy(ward: Ward) -> None:
 @pytest.mark.parametrize(
     ("plant", "named"), [one[1:] for one in CAUSES], ids=[c[0] for c in CAUSES]
 )
-def test_causes_are_found(ward: Ward, tmp_path: Path, plant: Plant, named: list[str]) -> None:
+def test_causes_are_found(pair: Pair, tmp_path: Path, plant: Plant, named: list[str]) -> None:
     """And the drafter is written as it was before."""
     fixed = tmp_path / "fixed"
-    found = examine(ward.target, planted(ward, tmp_path / "draft", plant), fixed)
+    found = examine(pair.target, planted(pair, tmp_path / "draft", plant), fixed)
     assert found.status == "cause found"
     assert len(found.causes) == len(named)
     for cause, wanted in zip(found.causes, named, strict=True):
@@ -210,14 +210,14 @@ def test_causes_are_found(ward: Ward, tmp_path: Path, plant: Plant, named: list[
         assert words in cause.claim
     assert found.after is not None
     assert found.after.first.value > 0.9
-    once, now = (load_file(folder / "model.safetensors") for folder in (ward.draft, fixed))
+    once, now = (load_file(folder / "model.safetensors") for folder in (pair.draft, fixed))
     torch.testing.assert_close(now, once)
 
 
-def test_what_is_written_is_healthy(ward: Ward, tmp_path: Path) -> None:
-    draft = planted(ward, tmp_path / "draft", two_mistakes)
-    assert examine(ward.target, draft, tmp_path / "fixed").written == str(tmp_path / "fixed")
-    assert examine(ward.target, tmp_path / "fixed").status == "healthy"
+def test_what_is_written_is_healthy(pair: Pair, tmp_path: Path) -> None:
+    draft = planted(pair, tmp_path / "draft", two_mistakes)
+    assert examine(pair.target, draft, tmp_path / "fixed").written == str(tmp_path / "fixed")
+    assert examine(pair.target, tmp_path / "fixed").status == "healthy"
 
 
 VIEWS = [
@@ -229,11 +229,11 @@ VIEWS = [
 
 @pytest.mark.parametrize(("view", "suspect", "words"), VIEWS, ids=str)
 def test_rows_that_were_fed_otherwise(
-    ward: Ward, tmp_path: Path, view: View, suspect: str, words: str
+    pair: Pair, tmp_path: Path, view: View, suspect: str, words: str
 ) -> None:
     """No edit of the files mends that, and none is written."""
-    draft = world.train(tmp_path / "draft", ward.target, ward.texts, view)
-    found = examine(ward.target, draft, tmp_path / "fixed")
+    draft = world.train(tmp_path / "draft", pair.target, pair.texts, view)
+    found = examine(pair.target, draft, tmp_path / "fixed")
     [cause] = found.causes
     assert (cause.suspect, found.status) == (suspect, "cause found")
     assert words in cause.claim
@@ -242,36 +242,36 @@ def test_rows_that_were_fed_otherwise(
     assert not (tmp_path / "fixed").exists()
 
 
-def test_positions_that_stood_still(ward: Ward, tmp_path: Path) -> None:
-    draft = world.train(tmp_path / "draft", ward.target, ward.texts, View(position_step=0))
-    [cause] = examine(ward.target, draft).causes
+def test_positions_that_stood_still(pair: Pair, tmp_path: Path) -> None:
+    draft = world.train(tmp_path / "draft", pair.target, pair.texts, View(position_step=0))
+    [cause] = examine(pair.target, draft).causes
     assert cause.suspect == "positions"
 
 
-def test_a_drafter_that_learnt_nothing(ward: Ward, tmp_path: Path) -> None:
-    draft = eagle3(tmp_path / "draft", ward.target)
-    found = examine(ward.target, draft)
+def test_a_drafter_that_learnt_nothing(pair: Pair, tmp_path: Path) -> None:
+    draft = eagle3(tmp_path / "draft", pair.target)
+    found = examine(pair.target, draft)
     assert (found.status, found.causes) == ("no cause found", [])
-    assert "hardly trained" in found.verdict[-1]
+    assert "hardly pair" in found.verdict[-1]
     assert not found.checks[0].holds, "and its vocabulary is small"
 
 
-def test_a_drafter_of_another_vocabulary(ward: Ward, tmp_path: Path) -> None:
+def test_a_drafter_of_another_vocabulary(pair: Pair, tmp_path: Path) -> None:
     """The engine refuses it, and nothing that is tried helps: its own words are the verdict."""
-    draft = planted(ward, tmp_path / "draft", lambda tensors, config: config.update(vocab_size=999))
-    found = examine(ward.target, draft)
+    draft = planted(pair, tmp_path / "draft", lambda tensors, config: config.update(vocab_size=999))
+    found = examine(pair.target, draft)
     assert (found.status, found.causes, found.before) == ("cause found", [], None)
     assert f"the draft {draft} was made for a target of vocab_size 999" in found.verdict[-1]
 
 
-def test_another_chat_template(ward: Ward, tmp_path: Path) -> None:
-    """The template that it was trained with lies beside the draft."""
-    draft = shutil.copytree(ward.draft, tmp_path / "draft")
-    tokenizer = world.tokenizer_of(ward.target)
+def test_another_chat_template(pair: Pair, tmp_path: Path) -> None:
+    """The template that it was pair with lies beside the draft."""
+    draft = shutil.copytree(pair.draft, tmp_path / "draft")
+    tokenizer = world.tokenizer_of(pair.target)
     (draft / "chat_template.jinja").write_text(tokenizer.chat_template)
     other = tmp_path / "other.jinja"
     other.write_text("{% for m in messages %}{{ m.content }}! {{ m.role }}{% endfor %} >>> ")
-    found = examine(ward.target, draft, chat_template=str(other))
+    found = examine(pair.target, draft, chat_template=str(other))
     [cause] = found.causes
     assert cause.suspect == "chat template"
     assert "beside the draft" in cause.claim

@@ -21,17 +21,17 @@ from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.engine.build import build_engine, load
 from specengine.engine.phases import Phases
 from specengine.lab.doctor.checks import check_coverage, check_features, check_tokenizer
-from specengine.lab.doctor.clinic import Clinic
 from specengine.lab.doctor.diagnose import Examination, diagnose
 from specengine.lab.doctor.draft_rows import LEVELS, Judgement
+from specengine.lab.doctor.examined_drafter import find_algorithm, read_drafter
 from specengine.lab.doctor.features import compare_features
 from specengine.lab.doctor.hypothesis import Trial
-from specengine.lab.doctor.patient import admit, find_algorithm
 from specengine.lab.doctor.prompts import MOST, prompts_of
 from specengine.lab.doctor.report import Diagnosis
 from specengine.lab.doctor.scores import gain, score
 from specengine.lab.doctor.target_rows import TargetForward, TargetRows
 from specengine.lab.doctor.texts import write_texts
+from specengine.lab.doctor.trial_runner import TrialRunner
 from specengine.runner.loader.loaded_model import LoadedModel
 from tests.draft import eagle_checkpoints as checkpoints
 from tests.draft.mtp_reading import add_mtp
@@ -66,11 +66,11 @@ class Rounds:
 
 def judged(config: Any, loaded: LoadedModel, draft: Path) -> tuple[Judgement, list[TargetRows]]:
     algorithm = config.spec.algorithm
-    patient = admit(algorithm, loaded, str(draft))
+    drafter = read_drafter(algorithm, loaded, str(draft))
     prompts = [list(loaded.tokenizer(one).input_ids) for one in PROMPTS]
     forward = TargetForward(loaded, 100)
     rows = [forward.rows(text) for text in write_texts(loaded, prompts, 40)]
-    found = Clinic(patient, lambda name: rows).run(Trial(patient.files))
+    found = TrialRunner(drafter, lambda name: rows).run(Trial(drafter.files))
     assert isinstance(found, Judgement)
     return found, rows
 
@@ -148,15 +148,15 @@ def test_features_without_a_reference(target: Path) -> None:
 
 def test_vocabularies_that_cover_little(target: Path, tmp_path: Path) -> None:
     draft = checkpoints.oracle_eagle3(tmp_path / "draft", target, 3)
-    patient = admit("EAGLE3", load(world.config_of(target), Phases()), str(draft))
+    drafter = read_drafter("EAGLE3", load(world.config_of(target), Phases()), str(draft))
     texts = world.texts_of(target)
-    check = check_coverage(patient.files, texts, 0.2)
+    check = check_coverage(drafter.files, texts, 0.2)
     assert check is not None
     assert (check.holds, check.explains) == (False, True)
-    beside = check_coverage(patient.files, texts, 0.0)
+    beside = check_coverage(drafter.files, texts, 0.0)
     assert beside is not None
     assert (beside.holds, beside.explains) == (False, False), "it is not what is wrong"
-    assert check_coverage(patient.files.without("d2t"), [], 0.0) is None
+    assert check_coverage(drafter.files.without("d2t"), [], 0.0) is None
 
 
 def test_another_tokenizer_beside_the_draft(target: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from specengine.draft.train.data.fingerprint import tokenizer_sha256
 from specengine.draft.train.data.manifest import Manifest
 from specengine.engine.chat_template import render_chat
 from specengine.engine.llm import LLM
+from specengine.lab.generate.batch_writer import BatchWriter
 from specengine.lab.generate.config import GenerationConfig
 from specengine.lab.generate.make import make_dataset
-from specengine.lab.generate.studio import Studio
 from tests.train.chat_model import save_chat_model
 
 LIMITS: dict[str, Any] = {"max_len": 160, "answer_max_tokens": 24, "user_max_tokens": 60}
@@ -42,7 +42,7 @@ def engine_config(model: Path, rows: int = 8) -> EngineConfig:
 
 def make(model: Path, out: Path, rows: int = 8, **settings: Any) -> TokenDataset:
     config = GenerationConfig(**(LIMITS | settings))
-    return make_dataset(engine_config(model, rows), config, out, lambda studio: None)
+    return make_dataset(engine_config(model, rows), config, out, lambda batch_writer: None)
 
 
 def write_prompts(path: Path, rows: Sequence[list[str]]) -> str:
@@ -121,18 +121,18 @@ def test_the_same_seed_gives_the_same_data(model: Path, tmp_path: Path) -> None:
 def test_an_interrupted_run_goes_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specengine.lab.generate.studio.PART_TOKENS", 200)
+    monkeypatch.setattr("specengine.lab.generate.batch_writer.PART_TOKENS", 200)
     config = GenerationConfig(max_conversations=30, seed=1, **LIMITS)
 
-    def stop(studio: Studio) -> None:
-        if studio.num_conversations > 12:
+    def stop(batch_writer: BatchWriter) -> None:
+        if batch_writer.num_conversations > 12:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         make_dataset(engine_config(model), config, tmp_path / "a", stop)
     with pytest.raises(DataError, match="made otherwise"):
         make(model, tmp_path / "a", max_conversations=30, seed=2)
-    resumed = make_dataset(engine_config(model), config, tmp_path / "a", lambda studio: None)
+    resumed = make_dataset(engine_config(model), config, tmp_path / "a", lambda batch_writer: None)
     straight = make(model, tmp_path / "b", max_conversations=30, seed=1)
     assert resumed.manifest.sha256 == straight.manifest.sha256
     assert resumed.manifest.counts == straight.manifest.counts
@@ -217,7 +217,7 @@ def test_time_bounds_a_run(model: Path, tmp_path: Path) -> None:
 def test_hopeless_targets_are_given_up(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specengine.lab.generate.studio.HOPELESS", 20)
+    monkeypatch.setattr("specengine.lab.generate.batch_writer.HOPELESS", 20)
     with pytest.raises(DataError, match=r"left nothing to learn from.*prompt too short"):
         make(model, tmp_path / "d", max_minutes=1.0, min_prompt_words=1000, user_max_tokens=140)
 

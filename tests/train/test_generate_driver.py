@@ -7,7 +7,7 @@ from typing import Any, cast
 from specengine.core.request import FinishReason, Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.engine.loop import Engine
-from specengine.lab.generate.author import Ask
+from specengine.lab.generate.dialogue_writer import Ask
 from specengine.lab.generate.driver import Answered, EngineDriver
 
 

@@ -11,9 +11,9 @@ import pytest
 from specengine.core.config import ModelConfig
 from specengine.core.errors import DataError, RequestError
 from specengine.core.request import FinishReason
-from specengine.lab.generate.author import Ask, Author, Reply, Told
 from specengine.lab.generate.chat import ChatFormat
 from specengine.lab.generate.config import GenerationConfig
+from specengine.lab.generate.dialogue_writer import Ask, DialogueResult, DialogueWriter, Reply
 from specengine.lab.generate.filters import Dropped
 from specengine.lab.generate.plans import Opening, Plan, Plans, read_openings
 from specengine.lab.generate.words import ForbiddenTexts
@@ -70,28 +70,28 @@ def plan(opening: str = "", num_turns: int = 1) -> Plan:
     return Plan(7, "self-written", (), None, opening, num_turns, 0.0)
 
 
-def author(tokenizer: Any, *forbidden: str, **settings: Any) -> Author:
+def dialogue_writer(tokenizer: Any, *forbidden: str, **settings: Any) -> DialogueWriter:
     config = GenerationConfig(**({"max_conversations": 1} | settings))
-    return Author(config, ChatFormat(tokenizer), ForbiddenTexts(forbidden, 8))
+    return DialogueWriter(config, ChatFormat(tokenizer), ForbiddenTexts(forbidden, 8))
 
 
 def test_the_target_writes_after_the_users_header(tokenizer: Any) -> None:
     target = Target(tokenizer, "What is a whale?")
-    assert target.run(author(tokenizer).first_turn(plan())) == "What is a whale?"
+    assert target.run(dialogue_writer(tokenizer).first_turn(plan())) == "What is a whale?"
     assert target.asked == ["<|im_start|>user\n"]
 
 
 def test_openings_begin_the_turn(tokenizer: Any) -> None:
     target = Target(tokenizer, " poem about rain.")
-    turn = target.run(author(tokenizer).first_turn(plan("Write a")))
+    turn = target.run(dialogue_writer(tokenizer).first_turn(plan("Write a")))
     assert turn == "Write a poem about rain."
     assert target.asked == ["<|im_start|>user\nWrite a"]
 
 
 def test_a_conversation_of_two_turns_is_one_document(tokenizer: Any) -> None:
     target = Target(tokenizer, "A whale is big.", "And a mouse?", "A mouse is small.")
-    told = target.run(author(tokenizer).converse(plan(num_turns=2), "What is a whale?"))
-    (document,) = told.documents
+    result = target.run(dialogue_writer(tokenizer).converse(plan(num_turns=2), "What is a whale?"))
+    (document,) = result.documents
     expected = (
         "<|im_start|>user\nWhat is a whale?<|im_end|>\n<|im_start|>assistant\nA whale is big."
         "<|im_end|>\n<|im_start|>user\nAnd a mouse?<|im_end|>\n<|im_start|>assistant\n"
@@ -108,7 +108,7 @@ def test_a_conversation_of_two_turns_is_one_document(tokenizer: Any) -> None:
 
 def test_an_answer_that_comes_back_in_other_tokens(tokenizer: Any) -> None:
     """Space and letter were generated apart, and are one token when the text comes back."""
-    chat = author(tokenizer)
+    chat = dialogue_writer(tokenizer)
     dialogue = chat.converse(plan(num_turns=2), "What is a whale?")
     next(dialogue)
     apart = [tokenizer.convert_tokens_to_ids(piece) for piece in "AĠbĠc"]
@@ -117,8 +117,8 @@ def test_an_answer_that_comes_back_in_other_tokens(tokenizer: Any) -> None:
     ask = dialogue.send(Reply([*follow, END], FinishReason("stop", END)))
     with pytest.raises(StopIteration) as end:
         dialogue.send(Reply([*follow, END], FinishReason("stop", END)))
-    told: Told = end.value.value
-    first, second = told.documents
+    result: DialogueResult = end.value.value
+    first, second = result.documents
     assert first.tokens[first.loss == 1].tolist() == [*apart, END]
     assert second.tokens[second.loss == 0].tolist() == ask.prompt_ids
     assert second.tokens[second.loss == 1].tolist() == [*follow, END]
@@ -135,7 +135,7 @@ def test_an_answer_that_comes_back_in_other_tokens(tokenizer: Any) -> None:
     ],
 )
 def test_bad_turns_are_dropped(tokenizer: Any, says: str, reason: str) -> None:
-    writer = author(tokenizer, "Say how many eggs are there in the big basket")
+    writer = dialogue_writer(tokenizer, "Say how many eggs are there in the big basket")
     with pytest.raises(Dropped) as drop:
         Target(tokenizer, says).run(writer.first_turn(plan()))
     assert drop.value.reason == reason
@@ -143,7 +143,7 @@ def test_bad_turns_are_dropped(tokenizer: Any, says: str, reason: str) -> None:
 
 def test_special_tokens_among_the_words(tokenizer: Any) -> None:
     """Written letter by letter they would turn into special tokens when they come back."""
-    writer = author(tokenizer)
+    writer = dialogue_writer(tokenizer)
     dialogue = writer.first_turn(plan())
     next(dialogue)
     letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "whatĠisĠ<|im_end|>Ġnow"]
@@ -153,22 +153,22 @@ def test_special_tokens_among_the_words(tokenizer: Any) -> None:
 
 def test_a_bad_second_turn_leaves_the_first(tokenizer: Any) -> None:
     target = Target(tokenizer, "A whale is big.", "Hm.")
-    told = target.run(author(tokenizer).converse(plan(num_turns=2), "What is a whale?"))
-    assert len(told.documents) == 1
-    assert told.notes == ["later turn: prompt too short"]
+    result = target.run(dialogue_writer(tokenizer).converse(plan(num_turns=2), "What is a whale?"))
+    assert len(result.documents) == 1
+    assert result.notes == ["later turn: prompt too short"]
 
 
 def test_a_cut_answer_ends_the_conversation(tokenizer: Any) -> None:
     target = Target(tokenizer, "A whale is…")
-    told = target.run(author(tokenizer).converse(plan(num_turns=2), "What is a whale?"))
-    (document,) = told.documents
+    result = target.run(dialogue_writer(tokenizer).converse(plan(num_turns=2), "What is a whale?"))
+    (document,) = result.documents
     assert tokenizer.decode(document.tokens[document.loss == 1]) == "A whale is"
 
 
 def test_endless_answers_are_cut(tokenizer: Any) -> None:
     target = Target(tokenizer, "Well," + " no more" * 60 + "…")
-    told = target.run(author(tokenizer).converse(plan(), "What is a whale?"))
-    (document,) = told.documents
+    result = target.run(dialogue_writer(tokenizer).converse(plan(), "What is a whale?"))
+    (document,) = result.documents
     answer = tokenizer.decode(document.tokens[document.loss == 1])
     assert answer.startswith("Well, no more no more no more")
     assert len(answer) < 60, "three times over says it all"
@@ -176,7 +176,7 @@ def test_endless_answers_are_cut(tokenizer: Any) -> None:
 
 def test_short_answers_are_dropped(tokenizer: Any) -> None:
     with pytest.raises(Dropped, match="answer too short"):
-        Target(tokenizer, "No").run(author(tokenizer).converse(plan(), "Is it?"))
+        Target(tokenizer, "No").run(dialogue_writer(tokenizer).converse(plan(), "Is it?"))
 
 
 def test_templates_that_cannot_be_written_for(tmp_path: Path) -> None:

@@ -11,15 +11,10 @@ from specengine.core.errors import ConfigError
 from specengine.engine.build import load
 from specengine.engine.phases import Phases
 from specengine.lab.doctor.checks import Check, check_coverage, check_features, check_tokenizer
-from specengine.lab.doctor.clinic import Clinic, MakeTexts, Refused
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter, find_algorithm, read_drafter
 from specengine.lab.doctor.features import compare_features
 from specengine.lab.doctor.files import require_new
-from specengine.lab.doctor.hypothesis import SERVED, Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient, admit, find_algorithm
-from specengine.lab.doctor.report import Diagnosis
-from specengine.lab.doctor.scores import score
-from specengine.lab.doctor.search import Progress, Search, is_healthy
-from specengine.lab.doctor.suspects import (
+from specengine.lab.doctor.hypotheses import (
     attention,
     feeding,
     joining,
@@ -29,8 +24,13 @@ from specengine.lab.doctor.suspects import (
     templates,
     vocabulary,
 )
+from specengine.lab.doctor.hypothesis import SERVED, Hypothesis, Trial
+from specengine.lab.doctor.report import Diagnosis
+from specengine.lab.doctor.scores import score
+from specengine.lab.doctor.search import Progress, Search, is_healthy
 from specengine.lab.doctor.target_rows import TargetForward, TargetRows
 from specengine.lab.doctor.texts import render, served_template, write_texts
+from specengine.lab.doctor.trial_runner import MakeTexts, Refused, TrialRunner
 
 _ORDER = (layers, vocabulary, joining, norms, attention, tables, feeding)
 _COMPARED = 4  # texts whose features are compared
@@ -52,32 +52,32 @@ def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
     """Raises ConfigError or ModelLoadError where target or draft cannot be read at all."""
     if examination.fixed is not None:
         require_new(examination.fixed)
-    patient = _admit(examination.config)
-    draft = patient.files.directory
-    named = templates.renderings(served_template(patient.loaded.tokenizer), draft)
-    clinic = Clinic(patient, _text_maker(patient, examination, named))
-    trial = Trial(patient.files)
+    drafter = _read_drafter(examination.config)
+    draft = drafter.files.directory
+    named = templates.renderings(served_template(drafter.loaded.tokenizer), draft)
+    runner = TrialRunner(drafter, _text_maker(drafter, examination, named))
+    trial = Trial(drafter.files)
     progress("as configured")
-    before = clinic.run(trial)
-    search = Search(clinic, lambda trial: _suspects(patient, trial), progress)
+    before = runner.run(trial)
+    search = Search(runner, lambda trial: _hypotheses(drafter, trial), progress)
     fixed, after = search.run(trial, before)
-    if not is_healthy(after) and patient.has_features:
-        others = Search(clinic, lambda trial: templates.suspects(list(named), trial), progress)
+    if not is_healthy(after) and drafter.has_features:
+        others = Search(runner, lambda trial: templates.hypotheses(list(named), trial), progress)
         _, after = others.run(fixed, after)
         search.tried += others.tried
         search.causes += others.causes
     progress("features")
-    texts = clinic.lessons(SERVED).texts
+    texts = runner.lessons(SERVED).texts
     accepted = 0.0 if isinstance(after, Refused) else float(after.hits[:, 0].mean())
-    checks = _checks(examination, patient, texts, check_coverage(fixed.files, texts, accepted))
+    checks = _checks(examination, drafter, texts, check_coverage(fixed.files, texts, accepted))
     written = None
     if examination.fixed is not None and fixed.files is not trial.files:
         fixed.files.write_whole(examination.fixed)
         written = str(examination.fixed)
     return Diagnosis(
-        target=patient.loaded.source.name,
+        target=drafter.loaded.source.name,
         draft=str(draft),
-        algorithm=patient.algorithm,
+        algorithm=drafter.algorithm,
         num_texts=len(texts),
         refusal=before.message if isinstance(before, Refused) else "",
         before=None if isinstance(before, Refused) else score(before),
@@ -89,17 +89,17 @@ def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
     )
 
 
-def _admit(config: EngineConfig) -> Patient:
+def _read_drafter(config: EngineConfig) -> ExaminedDrafter:
     draft = config.spec.draft_model_path or config.model.model
     algorithm = find_algorithm(draft, config.spec.algorithm)
     spec = replace(config.spec, algorithm=algorithm)
-    return admit(algorithm, load(replace(config, spec=spec), Phases()), draft)
+    return read_drafter(algorithm, load(replace(config, spec=spec), Phases()), draft)
 
 
 def _text_maker(
-    patient: Patient, examination: Examination, named: dict[str, str | None]
+    drafter: ExaminedDrafter, examination: Examination, named: dict[str, str | None]
 ) -> MakeTexts:
-    loaded, new_tokens = patient.loaded, examination.new_tokens
+    loaded, new_tokens = drafter.loaded, examination.new_tokens
     context = loaded.config.model.context_length
     assert context is not None, "resolved"
 
@@ -118,19 +118,19 @@ def _text_maker(
     return make
 
 
-def _suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
+def _hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
     for one in _ORDER:
-        yield from one.suspects(patient, trial)
+        yield from one.hypotheses(drafter, trial)
 
 
 def _checks(
     examination: Examination,
-    patient: Patient,
+    drafter: ExaminedDrafter,
     texts: Sequence[TargetRows],
     coverage: Check | None,
 ) -> list[Check]:
-    draft, tokenizer = patient.files.directory, patient.loaded.tokenizer
+    draft, tokenizer = drafter.files.directory, drafter.loaded.tokenizer
     found = [coverage, check_tokenizer(draft, tokenizer)]
-    if examination.with_reference and patient.has_features:
-        found.append(check_features(compare_features(patient.loaded, texts[:_COMPARED])))
+    if examination.with_reference and drafter.has_features:
+        found.append(check_features(compare_features(drafter.loaded, texts[:_COMPARED])))
     return [check for check in found if check is not None]

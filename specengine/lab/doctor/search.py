@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations, product
 
-from specengine.lab.doctor.clinic import Clinic, Refused
 from specengine.lab.doctor.draft_rows import Judgement
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
 from specengine.lab.doctor.scores import Gain, Score, gain, score
+from specengine.lab.doctor.trial_runner import Refused, TrialRunner
 
 # A gain in tau that is worth a cause, beyond what chance explains.
 SMALLEST_GAIN = 0.05
@@ -20,7 +20,7 @@ HEALTHY = 0.3
 _MOST_CAUSES = 3
 _PAIRED = 5
 
-Suspects = Callable[[Trial], Iterable[Hypothesis]]
+Hypotheses = Callable[[Trial], Iterable[Hypothesis]]
 Progress = Callable[[str], None]
 
 
@@ -42,12 +42,12 @@ class Finding:
     def helps(self) -> bool:
         if self.after is None:
             return False
-        heals = self.after.first.value >= HEALTHY
+        is_useful = self.after.first.value >= HEALTHY
         if self.gain is None:
-            return heals
+            return is_useful
         enough = SMALLEST_GAIN_ELSEWHERE if self.other_tokens else SMALLEST_GAIN
         gains = self.gain.tau.low > 0 and self.gain.tau.value >= enough
-        return gains and (heals or not self.other_tokens)
+        return gains and (is_useful or not self.other_tokens)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Step:
 
 
 class Search:
-    def __init__(self, clinic: Clinic, suspects: Suspects, progress: Progress) -> None:
-        self.clinic = clinic
-        self.suspects = suspects
+    def __init__(self, runner: TrialRunner, hypotheses: Hypotheses, progress: Progress) -> None:
+        self.runner = runner
+        self.hypotheses = hypotheses
         self.progress = progress
         self.tried: list[Finding] = []
         self.causes: list[Finding] = []
@@ -71,7 +71,7 @@ class Search:
     def run(self, trial: Trial, judged: Judgement | Refused) -> tuple[Trial, Judgement | Refused]:
         """The trial with every cause removed that was found."""
         for _ in range(_MOST_CAUSES):
-            steps = [self._try(one, trial, judged) for one in self.suspects(trial)]
+            steps = [self._try(one, trial, judged) for one in self.hypotheses(trial)]
             best = _best(steps)
             if best is None and not is_healthy(judged):
                 best = _best(self._pairs(steps, trial, judged))
@@ -86,7 +86,7 @@ class Search:
     def _try(self, one: Hypothesis, trial: Trial, before: Judgement | Refused) -> Step:
         self.progress(one.claim)
         changed = one.apply(trial)
-        judged = self.clinic.run(changed)
+        judged = self.runner.run(changed)
         step = Step(one, changed, judged, _finding(one, before, judged))
         self.tried.append(step.finding)
         return step

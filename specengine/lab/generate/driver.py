@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from specengine.core.request import Req
 from specengine.engine.loop import Engine
-from specengine.lab.generate.author import Ask, Reply
+from specengine.lab.generate.dialogue_writer import Ask, Reply
 
 Key = TypeVar("Key", bound=Hashable)
 

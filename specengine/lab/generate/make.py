@@ -19,12 +19,12 @@ from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.lab.environment import environment, sha256_of_files, sha256_of_text
-from specengine.lab.generate.author import Author
+from specengine.lab.generate.batch_writer import BatchWriter, Work
 from specengine.lab.generate.chat import ChatFormat
 from specengine.lab.generate.config import GenerationConfig
+from specengine.lab.generate.dialogue_writer import DialogueWriter
 from specengine.lab.generate.driver import EngineDriver
 from specengine.lab.generate.plans import make_plans
-from specengine.lab.generate.studio import Studio, Work
 from specengine.lab.generate.words import ForbiddenTexts
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -33,7 +33,7 @@ def make_dataset(
     engine_config: EngineConfig,
     config: GenerationConfig,
     directory: Path,
-    watch: Callable[[Studio], None],
+    watch: Callable[[BatchWriter], None],
 ) -> TokenDataset:
     """Make a data set in `directory`, or go on with one that was interrupted there.
 
@@ -50,13 +50,13 @@ def make_dataset(
     target = identify(loaded)
     recipe = make_recipe(config, target, loaded)
     writer = DatasetWriter(directory, target.vocab_size, recipe)
-    author = Author(config, ChatFormat(loaded.tokenizer), forbidden)
+    dialogue_writer = DialogueWriter(config, ChatFormat(loaded.tokenizer), forbidden)
     engine = build_engine(engine_config, loaded)
     driver: EngineDriver[Work] = EngineDriver(engine, _concurrency(config, engine))
-    studio = Studio(config, plans, author, driver, writer)
+    batch_writer = BatchWriter(config, plans, dialogue_writer, driver, writer)
     start = monotonic()
     limit = config.max_minutes
-    studio.run(None if limit is None else start + 60 * limit, watch)
+    batch_writer.run(None if limit is None else start + 60 * limit, watch)
     seconds = monotonic() - start
     made = {**recipe, "seconds": round(seconds, 1), "environment": environment("specengine")}
     return writer.finish(target, config.seed, made)

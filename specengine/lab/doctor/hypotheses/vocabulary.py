@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
-    files, vocab_size = trial.files, patient.vocab_size
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
+    files, vocab_size = trial.files, drafter.vocab_size
     for claim, ids in _readings(files):
         if _is_possible(ids, vocab_size) and not torch.equal(ids, _as_served(files)):
             offsets = ids - torch.arange(len(ids))

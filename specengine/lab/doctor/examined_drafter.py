@@ -27,9 +27,8 @@ _MTP_PARTS = (
 
 
 @dataclass(frozen=True)
-class Anatomy:
-    """Where the parts that mistakes are made with lie among a family's parameters. Empty where a
-    family has no such part.
+class DrafterParts:
+    """Parameter names of the parts in which mistakes occur. Empty where a family lacks the part.
 
     joined: weights whose columns are [embedding, state], by halves. joined_norms: of the two.
     attention: prefixes of the attention modules.
@@ -41,13 +40,13 @@ class Anatomy:
 
 
 @dataclass(frozen=True)
-class Patient:
+class ExaminedDrafter:
     """loaded: the target, with the configuration that the drafter is served with."""
 
     algorithm: str
     loaded: LoadedModel
     files: DraftFiles
-    anatomy: Anatomy
+    parts: DrafterParts
 
     @property
     def num_layers(self) -> int:
@@ -64,7 +63,7 @@ class Patient:
 
 
 def find_algorithm(draft: str, asked: str | None) -> str:
-    """What drafts with these files, by their tensors. Raises ConfigError or ModelLoadError."""
+    """The algorithm of these files, by their tensors. Raises ConfigError or ModelLoadError."""
     if asked is not None:
         if (name := check_algorithm(asked)) not in drafters_with_models():
             raise ConfigError(
@@ -81,35 +80,35 @@ def find_algorithm(draft: str, asked: str | None) -> str:
     return "MTP" if any(form.layer_ids(names) for form in FORMS) else "STANDALONE"
 
 
-def admit(algorithm: str, loaded: LoadedModel, draft: str) -> Patient:
+def read_drafter(algorithm: str, loaded: LoadedModel, draft: str) -> ExaminedDrafter:
     """Read the drafter's files. Raises ModelLoadError."""
     directory = draft_directory(draft)
     if algorithm == "MTP":
         layer = find_layers(directory, int(loaded.source.hf_config.hidden_size))[0]
         files = DraftFiles.read(directory, _mtp_parameters(layer), layer.owns)
-        anatomy = Anatomy(
+        parts = DrafterParts(
             ("projection.weight",),
             ("embedding_norm.weight", "hidden_norm.weight"),
             ("layer.self_attn.",),
         )
         if layer.form.hidden_first:
-            anatomy = replace(anatomy, joined_norms=anatomy.joined_norms[::-1])
-        return Patient(algorithm, loaded, files, anatomy)
+            parts = replace(parts, joined_norms=parts.joined_norms[::-1])
+        return ExaminedDrafter(algorithm, loaded, files, parts)
     parameter: Callable[[str], str] = parameter_name if algorithm != "STANDALONE" else str
     files = DraftFiles.read(directory, parameter, lambda name: True)
-    return Patient(algorithm, loaded, files, _anatomy(algorithm, files))
+    return ExaminedDrafter(algorithm, loaded, files, _parts(algorithm, files))
 
 
-def _anatomy(algorithm: str, files: DraftFiles) -> Anatomy:
+def _parts(algorithm: str, files: DraftFiles) -> DrafterParts:
     attention = "layers.0.self_attn."
     if algorithm == "EAGLE3":
         joined = tuple(f"{attention}{name}_proj.weight" for name in "qkv")
         norms = ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")
-        return Anatomy(joined, norms, (attention,))
+        return DrafterParts(joined, norms, (attention,))
     if algorithm == "EAGLE":
-        return Anatomy(("fc.weight",), (), (attention,))
+        return DrafterParts(("fc.weight",), (), (attention,))
     names = [name for name in files.tensors if name.endswith("q_proj.weight")]
-    return Anatomy(attention=tuple(name.removesuffix("q_proj.weight") for name in names))
+    return DrafterParts(attention=tuple(name.removesuffix("q_proj.weight") for name in names))
 
 
 def _mtp_parameters(layer: MtpLayerName) -> Callable[[str], str]:

@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 import torch
 
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
     """The two halves and their norms, each alone and both: trainers swap either."""
-    files, anatomy = trial.files, patient.anatomy
-    has_columns = bool(anatomy.joined) and files.has(*anatomy.joined)
-    has_norms = bool(anatomy.joined_norms) and files.has(*anatomy.joined_norms)
+    files, parts = trial.files, drafter.parts
+    has_columns = bool(parts.joined) and files.has(*parts.joined)
+    has_norms = bool(parts.joined_norms) and files.has(*parts.joined_norms)
 
     def columns(f: DraftFiles) -> DraftFiles:
-        return swap_halves(f, anatomy.joined)
+        return swap_halves(f, parts.joined)
 
     def norms(f: DraftFiles) -> DraftFiles:
-        return f.swapped(anatomy.joined_norms[0], anatomy.joined_norms[1])
+        return f.swapped(parts.joined_norms[0], parts.joined_norms[1])
 
     fixed = "(--write-fixed does it)"
-    names, norm_names = ", ".join(anatomy.joined), " and ".join(anatomy.joined_norms)
+    names, norm_names = ", ".join(parts.joined), " and ".join(parts.joined_norms)
     if has_columns:
         yield Hypothesis(
             "concatenation",

@@ -19,9 +19,9 @@ from specengine.lab.doctor.draft_rows import (
     ModelJudge,
     num_rows,
 )
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Trial
-from specengine.lab.doctor.patient import Patient
 from specengine.lab.doctor.target_rows import TargetRows
 from specengine.runner.attention import make_attention_backend
 
@@ -35,10 +35,10 @@ class Refused:
     message: str
 
 
-class Clinic:
-    def __init__(self, patient: Patient, make_texts: MakeTexts) -> None:
+class TrialRunner:
+    def __init__(self, drafter: ExaminedDrafter, make_texts: MakeTexts) -> None:
         """make_texts: by the name of a rendering."""
-        self.patient = patient
+        self.drafter = drafter
         self._make_texts = make_texts
         self._lessons: dict[str, Lessons] = {}
         self._loaded: tuple[DraftFiles, Judge | Refused] | None = None
@@ -70,18 +70,18 @@ class Clinic:
         return self._loaded[1]
 
     def _load(self, files: DraftFiles) -> Judge | Refused:
-        draft = load_files(self.patient, files)
+        draft = load_files(self.drafter, files)
         if isinstance(draft, Refused):
             return draft
-        loaded = self.patient.loaded
+        loaded = self.drafter.loaded
         backend = make_attention_backend(loaded.config.model.attention_backend, loaded.device)
-        judge = FeatureJudge if self.patient.has_features else ModelJudge
+        judge = FeatureJudge if self.drafter.has_features else ModelJudge
         return judge(draft, loaded.device, backend)
 
 
-def load_files(patient: Patient, files: DraftFiles) -> LoadedDraft | Refused:
+def load_files(drafter: ExaminedDrafter, files: DraftFiles) -> LoadedDraft | Refused:
     """As serving loads them."""
-    loaded = patient.loaded
+    loaded = drafter.loaded
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder, files.directory.name)
         files.write(directory)

@@ -8,20 +8,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 
 _INPUT = "layers.0.input_layernorm.weight"
 _FLAGS = ("norm_before_residual", "norm_output")
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
-    if patient.algorithm == "EAGLE3":
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
+    if drafter.algorithm == "EAGLE3":
         for flag in _FLAGS:
             yield _flag(flag, value=not _is_set(trial.files, flag))
         yield from _feature_norms(trial.files)
-    if patient.algorithm == "EAGLE":
+    if drafter.algorithm == "EAGLE":
         yield from _input_norm(trial.files)
     yield from _shifted_weights()
 

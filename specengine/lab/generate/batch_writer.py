@@ -13,8 +13,8 @@ import numpy as np
 from specengine.core.errors import DataError
 from specengine.draft.train.data.dataset import Document
 from specengine.draft.train.data.writer import DatasetWriter, Part, count_documents
-from specengine.lab.generate.author import Ask, Author, Reply, Told
 from specengine.lab.generate.config import GenerationConfig
+from specengine.lab.generate.dialogue_writer import Ask, DialogueResult, DialogueWriter, Reply
 from specengine.lab.generate.driver import EngineDriver
 from specengine.lab.generate.filters import Dropped
 from specengine.lab.generate.in_order import InOrder
@@ -36,14 +36,14 @@ class Work:
     place: int  # in the order of this process
     plan: Plan
     opening_turn: Generator[Ask, Reply, str]
-    conversation: Generator[Ask, Reply, Told] | None = None
+    conversation: Generator[Ask, Reply, DialogueResult] | None = None
     first: str = ""
-    told: Told = field(default_factory=lambda: Told([]))
+    result: DialogueResult = field(default_factory=lambda: DialogueResult([]))
     dropped: str | None = None  # why
     keys: list[int] = field(default_factory=list)  # what duplicates of it are found by
 
 
-class Studio:
+class BatchWriter:
     """Runs the conversations of one process.
 
     Duplicates are looked for, and documents written, in the order of the conversations, whichever
@@ -54,7 +54,7 @@ class Studio:
         self,
         config: GenerationConfig,
         plans: Plans,
-        author: Author,
+        dialogue_writer: DialogueWriter,
         driver: EngineDriver[Work],
         writer: DatasetWriter,
     ) -> None:
@@ -63,7 +63,7 @@ class Studio:
         self.driver = driver
         self.num_answer_tokens = 0
         self._plans = plans
-        self._author = author
+        self._dialogue_writer = dialogue_writer
         self._seen = SeenTexts()
         self._written: set[int] = set()  # hashes of documents
         self._documents: list[Document] = []  # that no part has yet
@@ -127,7 +127,7 @@ class Studio:
             self.close()
             return
         self._next += 1
-        self._advance(Work(place, plan, self._author.first_turn(plan)), None)
+        self._advance(Work(place, plan, self._dialogue_writer.first_turn(plan)), None)
 
     def _advance(self, work: Work, reply: Reply | None) -> None:
         """Go on with the reply, up to where the next is needed."""
@@ -135,8 +135,8 @@ class Studio:
         try:
             ask = next(dialogue) if reply is None else dialogue.send(reply)
         except StopIteration as end:
-            if isinstance(end.value, Told):
-                work.told = end.value
+            if isinstance(end.value, DialogueResult):
+                work.result = end.value
             else:
                 work.first = end.value
             self._end_stage(work)
@@ -161,7 +161,7 @@ class Studio:
             if not work.keys and not self._is_repeat(work.plan):
                 work.dropped = "prompt duplicate"
         if work.dropped is None:
-            work.conversation = self._author.converse(work.plan, work.first)
+            work.conversation = self._dialogue_writer.converse(work.plan, work.first)
             self._advance(work, None)
         else:
             self._shelve(work)
@@ -176,11 +176,11 @@ class Studio:
 
     def _write(self, work: Work) -> None:
         """Conversations come here in order, each with its documents."""
-        new = [one for one in work.told.documents if self._is_new(one, work)]
+        new = [one for one in work.result.documents if self._is_new(one, work)]
         reason = work.dropped or (None if new else "answer duplicate")
         counts = self._counts
         counts["conversations"] += 1
-        counts.update(f"dropped: {note}" for note in ([reason] if reason else work.told.notes))
+        counts.update(f"dropped: {note}" for note in ([reason] if reason else work.result.notes))
         if new:
             counts[f"category: {work.plan.category}"] += len(new)
         self._documents += new
@@ -214,7 +214,7 @@ class Studio:
                 "limits on prompts and answers"
             )
 
-    def run(self, deadline: float | None, watch: Callable[[Studio], None]) -> None:
+    def run(self, deadline: float | None, watch: Callable[[BatchWriter], None]) -> None:
         """To the end. deadline: seconds of time.monotonic(), after which nothing is started.
         watch: called after every forward."""
         try:

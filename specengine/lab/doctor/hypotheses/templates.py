@@ -36,7 +36,7 @@ def renderings(served: str | None, draft: Path) -> dict[str, str | None]:
     return found | {f"a template of the kind {name}": text for name, text in common.items()}
 
 
-def suspects(names: list[str], trial: Trial) -> Iterator[Hypothesis]:
+def hypotheses(names: list[str], trial: Trial) -> Iterator[Hypothesis]:
     for name in names:
         if name != SERVED:
             yield Hypothesis(

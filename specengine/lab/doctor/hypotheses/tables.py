@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
     files = trial.files
-    if not patient.has_features:
+    if not drafter.has_features:
         yield from _tying(files)
         return
     for name, what in ((_EMBEDDING, "embedding"), (_HEAD, "head")):

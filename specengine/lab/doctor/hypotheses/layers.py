@@ -11,20 +11,20 @@ import torch
 
 from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 Layers = tuple[int, ...]
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
-    if patient.algorithm != "EAGLE3":
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
+    if drafter.algorithm != "EAGLE3":
         return
-    current = _stated(trial.files, patient.num_layers)
-    for layers, reason in _candidates(current, patient.num_layers):
-        if _is_possible(layers, patient.num_layers) and layers != current:
+    current = _stated(trial.files, drafter.num_layers)
+    for layers, reason in _candidates(current, drafter.num_layers):
+        if _is_possible(layers, drafter.num_layers) and layers != current:
             yield Hypothesis(
                 "layer ids",
                 f"features are the outputs of layers {list(layers)}, counted from 0: {reason}",

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 
 _RULE = "row i takes feature i and token i + 1, stands at position i and learns token i + 2"
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
-    if not patient.has_features:
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
+    if not drafter.has_features:
         return
     for token, label, claim in (
         (-1, 0, "rows took the current token, and not the next one"),
@@ -35,7 +35,7 @@ def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
         "train again: level k of row i stands at position i + k",
         view=replace(trial.view, position_step=0),
     )
-    if patient.algorithm != "EAGLE3":
+    if drafter.algorithm != "EAGLE3":
         yield Hypothesis(
             "feature norm",
             "in training, features were the target's states before its final norm",

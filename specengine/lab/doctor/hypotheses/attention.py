@@ -8,17 +8,17 @@ from types import SimpleNamespace
 
 from torch import Tensor
 
+from specengine.lab.doctor.examined_drafter import ExaminedDrafter
 from specengine.lab.doctor.files import DraftFiles
 from specengine.lab.doctor.hypothesis import Hypothesis, Trial
-from specengine.lab.doctor.patient import Patient
 from specengine.layers.rotary import rope_parameters
 from specengine.runner.loader.gguf_weights import unpermute
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
-def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
-    head_dim = _head_dim(patient, trial.files)
+def hypotheses(drafter: ExaminedDrafter, trial: Trial) -> Iterator[Hypothesis]:
+    head_dim = _head_dim(drafter, trial.files)
     for undo, claim, remedy in (
         (True, "lie in pairs (2i, 2i + 1), as GGUF files keep them", "unpermute"),
         (False, "were unpermuted once too often", "permute"),
@@ -27,10 +27,10 @@ def suspects(patient: Patient, trial: Trial) -> Iterator[Hypothesis]:
             "q/k rows",
             f"rows of q_proj and k_proj {claim}",
             f"q_proj and k_proj: {remedy} the rows of each head (--write-fixed does it)",
-            partial(permuted, prefixes=patient.anatomy.attention, head_dim=head_dim, undo=undo),
+            partial(permuted, prefixes=drafter.parts.attention, head_dim=head_dim, undo=undo),
         )
-    if patient.algorithm != "MTP":  # whose layers are of the target's configuration
-        yield from _frequencies(patient, trial.files)
+    if drafter.algorithm != "MTP":  # whose layers are of the target's configuration
+        yield from _frequencies(drafter, trial.files)
 
 
 def permuted(
@@ -53,15 +53,15 @@ def _reorder(rows: Tensor, num_heads: int, *, undo: bool) -> Tensor:
     return halves.transpose(1, 2).reshape(rows.shape).contiguous()
 
 
-def _head_dim(patient: Patient, files: DraftFiles) -> int:
-    config = patient.loaded.source.hf_config.to_dict()
-    section = config if patient.algorithm == "MTP" else files.layer_section
+def _head_dim(drafter: ExaminedDrafter, files: DraftFiles) -> int:
+    config = drafter.loaded.source.hf_config.to_dict()
+    section = config if drafter.algorithm == "MTP" else files.layer_section
     found = section.get("head_dim")
     return int(found or section["hidden_size"] // section["num_attention_heads"])
 
 
-def _frequencies(patient: Patient, files: DraftFiles) -> Iterator[Hypothesis]:
-    config = patient.loaded.source.hf_config
+def _frequencies(drafter: ExaminedDrafter, files: DraftFiles) -> Iterator[Hypothesis]:
+    config = drafter.loaded.source.hf_config
     if rope_parameters(config) == rope_parameters(SimpleNamespace(**files.layer_section)):
         return
     fields = config.to_dict()

@@ -1,7 +1,7 @@
 """How one conversation comes about, as dialogues with the target.
 
-A dialogue is a generator: it yields what it asks of the target, is sent the reply, and returns what
-came of it. Whoever runs many of them keeps the engine full.
+A dialogue is a generator: it yields requests to the target, is sent the replies, and returns its
+result. Running many dialogues at once keeps the engine full.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Answer:
 
 
 @dataclass
-class Told:
-    """A conversation that was had. notes: what else happened, to be counted."""
+class DialogueResult:
+    """A finished conversation. notes: reasons to count, such as a later turn that was dropped."""
 
     documents: list[Document]
     notes: list[str] = field(default_factory=list)
 
 
-class Author:
+class DialogueWriter:
     """Writes conversations. Its dialogues raise Dropped where nothing is worth keeping."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Author:
             self._check_allowed(words_of(turn))
         return plan.turns[0]
 
-    def converse(self, plan: Plan, first: str) -> Generator[Ask, Reply, Told]:
+    def converse(self, plan: Plan, first: str) -> Generator[Ask, Reply, DialogueResult]:
         """Answer the first turn, then the others."""
         messages: list[Message] = []
         if plan.system is not None:
@@ -92,7 +92,7 @@ class Author:
                 transcript.add(answer.prompt_ids, answer.token_ids)
         except Dropped as drop:
             notes.append(f"later turn: {drop.reason}")
-        return Told(transcript.documents(), notes)
+        return DialogueResult(transcript.documents(), notes)
 
     def _go_on(
         self, plan: Plan, messages: list[Message], last: Answer, turn: int
