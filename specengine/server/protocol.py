@@ -20,9 +20,12 @@ from specengine.server.strict import Strict
 from specengine.server.structured import ResponseFormat, StructuredOutputs
 from specengine.server.tool_fields import ToolFields
 
-# Fields of SamplingParams that this API calls or counts otherwise; it has all others under their
-# names.
-_OTHERWISE = {"max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"}
+# Fields of SamplingParams that this API calls or counts otherwise, or that the server sets itself;
+# it has all others under their names.
+_OTHERWISE = {
+    *("max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"),
+    "visible_special_ids",
+}
 _SHARED = tuple(one.name for one in fields(SamplingParams) if one.name not in _OTHERWISE)
 
 
