@@ -6,7 +6,7 @@ llguidance compiles and follows them (engine/grammar); this is what the other ro
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the command line's --help imports this file, and may not wa
 
 # Whitespace between the parts of a JSON document. Unbounded, a model can go on with it for ever.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+
+MAX_NESTING = 500  # lists and dicts inside one another
 
 KINDS = ("json_schema", "json_object", "regex", "ebnf", "choice")
 
@@ -84,15 +86,32 @@ def _are_choices(text: str) -> bool:
     return is_list and all(isinstance(choice, str) and choice for choice in choices)
 
 
+def is_nested_deeply(value: Any) -> bool:
+    """Whether it exceeds MAX_NESTING. How deep Python's own functions go
+    differs between its versions, and deep in the stack they go less far."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        level = [item for outer in level for item in _items(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
 def _as_json(value: Any, param: str) -> str:
     if isinstance(value, str):
         return value
+    if is_nested_deeply(value):
+        raise RequestError(f"{param} is nested too deeply; flatten it", param)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RequestError(f"{param} is not valid JSON: {error}", param) from error
-    except RecursionError:
-        raise RequestError(f"{param} is nested too deeply; flatten it", param) from None
 
 
 class GrammarState(Protocol):

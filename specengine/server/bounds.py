@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from specengine.core.grammar import is_nested_deeply
 from specengine.core.limits import LimitConfig
 from specengine.server.errors import ApiError
 
@@ -111,10 +112,9 @@ def _json_bytes(param: str) -> Callable[[Body], int]:
             return len(orjson.dumps(value))
         except TypeError:  # numbers beyond 64 bits, half a surrogate pair, or deep nesting
             pass
-        try:
-            return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
-        except RecursionError:
-            raise ApiError(400, f"{param} is nested too deeply", param, "limit_exceeded") from None
+        if is_nested_deeply(value):
+            raise ApiError(400, f"{param} is nested too deeply", param, "limit_exceeded")
+        return len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
 
     return size
 

@@ -301,14 +301,16 @@ class Breaks:
 
     def __init__(self) -> None:
         self.count = 0
+        self.has_failed = False
 
     @property
     def error(self) -> str | None:
-        return None if self.count < 3 else "too many items"
+        return "too many items" if self.has_failed else None
 
     def accept(self, token: int) -> bool:
-        self.count += self.count < 3
-        return self.error is None
+        self.has_failed |= self.count == 2
+        self.count += self.count < 2
+        return not self.has_failed
 
     def take_back(self, count: int) -> None:
         self.count -= count

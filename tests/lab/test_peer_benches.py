@@ -185,6 +185,7 @@ with common._model("smollm2-shape") as model, common._spec(args, model) as spec:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_an_engine_that_is_forked_behind_a_random_draft_can_compute() -> None:
-    env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(PEERS)}
+    paths = os.pathsep.join([str(PEERS), *sys.path])
+    env = os.environ | {"OMP_NUM_THREADS": "2", "PYTHONPATH": paths}
     done = subprocess.run([sys.executable, "-c", FORKS], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ def test_features_are_those_of_the_worker(
     target = small_models["llama"]
     draft = checkpoints.eagle3(tmp_path / "draft", target)
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(draft))
-    llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
+    llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024, device="cpu")
     documents = random_documents([7, 30], 320)
     llm.generate(documents, SamplingParams(max_tokens=1))
 

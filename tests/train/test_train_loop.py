@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -129,24 +130,26 @@ def test_a_full_disk_leaves_the_checkpoints_before(
     assert load_checkpoint(find_checkpoints(tmp_path / "run" / "checkpoints")[0]).step == 4
 
 
-def test_killed_amid_a_checkpoint(
-    tmp_path: Path, dataset: TokenDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _die_amid_a_checkpoint(output: Path, data: Path) -> None:
+    """A process of its own, which ends when the second checkpoint is written but not yet synced."""
+    calls: list[int] = []
+
+    def die(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) > 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.fsync = die
+    run_bigram(bigram_config(output), TokenDataset(data))
+
+
+def test_killed_amid_a_checkpoint(tmp_path: Path, dataset: TokenDataset) -> None:
     output = tmp_path / "run"
-    child = os.fork()
-    if child == 0:
-        calls: list[int] = []
-
-        def die(handle: int) -> None:
-            calls.append(handle)
-            if len(calls) > 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        monkeypatch.setattr(os, "fsync", die)
-        run_bigram(bigram_config(output), dataset)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    context = multiprocessing.get_context("spawn")  # a fork could not use autograd
+    child = context.Process(target=_die_amid_a_checkpoint, args=(output, dataset.files.directory))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     assert (output / "checkpoints" / "step-00000008.pt.part").exists()
     assert names(output) == ["step-00000004"]
     assert run_bigram(bigram_config(output, "run.resume=true"), dataset).step == 12
