@@ -308,9 +308,10 @@ class Breaks:
         return "too many items" if self.has_failed else None
 
     def accept(self, token: int) -> bool:
-        self.has_failed |= self.count == 2
-        self.count += self.count < 2
-        return not self.has_failed
+        is_third = self.count == 2
+        self.has_failed |= is_third
+        self.count += not is_third
+        return not is_third
 
     def take_back(self, count: int) -> None:
         self.count -= count
