@@ -96,7 +96,7 @@ def show(diagnosis: Diagnosis, most: int | None) -> None:
         f"{LEVELS} emits, the bonus token included, on average over the places of "
         f"{diagnosis.num_texts} texts. Gain: in τ, with its {LEVEL:.1%} interval over texts."
     )
-    table = Table("suspect", "hypothesis", "first", "τ", "gain", caption=caption)
+    table = Table("kind", "hypothesis", "first", "τ", "gain", caption=caption)
     if diagnosis.before is not None:
         table.add_row("", "as configured", *_scores(diagnosis.before), "")
     for finding in sorted(diagnosis.tried, key=_worth)[:most]:

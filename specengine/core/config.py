@@ -2,7 +2,7 @@
 
 A field `memory.page_size` is the flag `--page-size`, the variable SPECENGINE_PAGE_SIZE and the
 YAML key `page_size`; fields of SpecConfig carry the prefix `speculative`. "auto" values are
-resolved once (engine/build.py), before the configuration is frozen; nothing rewrites it at run
+resolved once (engine/resolve.py), before the configuration is frozen; nothing rewrites it at run
 time.
 
 Every section checks the type and range of its fields when it is made, and raises ConfigError.

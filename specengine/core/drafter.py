@@ -33,7 +33,8 @@ class Drafter(ABC):
     `observe` follows all the same.
 
     Capability fields say what else a drafter can do. The engine reads these fields, never the
-    class. The methods of a capability are called only where its field says so.
+    class. The methods of a capability are called only where its field says so. What a method may
+    not do in a capture holds for `sync_accepted`, too.
 
     device: where the rounds of this drafter may run.
         "host": the host drafts between two forwards, and observes every round.

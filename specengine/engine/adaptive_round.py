@@ -13,7 +13,7 @@ from specengine.engine.round.host import HostRound
 
 
 class AdaptiveRound:
-    """Runs rounds eagerly, times them, and learns from each before the next.
+    """Runs rounds on the host, times them, and learns from each before the next.
 
     limit: from which the drafter reads the most nodes of a request. A drafter of chains is told the
     depth by it before it drafts, which saves work; trees are cut after drafting.

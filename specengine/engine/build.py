@@ -1,4 +1,4 @@
-"""Builds an engine from a configuration: the one place that names concrete classes."""
+"""Builds an engine from a configuration."""
 
 from __future__ import annotations
 

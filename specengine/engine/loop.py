@@ -117,9 +117,10 @@ class Engine:
             del self.choices[choice.req]
 
     def step(self) -> list[RequestOutput]:
-        """One forward of the target: a prefill, or a round. Gives what its requests gained.
+        """Runs a prefill or a round, and gives what its requests gained.
 
-        Where rounds run on the device, the next one is launched before this one's result is known.
+        A round on the device is launched by one call, and collected and committed by the next,
+        which may launch another before.
         """
         if self.pipeline is not None and self.pipeline.has_in_flight:
             done = self.pipeline.collect()

@@ -56,7 +56,7 @@ def _kept_weights(spec: SpecConfig) -> int:
 
 
 def _kinds_of_rounds(spec: SpecConfig) -> int:
-    """At most: five depths and a sleeping drafter, and smaller trees of those that draft. Beside
+    """At most: five depths and a paused drafter, and smaller trees of those that draft. Beside
     text: up to six depths, text's own among them, and six in which text drafts."""
     if not spec.adaptive:
         return 5 if spec.hybrid_suffix else 1

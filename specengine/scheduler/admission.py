@@ -126,7 +126,7 @@ class Admission:
 
     def _reserve(self, req: Req) -> None:
         """Slots of its prompt, and of its first round where it can be: between the two the device
-        waits for the host. More than that can be found while the round flies."""
+        waits for the host. More than that can be found while the round is in flight."""
         reserve, policy, size = self.ledger.reserve, self.policy, req.prefill_len
         first = max(1, min(policy.round_slots, policy.remaining_tokens(req)))
         reserved = reserve(req, size + first) or reserve(req, size + 1)

@@ -47,7 +47,7 @@ class Part:
 @dataclass(frozen=True)
 class Step:
     """Rounds of a batch. between: seconds from one round's last kernel to the next one's first;
-    null where the host runs the parts itself. host: seconds a round, while the device flies; calls:
+    null where the host runs the parts itself. host: seconds a round, while the device runs; calls:
     those of the driver, a round; nodes: of the graph, in their order."""
 
     batch_size: int

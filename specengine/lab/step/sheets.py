@@ -69,7 +69,7 @@ def _row(part: Part, whole: float) -> list[str]:
 def _host(step: Step) -> Sheet:
     rows = [[name, _micro(seconds)] for name, seconds in step.host.items()]
     calls = ", ".join(f"{name} {count:.2f}" for name, count in step.calls.items())
-    note = f"While the device flies, without a profiler. Calls of the driver, a round: {calls}."
+    note = f"While the device runs, without a profiler. Calls of the driver, a round: {calls}."
     title = f"Batch size {step.batch_size}: the host, a round"
     return Sheet(title, note, ["host", "µs"], rows)
 
