@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from specengine.core.config import ServerConfig
 from specengine.core.version import __version__
 from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
@@ -19,6 +20,7 @@ from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.errors import ApiError, install_error_handlers
 from specengine.server.generation import respond
 from specengine.server.middleware import CatchErrors, CountResponses, RequireKey
+from specengine.server.operation import allow_origins, open_paths
 from specengine.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -29,9 +31,13 @@ from specengine.server.request_log import RequestLog
 from specengine.server.service import Service
 
 
-def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    service: Service, keys: Sequence[str] = (), config: ServerConfig | None = None
+) -> FastAPI:
     """The ASGI application; it answers 503 until `service` has its engine. With `keys`, requests
     need one of them."""
+    config = config or ServerConfig()
+    service.metrics.compatible = config.metrics_compat
     app = FastAPI(title="specengine", version=__version__)
     app.router.route_class = LimitedRoute
     app.state.service, app.state.bodies = service, BodyReader(service.limits)
@@ -42,7 +48,8 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     install_error_handlers(app)
     app.add_middleware(CatchErrors)
     if keys:
-        app.add_middleware(RequireKey, keys=keys)
+        app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config))
+    allow_origins(app, config)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
     app.add_middleware(RequestLog)
@@ -68,7 +75,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(await service.render_metrics(), media_type="text/plain; version=0.0.4")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
