@@ -19,6 +19,7 @@ class OperationConfig(Section):
         None, "serve metrics under another server's names, too", (None, "vllm")
     )
     metrics_require_key: bool = option(False, "ask for an API key at /metrics")
+    dashboard: bool = option(True, "show what the server does, at /dashboard")
     ssl_certfile: str | None = option(None, "PEM file of the certificate chain: serve HTTPS")
     ssl_keyfile: str | None = option(
         None, "PEM file of its private key, without a passphrase; default: in the certificate's"

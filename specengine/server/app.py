@@ -17,6 +17,7 @@ from specengine.engine.tokens import encode_text
 from specengine.server.body import BodyReader, LimitedRoute
 from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
+from specengine.server.dashboard.routes import add_dashboard
 from specengine.server.errors import ApiError, install_error_handlers
 from specengine.server.generation import respond
 from specengine.server.middleware import CatchErrors, CountResponses, RequireKey
@@ -45,6 +46,8 @@ def create_app(
     _add_models(app, service)
     _add_generation(app, service)
     _add_tokens(app, service)
+    if config.dashboard:
+        add_dashboard(app, service)
     install_error_handlers(app)
     app.add_middleware(CatchErrors)
     if keys:
