@@ -130,7 +130,7 @@ def test_page_draws_every_chart(shown: Shown, width: int, height: int, scheme: s
     for _ in range(12):
         finish_requests(shown.service, 20)
         page.wait_for_timeout(100)
-    page.wait_for_function("document.querySelector('#state').textContent === 'serving'")
+    page.wait_for_selector("#state.good")
     assert page.inner_text("#model") == "fake"
     assert page.inner_text("#algorithm") == "EAGLE3"
     assert "1.84x of none" in page.inner_text("#reason")
@@ -156,10 +156,10 @@ def test_page_draws_every_chart(shown: Shown, width: int, height: int, scheme: s
 def test_page_says_that_the_engine_is_gone(shown: Shown) -> None:
     shown.service.engine = BusyEngine()
     page, _ = shown.open(800, 600, "light")
-    page.wait_for_function("document.querySelector('#state').className === 'good'")
+    page.wait_for_selector("#state.good")
     shown.service.engine = None
-    page.wait_for_function("document.querySelector('#state').className === 'bad'")
+    page.wait_for_selector("#state.bad")
     assert "no engine" in page.inner_text("#state")
     shown.service.engine = BusyEngine()  # another, whose counters begin anew
-    page.wait_for_function("document.querySelector('#state').className === 'good'")
+    page.wait_for_selector("#state.good")
     page.context.close()

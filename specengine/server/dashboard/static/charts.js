@@ -97,7 +97,7 @@ const CHARTS = [
 ];
 
 const TILES = [
-  ["Generated tokens/s", (a, b) => number(rate(a, b, "generation_tokens"))],
+  ["Tokens/s", (a, b) => number(rate(a, b, "generation_tokens"), 0)],
   ["Accepted length", (a, b, c) =>
     number(acceptedLength(a, c) ?? a.values.spec_decode_mean_acceptance_length, 2)],
   ["Expected gain", (a) =>

@@ -20,7 +20,7 @@ function options(chart, width) {
     height: HEIGHT,
     scales: { y: { range: chart.range || ((_, low, high) => [0, Math.max(high * 1.1, 1e-3)]) } },
     axes: [
-      { ...axis, values: [[1, "{HH}:{mm}:{ss}", ...Array(6).fill(null), 1]] },
+      { ...axis, size: 28, space: 90, values: [[1, "{HH}:{mm}:{ss}", ...Array(6).fill(null), 1]] },
       { ...axis, size: 64, values: (_, splits) => splits.map(chart.show) },
     ],
     series: [
@@ -74,6 +74,7 @@ function take(now) {
     const old = points[i][0].findIndex((time) => now.time - time <= KEPT);
     points[i].forEach((column) => column.splice(0, old));
     plots[i].setData(points[i]);
+    if (plots[i].cursor.idx == null) plots[i].setLegend({ idx: points[i][0].length - 1 }, false);
   });
   tell(now, before, long);
 }
