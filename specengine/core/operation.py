@@ -19,6 +19,11 @@ class OperationConfig(Section):
         None, "serve metrics under another server's names, too", (None, "vllm")
     )
     metrics_require_key: bool = option(False, "ask for an API key at /metrics")
+    otlp_endpoint: str | None = option(
+        None,
+        "send a span a request to this OTLP/HTTP address, such as http://127.0.0.1:4318/v1/traces; "
+        "needs the extra otel",
+    )
     dashboard: bool = option(True, "show what the server does, at /dashboard")
     ssl_certfile: str | None = option(None, "PEM file of the certificate chain: serve HTTPS")
     ssl_keyfile: str | None = option(
@@ -44,6 +49,11 @@ class OperationConfig(Section):
             self.ssl_keyfile is None or self.ssl_certfile is not None,
             "ssl_keyfile",
             "name the certificate with --ssl-certfile",
+        )
+        self._require(
+            self.otlp_endpoint is None or self.otlp_endpoint.startswith(("http://", "https://")),
+            "otlp_endpoint",
+            "must begin with http:// or https://",
         )
         self._require(
             all(one == "*" or _ORIGIN.fullmatch(one) for one in self.allowed_origins),

@@ -30,13 +30,17 @@ from specengine.server.protocol import (
 )
 from specengine.server.request_log import RequestLog
 from specengine.server.service import Service
+from specengine.server.tracing import TraceRequests
 
 
 def create_app(
-    service: Service, keys: Sequence[str] = (), config: ServerConfig | None = None
+    service: Service,
+    keys: Sequence[str] = (),
+    config: ServerConfig | None = None,
+    tracing: Any = None,
 ) -> FastAPI:
     """The ASGI application; it answers 503 until `service` has its engine. With `keys`, requests
-    need one of them."""
+    need one of them. tracing: OpenTelemetry's TracerProvider, for a span a request."""
     config = config or ServerConfig()
     service.metrics.compatible = config.metrics_compat
     app = FastAPI(title="specengine", version=__version__)
@@ -55,6 +59,8 @@ def create_app(
     allow_origins(app, config)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
+    if tracing is not None:
+        app.add_middleware(TraceRequests, provider=tracing)
     app.add_middleware(RequestLog)
     return app
 

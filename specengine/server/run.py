@@ -21,6 +21,7 @@ from specengine.server.app import create_app
 from specengine.server.connection import limited_protocol
 from specengine.server.operation import check_tls
 from specengine.server.service import ServedEngine, Service
+from specengine.server.tracing import otlp_provider
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ def serve(
     check_tls(config)
     listener = listen(config)
     url = address(listener, config.scheme)
-    server = make_server(create_app(service, read_keys(config), config), config)
+    tracing = otlp_provider(config.otlp_endpoint)  # what is left of it is sent at exit
+    server = make_server(create_app(service, read_keys(config), config, tracing), config)
     failures: list[BaseException] = []
 
     def load() -> None:
