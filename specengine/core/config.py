@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from specengine.core.limits import LimitConfig
+from specengine.core.operation import OperationConfig
 from specengine.core.options import HIDDEN, option
 from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, VERIFIERS
 from specengine.core.section import Section
@@ -262,7 +263,7 @@ REASONING_PARSERS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerConfig(Section):
+class ServerConfig(OperationConfig):
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes any free one")
     api_key: str | None = option(None, "bearer token that requests must carry", is_secret=True)
@@ -284,6 +285,7 @@ class ServerConfig(Section):
     )
 
     def _check_ranges(self) -> None:
+        super()._check_ranges()
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")
         self._require(0 <= self.port <= 65535, "port", "must be between 0 and 65535")
         self._at_least(0, "shutdown_timeout")

@@ -74,6 +74,7 @@ class Req:
 
     # times, seconds of time.monotonic()
     arrival_time: float = field(default_factory=monotonic)
+    admitted_time: float | None = None  # first taken out of the queue
     first_token_time: float | None = None
     finish_time: float | None = None
 

@@ -184,11 +184,15 @@ class Engine:
             num_cached_tokens=scheduler.num_cached_tokens,
             num_generated_tokens=scheduler.num_generated_tokens,
             num_retractions=scheduler.num_retractions,
+            num_aborts=scheduler.exits.num_aborts,
             num_graph_forwards=sum(one.replays for one in graphs.values()),
             num_eager_forwards=self.parts.worker.runner.num_eager,
             graphs=graphs,
             spec=scheduler.spec_totals,
             depth=self._depth_in_use(),
+            model_name=self.parts.model_name,
+            algorithm=self.parts.config.spec.algorithm or "none",
+            drafts_trees=self.drafter.proposes_tree,
         )
 
     @property

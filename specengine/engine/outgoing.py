@@ -39,5 +39,7 @@ class Choice:
             num_prompt_tokens=len(req.prompt_ids),
             num_cached_tokens=req.prefix_hit_len,
             spec=req.spec,
-            times=RequestTimes(req.arrival_time, req.first_token_time, req.finish_time),
+            times=RequestTimes(
+                req.arrival_time, req.first_token_time, req.finish_time, req.admitted_time
+            ),
         )

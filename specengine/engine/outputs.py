@@ -19,6 +19,7 @@ class RequestTimes:
     arrival: float
     first_token: float | None = None
     finish: float | None = None
+    admitted: float | None = None  # first taken out of the queue
 
 
 @dataclass(slots=True)
@@ -58,11 +59,15 @@ class EngineStats:
     num_cached_tokens: int = 0  # of the prompt tokens, those found in the prefix cache
     num_generated_tokens: int = 0
     num_retractions: int = 0
+    num_aborts: int = 0  # requests, one a choice, that did not finish: left, or given up
     num_graph_forwards: int = 0
     num_eager_forwards: int = 0
     graphs: dict[str, GraphStats] = field(default_factory=dict)  # by kind: decode, prefill, round
     spec: SpecTotals = field(default_factory=SpecTotals)
     depth: Decision | None = None  # of drafts, where it is chosen
+    model_name: str = ""
+    algorithm: str = ""  # how drafts are made; "none" where they are not
+    drafts_trees: bool = False
 
     @property
     def kv_usage(self) -> float:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import monotonic
 
 from specengine.core.errors import RequestError
 from specengine.core.request import FinishReason, Req, ReqState
@@ -166,6 +167,7 @@ class Admission:
     def _count_hits(self, req: Req) -> None:
         if req.num_retractions:
             return
+        req.admitted_time = monotonic()
         req.prefix_hit_len = req.kv_len
         self.num_prompt_tokens += len(req.prompt_ids)
         self.num_cached_tokens += req.kv_len

@@ -16,6 +16,7 @@ class Exits:
         self.queues = queues
         self.ledger = ledger
         self.num_retractions = 0
+        self.num_aborts = 0  # by their client, or given up
         self._changed: dict[Req, None] = {}
         self._released: list[Req] = []
 
@@ -24,6 +25,7 @@ class Exits:
         del self.queues.by_rid[req.rid]
         req.state = ReqState.FINISHED
         req.finish_reason = reason
+        self.num_aborts += reason.kind in ("abort", "error")
         req.finish_time = monotonic()
         self.note_change(req)
 

@@ -9,6 +9,7 @@ import orjson
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from specengine.core.config import ServerConfig
 from specengine.core.version import __version__
 from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
@@ -16,9 +17,11 @@ from specengine.engine.tokens import encode_text
 from specengine.server.body import BodyReader, LimitedRoute
 from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
+from specengine.server.dashboard.routes import add_dashboard
 from specengine.server.errors import ApiError, install_error_handlers
 from specengine.server.generation import respond
 from specengine.server.middleware import CatchErrors, CountResponses, RequireKey
+from specengine.server.operation import allow_origins, open_paths
 from specengine.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -27,11 +30,19 @@ from specengine.server.protocol import (
 )
 from specengine.server.request_log import RequestLog
 from specengine.server.service import Service
+from specengine.server.tracing import TraceRequests
 
 
-def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    service: Service,
+    keys: Sequence[str] = (),
+    config: ServerConfig | None = None,
+    tracing: Any = None,
+) -> FastAPI:
     """The ASGI application; it answers 503 until `service` has its engine. With `keys`, requests
-    need one of them."""
+    need one of them. tracing: OpenTelemetry's TracerProvider, for a span a request."""
+    config = config or ServerConfig()
+    service.metrics.compatible = config.metrics_compat
     app = FastAPI(title="specengine", version=__version__)
     app.router.route_class = LimitedRoute
     app.state.service, app.state.bodies = service, BodyReader(service.limits)
@@ -39,12 +50,17 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     _add_models(app, service)
     _add_generation(app, service)
     _add_tokens(app, service)
+    if config.dashboard:
+        add_dashboard(app, service)
     install_error_handlers(app)
     app.add_middleware(CatchErrors)
     if keys:
-        app.add_middleware(RequireKey, keys=keys)
+        app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config))
+    allow_origins(app, config)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
+    if tracing is not None:
+        app.add_middleware(TraceRequests, provider=tracing)
     app.add_middleware(RequestLog)
     return app
 
@@ -68,7 +84,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+        return Response(await service.render_metrics(), media_type="text/plain; version=0.0.4")
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -11,8 +11,9 @@ from prometheus_client.registry import Collector
 
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
+from specengine.server.metrics_names import PREFIX, LabelledCollector, RenamedCollector
 
-PREFIX = "specengine:"
+_QUEUED = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _ONE_TOKEN = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -21,12 +22,20 @@ Stats = Callable[[], EngineStats | None]
 
 
 class ServerMetrics:
-    """Counts finished choices, and reads the engine's own counters when asked."""
+    """Counts finished choices, and reads the engine's own counters when asked.
 
-    def __init__(self, stats: Stats) -> None:
+    compatible: a key of COMPATIBLE, for the metrics under those names as well.
+    """
+
+    def __init__(self, stats: Stats, compatible: str | None = None) -> None:
+        self.compatible = compatible
+        self._stats = stats
+        self._model: dict[str, str] = {}  # as last seen: it stays when the engine fails
+        self._algorithm: dict[str, str] = {}
+        self._http = CollectorRegistry()
         self._registry = registry = CollectorRegistry()
         self.http = Counter(
-            PREFIX + "http_requests", "HTTP responses", ["path", "status"], registry=registry
+            PREFIX + "http_requests", "HTTP responses", ["path", "status"], registry=self._http
         )
         self._finished = Counter(
             PREFIX + "request_choices",
@@ -52,13 +61,20 @@ class ServerMetrics:
             buckets=_ONE_TOKEN,
             registry=registry,
         )
-        registry.register(EngineCollector(stats))
+        self._queued = Histogram(
+            PREFIX + "queue_time_seconds",
+            "From arrival to the first forward of the prompt",
+            buckets=_QUEUED,
+            registry=registry,
+        )
 
     def observe(self, output: RequestOutput) -> None:
         """Count a choice that has finished."""
         assert output.finish_reason is not None
         self._finished.labels(output.finish_reason.kind).inc()
         times = output.times
+        if times.admitted is not None:
+            self._queued.observe(times.admitted - times.arrival)
         if times.first_token is None or times.finish is None:
             return
         self._first_token.observe(times.first_token - times.arrival)
@@ -69,22 +85,46 @@ class ServerMetrics:
             )
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        """The text that Prometheus reads."""
+        stats = self._stats()
+        engine = CollectorRegistry()
+        if stats is not None:
+            engine.register(EngineCollector(stats))
+            self._model = {"model_name": stats.model_name} if stats.model_name else {}
+            self._algorithm = {"algorithm": stats.algorithm} if stats.algorithm else {}
+        parts = [LabelledCollector(one, self._labels) for one in (self._registry, engine)]
+        joined: Collector = JoinedCollector([self._http, *parts])
+        if self.compatible is not None:
+            joined = RenamedCollector(joined, self.compatible)
+        return generate_latest(joined)
+
+    def _labels(self, family: Metric) -> dict[str, str]:
+        speculates = family.name.startswith((PREFIX + "spec_decode_", PREFIX + "speculative_"))
+        return self._model | self._algorithm if speculates else self._model
+
+
+class JoinedCollector(Collector):
+    """What several collect."""
+
+    def __init__(self, parts: Sequence[Collector]) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterable[Metric]:
+        for part in self._parts:
+            yield from part.collect()
 
 
 class EngineCollector(Collector):
-    """The engine's counters at the time of the scrape."""
+    """The engine's counters."""
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: EngineStats) -> None:
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
-        stats = self._stats()
-        if stats is None:
-            return
+        stats = self._stats
         yield from _gauges(stats)
         yield from _counters(stats)
-        yield _accepted_per_position(stats)
+        yield from _by_position(stats)
         yield from _graphs(stats)
         if stats.depth is not None:
             yield from _depth(stats.depth)
@@ -116,6 +156,10 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
         "prefix_cache_hit_tokens": ("Prompt tokens found cached", stats.num_cached_tokens),
         "generation_tokens": ("Tokens generated", stats.num_generated_tokens),
         "request_retractions": ("Requests sent back to the queue", stats.num_retractions),
+        "request_aborts": (
+            "Choices that did not finish: their client left, or they were given up",
+            stats.num_aborts,
+        ),
         "graph_forwards": ("Forwards replayed from a graph", stats.num_graph_forwards),
         "eager_forwards": ("Forwards run eagerly", stats.num_eager_forwards),
         "spec_decode_num_rounds": ("Rounds, one a request, drafted or not", spec.num_rounds),
@@ -148,15 +192,21 @@ def _depth(depth: Decision) -> Iterable[Metric]:
     )
 
 
-def _accepted_per_position(stats: EngineStats) -> Metric:
-    family = CounterMetricFamily(
-        PREFIX + "spec_decode_num_accepted_tokens_per_pos",
-        "Drafted tokens accepted, by their place in the draft (0 is the first)",
-        labels=["position"],
-    )
-    for position, count in enumerate(stats.spec.accepted_per_pos):
-        family.add_metric([str(position)], count)
-    return family
+def _by_position(stats: EngineStats) -> Iterable[Metric]:
+    """The drafted ones of chains only: the nodes of trees are not counted by their depth."""
+    counts = {"accepted": stats.spec.accepted_per_pos}
+    if not stats.drafts_trees:
+        counts["draft"] = stats.spec.drafted_per_pos
+    what = {"accepted": "Drafted tokens accepted", "draft": "Tokens drafted, in chains"}
+    for kind, values in counts.items():
+        family = CounterMetricFamily(
+            f"{PREFIX}spec_decode_num_{kind}_tokens_per_pos",
+            f"{what[kind]}, by their place in the draft (0 is the first)",
+            labels=["position"],
+        )
+        for position, count in enumerate(values):
+            family.add_metric([str(position)], count)
+        yield family
 
 
 def _graphs(stats: EngineStats) -> Iterable[Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Sequence
 from hashlib import sha256
 from hmac import compare_digest
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specengine.server.errors import ApiError, as_api_error
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+PAGES = "/dashboard"  # and below: opened in browsers, which ask for a password
 
 
 class CatchErrors:
@@ -38,22 +40,47 @@ class CatchErrors:
 
 
 class RequireKey:
-    """Every path but the probes wants `Authorization: Bearer KEY`, with one of the keys."""
+    """Every path but the open ones wants `Authorization: Bearer KEY`, with one of the keys. Pages
+    take the key as the password of any name as well."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str], open_paths: frozenset[str] = OPEN_PATHS
+    ) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._wanted = [_digest(f"Bearer {key}") for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = _digest(Headers(scope=scope).get("authorization", ""))
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+            header, is_page = Headers(scope=scope).get("authorization", ""), is_of_page(scope)
+            given = _digest(_as_bearer(header) if is_page else header)
             # All are compared, each in constant time: how long it takes tells nothing.
             if not sum(compare_digest(given, wanted) for wanted in self._wanted):
                 message = "a valid API key is needed, as `Authorization: Bearer KEY`"
                 error = ApiError(401, message, code="invalid_api_key")
-                await error.response()(scope, receive, send)
+                response = error.response()
+                if is_page:
+                    response.headers["WWW-Authenticate"] = 'Basic realm="specengine"'
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def is_of_page(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path == PAGES or path.startswith(PAGES + "/")
+
+
+def _as_bearer(header: str) -> str:
+    """`Basic NAME:KEY`, in base64, as a bearer token; anything else as it is."""
+    scheme, _, given = header.partition(" ")
+    if scheme.lower() != "basic":
+        return header
+    try:
+        _, _, key = b64decode(given, validate=True).decode().partition(":")
+    except ValueError:
+        return ""
+    return f"Bearer {key}"
 
 
 def _digest(text: str) -> bytes:

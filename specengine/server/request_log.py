@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.outputs import RequestOutput, add_stats
-from specengine.server.middleware import OPEN_PATHS
+from specengine.server.middleware import OPEN_PATHS, is_of_page
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class RequestLog:
         try:
             await self._app(scope, watched_receive, watched_send)
         finally:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in OPEN_PATHS and not (is_of_page(scope) and record.status == 200):
                 _log(scope, record)
 
 

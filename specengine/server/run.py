@@ -19,7 +19,9 @@ from specengine.core.errors import ConfigError
 from specengine.core.limits import LimitConfig
 from specengine.server.app import create_app
 from specengine.server.connection import limited_protocol
+from specengine.server.operation import check_tls
 from specengine.server.service import ServedEngine, Service
+from specengine.server.tracing import otlp_provider
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +37,23 @@ def serve(
     """Answer HTTP until a signal; `build` runs in a thread of its own, and /ready tells when it is
     done. Raises what `build` raised, and ConfigError where the address cannot be listened on."""
     service = Service(limits)
+    check_tls(config)
     listener = listen(config)
-    server = make_server(create_app(service, read_keys(config)), config)
+    url = address(listener, config.scheme)
+    tracing = otlp_provider(config.otlp_endpoint)  # what is left of it is sent at exit
+    server = make_server(create_app(service, read_keys(config), config, tracing), config)
     failures: list[BaseException] = []
 
     def load() -> None:
         try:
             service.engine = build()
-            logger.info("ready: %s serves %s", address(listener), service.engine.model_name)
+            logger.info("ready: %s serves %s", url, service.engine.model_name)
         except BaseException as failure:
             failures.append(failure)
             server.should_exit = True
 
     threading.Thread(target=load, name="load", daemon=True).start()
-    logger.info("listening on %s", address(listener))
+    logger.info("listening on %s", url)
     try:
         server.run(sockets=[listener])
     finally:
@@ -65,7 +70,7 @@ def background_server(app: FastAPI, config: ServerConfig) -> Iterator[str]:
     thread = threading.Thread(target=server.run, args=([listener],), name="http", daemon=True)
     thread.start()
     try:
-        yield address(listener)
+        yield address(listener, config.scheme)
     finally:
         server.should_exit = True
         thread.join()
@@ -100,9 +105,9 @@ def listen(config: ServerConfig) -> socket.socket:
         ) from error
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -142,5 +147,7 @@ def make_server(app: FastAPI, config: ServerConfig, stops_engine: bool = True) -
         http=limited_protocol(service.limits),
         timeout_keep_alive=service.limits.idle_timeout,
         timeout_graceful_shutdown=ENDING,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
     )
     return Server(settings, service, config.shutdown_timeout, stops_engine)

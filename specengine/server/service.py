@@ -78,6 +78,9 @@ class Service:
         if self.engine is not None:
             self.engine.shutdown()
 
+    async def render_metrics(self) -> bytes:
+        return self.metrics.render()
+
     def _stats(self) -> EngineStats | None:
         return None if self.engine is None else self.engine.stats()
 
