@@ -137,7 +137,7 @@ def test_every_round_without_a_graph_is_counted(
     assert len(rounds) >= len(drafts) > 3
     for kind, reasons in expected.items():
         for reason, count in reasons.items():
-            labels = f'{{graph="{kind}",reason="{reason}"}}'
+            labels = f'{{graph="{kind}",model_name="target",reason="{reason}"}}'
             assert f"specengine:graph_fallbacks_total{labels} {float(count)}" in metrics
 
 
