@@ -167,7 +167,8 @@ class AsyncEngine:
     def _pause(self) -> None:
         """There is no work: prepare some, or wait."""
         left = self._quiet.left if self._prepares else 0.0
-        if not (self._prepares and self._engine.use_idle_moment(may_capture=not left)):
+        goes_on = self._prepares and self._engine.use_idle_moment(not left, self._wake.is_set)
+        if not goes_on:
             self._wake.wait(left or None)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:

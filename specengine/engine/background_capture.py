@@ -1,4 +1,4 @@
-"""Graphs that are captured while nobody waits for anything."""
+"""Graphs that are captured while there is no work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from time import monotonic, perf_counter
 
 from specengine.core.drafter import Drafter
 from specengine.engine.round.executor import RoundExecutor
+from specengine.runner.capture import CaptureInterrupted, interruptible
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +19,8 @@ QUIET = 1.0  # seconds without a request before graphs are captured
 
 
 class QuietTime:
-    """How long there has been no request. A capture takes 10 to 45 ms and cannot be interrupted:
-    captures begin after a pause, at the start too, so that no request that follows another, or the
-    start, within that time waits for one. A longer pause ends in one capture at most, for between
-    two of them the queue is looked at."""
+    """How long there has been no request. Captures begin after a pause, at the start too: a request
+    that comes amid one waits until the host reaches the capture's next interruption point."""
 
     def __init__(self, seconds: float = QUIET, clock: Callable[[], float] = monotonic) -> None:
         self._seconds, self._clock = seconds, clock
@@ -46,27 +45,37 @@ class BackgroundCapture:
         self.rounds = rounds
         self.drafter = drafter
         self._left: Iterator[Capture] | None = None
+        self._interrupted: Capture | None = None
         self._count, self._seconds = 0, 0.0
 
-    def advance(self) -> bool:
-        """Capture one graph; no round may be in flight. False: there is nothing left to do."""
-        if self._left is None:
-            self._left = self._captures()
-        if not self.rounds.runner.graph_memory.has_plenty:
-            self._left = iter(())
-        capture = next(self._left, None)
+    def advance(self, is_wanted: Callable[[], bool]) -> bool:
+        """Capture one graph; no round may be in flight. False: there is nothing left to do.
+        is_wanted: whether work has come; the capture is then given up, and made again later."""
+        capture = self._next()
         if capture is None:
             self._log()
             return False
         start = perf_counter()
         try:
-            capture()
+            with interruptible(is_wanted):
+                capture()
+        except CaptureInterrupted:
+            self._interrupted = capture
+            return True
         except Exception as error:  # Triton's are of many kinds
             # Not tried again: a batch that needs such a graph counts a fallback.
             logger.warning("no more graphs are captured while idle: %s", error, exc_info=True)
             self._left = iter(())
         self._count, self._seconds = self._count + 1, self._seconds + perf_counter() - start
         return True
+
+    def _next(self) -> Capture | None:
+        if self._left is None:
+            self._left = self._captures()
+        if not self.rounds.runner.graph_memory.has_plenty:
+            self._left, self._interrupted = iter(()), None
+        capture, self._interrupted = self._interrupted, None
+        return next(self._left, None) if capture is None else capture
 
     def _captures(self) -> Iterator[Capture]:
         yield from self.drafter.captures()

@@ -139,15 +139,17 @@ class Engine:
             self._release_drafts()
         return self._collect()
 
-    def use_idle_moment(self, may_capture: bool = True) -> bool:
+    def use_idle_moment(
+        self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Where there is no work: whether there may be more to do than to wait for some.
-        may_capture: graphs; a request that arrives meanwhile waits for one, tens of ms."""
+        may_capture: graphs. is_wanted: asked amid a capture, which ends early where it holds."""
         if self.pipeline is None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.step()
             return True
-        return may_capture and self.pipeline.prepare()
+        return may_capture and self.pipeline.prepare(is_wanted)
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
         """On the host. Rounds that are recorded keep their depth."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -95,10 +95,11 @@ class RoundPipeline:
             started, drafting, self._last = perf_counter(), 0.0, None
         self.launched = Launched(in_flight, choice, paused, False, started, drafting)
 
-    def prepare(self) -> bool:
-        """While there is no work, and no round in flight: whether it may be called again."""
+    def prepare(self, is_wanted: Callable[[], bool]) -> bool:
+        """While there is no work, and no round in flight: whether it may be called again.
+        is_wanted: as BackgroundCapture.advance has it."""
         self._collected = None
-        return self.background_capture.advance()
+        return self.background_capture.advance(is_wanted)
 
     def interrupt(self, prefill: ScheduleBatch | None = None) -> None:
         """Something else runs: the time until the next launch is no round's. prefill: the drafter

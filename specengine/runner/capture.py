@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -16,6 +17,35 @@ T = TypeVar("T")
 _one_at_a_time = Lock()  # engines in threads of one process share the stream
 
 
+class CaptureInterrupted(Exception):
+    """Work has come, and the graph that was being captured is given up."""
+
+
+class _Interruption(threading.local):
+    is_wanted: Callable[[], bool] | None = None
+
+
+_interruption = _Interruption()
+
+
+@contextmanager
+def interruptible(is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """Captures of this thread end with CaptureInterrupted, at their next `interruption_point`, once
+    is_wanted() holds."""
+    _interruption.is_wanted = is_wanted
+    try:
+        yield
+    finally:
+        _interruption.is_wanted = None
+
+
+def interruption_point() -> None:
+    """Called between the parts of what is captured: a capture of a whole round takes 10 to 45 ms of
+    the host, which a request must not wait for. Raises CaptureInterrupted."""
+    if _interruption.is_wanted is not None and _interruption.is_wanted():
+        raise CaptureInterrupted
+
+
 def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, and what `run` returned: tensors that every replay writes.
 
@@ -24,6 +54,7 @@ def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
     """
     with _one_at_a_time:
         _warm_up([run])
+        interruption_point()
         return _record(run, pool)
 
 
@@ -31,6 +62,7 @@ def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torc
     """One graph a part, in order. Tensors that a part leaves for the next must be kept alive."""
     with _one_at_a_time:
         _warm_up(parts)
+        interruption_point()
         return [_record(part, pool)[0] for part in parts]
 
 

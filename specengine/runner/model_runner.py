@@ -18,6 +18,7 @@ from specengine.core.tree import Tree
 from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.runner.attention.limits import check_layers
+from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
 from specengine.runner.fallbacks import PADDING_OFF, PLANS_ON_HOST, NoGraphs
 from specengine.runner.forward_graphs.decode import DecodeGraphs
@@ -236,10 +237,12 @@ class ModelRunner:
 
     def forward_decode(self, batch: ForwardBatch) -> Tensor:
         """One token a request -> hidden states [B, H]."""
+        interruption_point()
         return self.model.forward(batch.input_ids, batch.positions, batch)
 
     def forward_extend(self, batch: ForwardBatch) -> Tensor:
         """Several tokens a request (EXTEND, MIXED, TARGET_VERIFY, DRAFT_EXTEND) -> [T, H]."""
+        interruption_point()
         return self.model.forward(batch.input_ids, batch.positions, batch)
 
     def forward_idle(self, batch: ForwardBatch) -> Tensor:

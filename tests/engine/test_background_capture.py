@@ -109,6 +109,30 @@ def test_captures_end_where_one_is_impossible(
 
 
 @ON_CPU
+def test_capture_is_given_up_for_a_request_and_made_again(llm: LLM, target: Path) -> None:
+    rounds = run_on_device(llm)
+    rounds.capture()
+    expected = tokens(make(target, None), SAMPLED[:3])
+    points = 0
+
+    def second_point() -> bool:
+        nonlocal points
+        points += 1
+        return points > 1
+
+    assert llm.engine.use_idle_moment(is_wanted=second_point), "there is more to do"
+    assert points == 2
+    assert sampling_sizes(rounds) == [1], "what was interrupted is not there"
+    assert tokens(llm, SAMPLED[:1]) == expected[:1]
+    while llm.engine.use_idle_moment():
+        pass
+    assert sampling_sizes(rounds) == [1, 2, 4]
+    captures = rounds.counters["captures"]
+    assert tokens(llm, SAMPLED[:3]) == expected
+    assert rounds.counters["captures"] == captures
+
+
+@ON_CPU
 def test_memory_is_left_for_features_that_requests_need(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +183,28 @@ def test_server_captures_between_requests(
 
 def test_nothing_is_captured_without_rounds_on_the_device(target: Path) -> None:
     assert not make(target, None, disable_cuda_graph=True).engine.use_idle_moment()
+
+
+@pytest.mark.parametrize("point", [pytest.param(n, marks=ON_GPU) for n in (1, 3, 5, 8)])
+def test_graph_is_captured_after_an_interrupted_capture(
+    point: int, target: Path, drafters: dict[str, str]
+) -> None:
+    """At points of the run before the capture, and amid the capture itself."""
+    llm = make(target, spec_of(drafters), cuda_graph_bs=(1, 2, 4))
+    rounds = llm.engine.device_rounds
+    assert rounds is not None
+    expected = tokens(make(target, None), SAMPLED[:3])
+    asked: list[int] = []
+    while llm.engine.use_idle_moment(is_wanted=lambda: len(asked) == point or asked.append(0)):
+        asked.append(0)
+    assert len(asked) > point
+    assert tokens(llm, SAMPLED[:3]) == expected
+    while llm.engine.use_idle_moment():
+        pass
+    assert sampling_sizes(rounds) == [1, 2, 4]
+    captures = rounds.counters["captures"]
+    assert tokens(llm, SAMPLED[:3]) == expected
+    assert rounds.counters["captures"] == captures
 
 
 @pytest.mark.parametrize("_", [pytest.param(None, marks=ON_GPU)])

@@ -50,7 +50,9 @@ class FakeEngine:
         self.in_the_air = True
         return [output_of(rid)]
 
-    def use_idle_moment(self, may_capture: bool = True) -> bool:
+    def use_idle_moment(
+        self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
+    ) -> bool:
         if self.in_the_air:
             self.in_the_air = False
             self.done.append("landed")

@@ -31,6 +31,7 @@ from specengine.engine.round.sampling import PLAIN, SamplingState
 from specengine.engine.round.source import DraftOptions, Drafts, Source, num_slots
 from specengine.kernels.accept.accept_chain import begin_round
 from specengine.kernels.tree.types import TreeLimits
+from specengine.runner.capture import interruption_point
 from specengine.runner.model_runner import ModelRunner
 
 
@@ -281,6 +282,7 @@ class BoundRound:
 
     @torch.inference_mode()
     def accept(self) -> None:
+        interruption_point()
         self.round.accept(self.drafts, self.output, self.key)
 
     def host_copy(self) -> Tensor:
