@@ -41,7 +41,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     """
 
     writes_kv = True
-    drafts_in_loops = True
+    has_draft_loops = True
     predicts_shape = True
     first_place = 0  # of the first drafted row, counted from the root's position
 

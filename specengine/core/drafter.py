@@ -22,7 +22,8 @@ Device = Literal["host", "model", "lookup"]
 
 
 class Drafter(ABC):
-    """Proposes tokens. A drafter implements `draft`; everything else has a default.
+    """Proposes tokens. A drafter implements `from_context` and `draft`, and sets `max_nodes`;
+    everything else has a default.
 
     The engine calls `begin` after each prefill forward (a chunk at a time), `draft` before and
     `observe` after each verification, and `release` when a request leaves (finished, aborted or
@@ -33,17 +34,16 @@ class Drafter(ABC):
     `observe` follows all the same.
 
     Capability fields say what else a drafter can do. The engine reads these fields, never the
-    class. The methods of a capability are called only where its field says so. What a method may
-    not do in a capture holds for `sync_accepted`, too.
+    class. The methods of a capability are called only where its field says so.
 
     device: where the rounds of this drafter may run.
         "host": the host drafts between two forwards, and observes every round.
         "lookup": the host drafts from the text of requests alone, and `observe` may be left out.
             The rest of the round runs on the device.
         "model": the whole round runs on the device, drafting included: `draft_rows` or
-            `draft_tree_rows`, and `observe_rows`. These three are captured in a CUDA graph: they
-            may not wait for the device, nor branch on values that lie there. They take over from
-            `draft` and `observe`, on the same state.
+            `draft_tree_rows`, and `observe_rows`. These three and `sync_accepted` are captured in
+            a CUDA graph: they may not wait for the device, nor branch on values that lie there.
+            They take over from `draft` and `observe`, on the same state.
     """
 
     # Of a drafter with models of its own: loads them, draft.loaded.DraftTarget -> LoadedDraft.
@@ -60,14 +60,17 @@ class Drafter(ABC):
     kv_lookahead: int = 0  # tokens past a slot's own that its KV was computed from
     proposes_tree: bool = False  # else chains
     emits_probs: bool = False  # drafts are sampled, and proposals carry draft_probs
-    max_nodes: int = 1  # the most nodes a proposal can have, root included
+    # The most nodes a proposal can have, root included; at most context.spec.max_nodes.
+    max_nodes: int = 1
 
     device: Device = "host"
     can_pause: bool = False  # "model": rounds may go by that it does not observe; see mark_stale
     begins_async: bool = False  # begin_async may take the place of begin
     drafts_ahead: bool = False  # "lookup": draft_ahead
     predicts_shape: bool = False  # predict_shape may give a shape
-    drafts_in_loops: bool = False  # "model": it is a draft.worker.DraftWorker
+    # "model": on the host, too, a draft may be one graph of `draft_rows` or `draft_tree_rows`. It
+    # has the fields `runner`, `loops` and `device_rounds` of draft.worker.DraftWorker.
+    has_draft_loops: bool = False
     draft_slots: int = 0  # "model": KV slots past those that stand which drafting writes
     topk: int = 1  # "model": children of a node of its trees
     may_be_unready: bool = False  # "model": is_ready may be False

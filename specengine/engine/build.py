@@ -33,7 +33,7 @@ from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, g
 from specengine.engine.registry import make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
-from specengine.engine.spec_options import draft_slots
+from specengine.engine.spec_options import check_sizes, draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
@@ -222,6 +222,7 @@ def _assemble(
     drafter = make_drafter(
         DraftContext(config.spec, limit, draft_runners, num_rows, worker.runner.device)
     )
+    check_sizes(config.spec, drafter)
     verifier = make_verifier(config.spec, drafter)
     if verifier.follows_drafts:  # else no text depends on the state of the drafter
         scheduler.ledger.cache.lookahead = drafter.kv_lookahead

@@ -61,7 +61,7 @@ class RoundPipeline:
         self._chosen: Decision | None = None  # for the next round, which could not follow
         self._collected: float | None = None  # when the last round was, if nothing has run since
         self._last: tuple[int, DraftShape] | None = None  # the last collected round's batch size
-        # Two kinds of drafters have lookup: alone, and beside a model.
+        # What drafts from text: the drafter itself, or the other half of a hybrid.
         self._lookup = drafter if drafter.device == "lookup" else drafter.lookup
         self._beside_model = drafter.lookup is not None
         self._index: IndexAhead | None = None

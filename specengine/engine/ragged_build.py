@@ -95,7 +95,7 @@ def add_draft_loops(
     the host. Gives the counters; without graphs or without a model there are none. follows_drafts:
     as to DraftLoops."""
     sizes = config.graph.cuda_graph_bs
-    if config.graph.disable_cuda_graph or sizes is None or not drafter.model.drafts_in_loops:
+    if config.graph.disable_cuda_graph or sizes is None or not drafter.model.has_draft_loops:
         return {}
     inner = cast(DraftWorker, drafter.model)
     inner.device_rounds = config.trace.trace is None

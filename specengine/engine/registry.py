@@ -66,7 +66,7 @@ def _make_algorithm(context: DraftContext) -> Drafter:
 
 
 def check_algorithm(name: str) -> str:
-    """The name as the tables here have it. Raises ConfigError where it is not known."""
+    """The name as core.registry.DRAFTERS has it. Raises ConfigError where it is not known."""
     found = algorithm_name(name)
     if found not in DRAFTERS:
         known = ", ".join([*DRAFTERS, *ALIASES])

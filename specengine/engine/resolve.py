@@ -49,7 +49,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         dtype = _auto_dtype(on_gpu, config.model.quantization, model_dtype)
     rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
     chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
-    # The torch backend plans on the host, which a graph cannot repeat.
+    # The torch backend chooses its operators by lengths that the host knows: a graph cannot.
     has_graphs = on_gpu and config.model.attention_backend != "torch"
     sizes = _graph_sizes(config.graph, rows, has_graphs)
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specengine.core.config import SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.registry import DRAFTERS, VERIFIERS
-from specengine.engine.registry import check_algorithm, drafters_with_models
+from specengine.engine.registry import check_algorithm, drafters_with_models, max_nodes
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8
+# Of all algorithms that draft with a model.
+_MODEL_OPTIONS = ("draft_model_path", "num_steps", "eagle_topk", "draft_sampling", "static_tree")
 
 
 def resolve_spec(spec: SpecConfig) -> SpecConfig:
@@ -27,17 +30,19 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
 
 
 def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
-    """Those of a rule, or of an algorithm that reads text, which was not asked for."""
+    """Those of a rule or an algorithm which was not asked for: their names begin with its name."""
     wanted = {
         **{f"{name}_": (spec.verify == name, f"--speculative-verify {name}") for name in VERIFIERS},
         "hybrid_suffix_": (spec.hybrid_suffix, "--speculative-hybrid-suffix"),
     }
-    for name in DRAFTERS.keys() - drafters_with_models():
+    for name in DRAFTERS:
         beside = bool(getattr(spec, f"hybrid_{name.lower()}", False))
         is_used = beside or name == algorithm
         wanted[f"{name.lower()}_"] = (is_used, f"--speculative-algorithm {name}")
     plain = SpecConfig()
     for field, option in SpecConfig.options().items():
+        if field in _MODEL_OPTIONS:
+            continue
         for prefix, (is_used, remedy) in wanted.items():
             is_given = getattr(spec, field) != getattr(plain, field)
             if field.startswith(prefix) and is_given and not is_used:
@@ -48,7 +53,7 @@ def _refuse_idle_options(spec: SpecConfig, algorithm: str) -> None:
 
 def _refuse_model_options(spec: SpecConfig) -> None:
     plain = SpecConfig()
-    for name in ("draft_model_path", "num_steps", "eagle_topk", "draft_sampling", "static_tree"):
+    for name in _MODEL_OPTIONS:
         if getattr(spec, name) != getattr(plain, name):
             raise ConfigError(
                 f"{SpecConfig.options()[name].flag} is for algorithms that draft with a model "
@@ -93,3 +98,20 @@ def draft_slots(spec: SpecConfig) -> int:
     if spec.num_steps is None or spec.eagle_topk == 1:
         return 0
     return 1 + (spec.num_steps - 1) * spec.eagle_topk
+
+
+def check_sizes(spec: SpecConfig, drafter: Drafter) -> None:
+    """spec: resolved. Raises ConfigError where a draft may be larger than what is reserved for each
+    round: every batch would run on the host, for want of slots."""
+    name, nodes = type(drafter).__name__, max_nodes(spec)
+    if drafter.max_nodes > nodes:
+        raise ConfigError(
+            f"{name} proposes up to {drafter.max_nodes} nodes and rounds have {nodes}; raise "
+            "--speculative-num-draft-tokens, or let its max_nodes be at most that of the context"
+        )
+    slots = max(nodes, draft_slots(spec))
+    if drafter.draft_slots > slots:
+        raise ConfigError(
+            f"{name} drafts in {drafter.draft_slots} KV slots and {slots} are reserved for a round;"
+            " raise --speculative-num-draft-tokens, or lower its draft_slots"
+        )

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specengine import LLM
+from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
+from specengine.core.draft_context import DraftContext
+from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
+from specengine.core.registry import DRAFTERS
+from specengine.core.spec import DraftProposal
 from specengine.engine.spec_options import draft_slots, resolve_spec
+
+
+class WideDrafter(Drafter):
+    """Says that it proposes more than it was told to."""
+
+    load_draft = staticmethod(lambda target: None)  # so that it counts as one with a model
+
+    def __init__(self, max_nodes: int, draft_slots: int) -> None:
+        self.max_nodes, self.draft_slots = max_nodes, draft_slots
+
+    def draft(self, batch: ScheduleBatch) -> DraftProposal:
+        raise AssertionError("the engine is not built")
+
+
+class WideInNodes(WideDrafter):
+    load_draft = None
+
+    @classmethod
+    def from_context(cls, context: DraftContext) -> Drafter:
+        return cls(context.spec.max_nodes + 1, 0)
+
+
+class WideInSlots(WideInNodes):
+    @classmethod
+    def from_context(cls, context: DraftContext) -> Drafter:
+        return cls(context.spec.max_nodes, context.spec.max_nodes + 1)
 
 
 def resolved(**fields: Any) -> tuple[int | None, int]:
@@ -75,3 +108,31 @@ def test_kv_slots_of_a_tree() -> None:
     tree = SpecConfig(algorithm="EAGLE", num_steps=5, eagle_topk=3)
     assert draft_slots(resolve_spec(tree)) == 13
     assert draft_slots(SpecConfig(algorithm="NGRAM")) == 0
+
+
+def test_options_of_a_drafter_with_a_model_are_refused_under_other_algorithms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIMULATE stands for a name with which an option of SpecConfig begins."""
+    fields = {"algorithm": "NGRAM", "simulate_accept_length": 2.0}
+    resolved(**fields)
+    monkeypatch.setitem(DRAFTERS, "SIMULATE", f"{__name__}:WideDrafter")
+    with pytest.raises(ConfigError, match=r"accept-length does nothing without .* SIMULATE"):
+        resolved(**fields)
+    assert resolve_spec(SpecConfig(**fields | {"algorithm": "simulate"})).num_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("WideInNodes", "proposes up to 6 nodes and rounds have 5; raise"),
+        ("WideInSlots", "drafts in 6 KV slots and 5 are reserved"),
+    ],
+)
+def test_drafter_larger_than_its_rounds_is_refused_when_the_engine_is_built(
+    drafter: str, message: str, small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DRAFTERS, "WIDE", f"{__name__}:{drafter}")
+    spec = SpecConfig(algorithm="WIDE", num_draft_tokens=5)
+    with pytest.raises(ConfigError, match=f"{drafter} {message}"):
+        LLM(str(small_models["llama"]), spec=spec, max_total_tokens=512)

@@ -36,8 +36,9 @@ class RoundExecutor:
     round of the same requests may be launched before this one's result is known, as long as each
     request has KV slots for both.
 
-    There is a graph for each RoundKey. Those of greedy requests are captured at start, others when
-    they are first needed. Rounds of no steps are plain decoding.
+    There is a graph for each RoundKey. Those of greedy requests are captured at start, those of
+    requests that sample while the engine is idle (engine/background_capture.py), and what is left
+    when it is first needed. Rounds of no steps are plain decoding.
     """
 
     unguarded = ("guard",)

@@ -70,7 +70,8 @@ class Room:
 
 
 class Layout(Protocol):
-    """All methods without host's objects in their arguments are captured."""
+    """`host_trees` and `send_kept` run on the host, between the graphs of a round. All others run
+    inside captures: they may not wait for the device, nor branch on values that lie there."""
 
     def verify_batch(self, runner: ModelRunner, drafts: Drafts) -> ForwardBatch: ...
 

@@ -53,8 +53,11 @@ class Drafts:
 
 
 class Source(Protocol):
-    """Drafts for the rounds of one engine. All methods without a host's object in their arguments
-    are captured."""
+    """Drafts for the rounds of one engine.
+
+    `draft` and `observe` run inside captures: they may not wait for the device, nor branch on
+    values that lie there. All other methods run on the host, and give numbers of the host.
+    """
 
     is_tree: bool
     max_steps: int  # levels of the deepest round

@@ -21,7 +21,9 @@ _MAX_PADDED_QUERIES = 64
 
 
 class TorchAttentionBackend(OneForward):
-    """Plans on the host, and so cannot be captured in a CUDA graph."""
+    """Chooses its operators and their shapes by the host's lengths, and so cannot be captured in a
+    CUDA graph. `limits.plans_on_host` is False all the same: there is no plan that the device
+    reads later."""
 
     name = "torch"
     limits = AttentionLimits()
