@@ -54,6 +54,7 @@ class Layer:
     head_dim: int = 16
     scale: float = 0.3
     sliding_window: int | None = None
+    softcap: float | None = None
     layer_id: int = 0
     rotary: Rotary | None = None
 
