@@ -16,7 +16,7 @@ def paged_attention(
     batch: PagedBatch,
     scale: float,
     window: int | None,
-    softcap: float | None,
+    softcap: float | None = None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // k_cache.shape[1]

@@ -21,7 +21,7 @@ def _act(x, ACT: tl.constexpr):
     if ACT == "gelu_tanh":
         # 0.5 * (1 + tanh(z)) is the logistic function of 2 z.
         z = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        return x / (1.0 + tl.exp(-2.0 * z))
+        return x / (1.0 + tl.exp(-2.0 * tl.maximum(z, -40.0)))  # an exp that stays finite
     return x / (1.0 + tl.exp(-x))
 
 

@@ -63,7 +63,8 @@ class Head:
 
     def best(self, hidden: Tensor) -> Tensor:
         """[R, H] -> int64 [R], the token of the largest logit, the first among equals, as the
-        target numbers it."""
+        target numbers it. A cap keeps the order, but float32 makes equals of logits above some 9
+        caps, where this still finds the largest."""
         if self._columns is not None:
             return self._columns[self.logits(hidden).argmax(-1)]
         if self._takes_best and self._is_plain and head_stream.fits(hidden, self.product.plain):

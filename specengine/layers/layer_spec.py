@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
-from specengine.layers.rotary import config_head_dim, rotary_fraction
+from specengine.layers.rotary import config_head_dim
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,7 @@ class LayerSpec:
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
         """Of a Hugging Face configuration; `family`: fields that its model states by itself."""
-        stated: dict[str, Any] = {
-            "activation": config_activation(config),
-            "rotary_fraction": rotary_fraction(config),
-        }
+        stated: dict[str, Any] = {"activation": config_activation(config)}
         if "rms_norm_eps" not in family:
             stated["rms_norm_eps"] = config.rms_norm_eps
         return cls(

@@ -33,13 +33,18 @@ class RotaryEmbedding(nn.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, kind: str | None = None, fraction: float | None = None
+        cls, config: Any, kind: str | None = None, fraction: float = 1.0
     ) -> RotaryEmbedding:
         """For a Hugging Face configuration, in today's form or the older one. kind: a layer type,
-        where types have tables of their own. fraction: of a head that is rotated; None asks the
-        configuration."""
-        rotated = rotary_fraction(config) if fraction is None else fraction
-        dim = int(config_head_dim(config) * rotated)
+        where types have tables of their own. fraction: of a head that is rotated. Raises
+        ModelLoadError where the configuration states another than the whole, and the caller does
+        not."""
+        if fraction == 1.0 and rotary_fraction(config) != 1.0:
+            raise ModelLoadError(
+                f"partial_rotary_factor {rotary_fraction(config)}: rotating part of a head is not "
+                "supported by this family"
+            )
+        dim = int(config_head_dim(config) * fraction)
         return cls(dim, config.max_position_embeddings, rope_parameters(config, kind))
 
 

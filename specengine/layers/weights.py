@@ -57,7 +57,7 @@ def unpacked(
             raise ModelLoadError(
                 f"tensor {name} has shape {list(tensor.shape)}, the model needs {sum(sizes)} rows"
             )
-        for part, shard in zip(packed[leaf], tensor.split(sizes), strict=True):
+        for part, shard in zip(packed[leaf], torch.split(tensor, sizes), strict=True):
             yield f"{parent}.{part}.{kind}", shard
 
 

@@ -68,7 +68,12 @@ def features(kind: type) -> dict[str, Field[Any]]:
 LAYER_FIELDS, HEAD_FIELDS = features(NovelLayer), features(NovelHead)
 
 
-KNOWN = {"activation": "gelu_tanh", "norm": "layer", "norm_places": "around"}
+KNOWN = {
+    "activation": "gelu_tanh",
+    "norm": "layer",
+    "norm_places": "around",
+    "logits_softcap": 20.0,
+}
 
 
 def other_value(field: Field[Any]) -> Any:

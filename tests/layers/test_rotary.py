@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.glm4.modeling_glm4 import Glm4RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specengine.core.errors import ModelLoadError
@@ -141,13 +142,19 @@ def test_longrope_takes_the_long_divisors_where_requests_may_be_longer() -> None
 
 def test_part_of_a_head_is_rotated() -> None:
     config = _config({"rope_type": "default", "partial_rotary_factor": 0.5})
-    expected, _ = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
-    table = RotaryEmbedding.from_config(config).cos_sin_cache
+    expected, _ = Glm4RotaryEmbedding.compute_default_rope_parameters(config)
+    table = RotaryEmbedding.from_config(config, None, rotary_fraction(config)).cos_sin_cache
     assert table.shape == (1024, 32)
     torch.testing.assert_close(table[1, :16], expected.cos()[:16], rtol=1e-6, atol=1e-6)
 
 
-KINDS = {
+def test_partial_rotation_is_refused_where_a_family_does_not_state_it() -> None:
+    config = _config({"rope_type": "default", "partial_rotary_factor": 0.5})
+    with pytest.raises(ModelLoadError, match=r"partial_rotary_factor 0.5: rotating part of a head"):
+        RotaryEmbedding.from_config(config)
+
+
+KINDS: dict[str, dict[str, Any]] = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
