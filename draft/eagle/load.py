@@ -153,6 +153,7 @@ def _load(
         target.loaded.device,
         model_config.quantization,
         model_config.random_seed + 1,
+        model_config.context_length,
     )
     model = cast(EagleModel, loaded)
     model.share(target_model.embed, target_model.head)

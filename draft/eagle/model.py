@@ -81,7 +81,8 @@ class EagleLayer(nn.Module):
         DRAFT_LAYER.require(spec)
         self.input_layernorm = input_layernorm
         self.hidden_norm = hidden_norm
-        rotary = RotaryEmbedding.from_config(form.config)
+        rotated = spec.rotary_kind, spec.rotary_fraction
+        rotary = RotaryEmbedding.from_config(form.config, *rotated)
         self.self_attn = SelfAttention(spec, 0, rotary, input_size=input_size)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)

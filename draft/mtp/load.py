@@ -87,6 +87,7 @@ def _load(source: ModelSource, name: MtpLayerName, index: int, target: DraftTarg
         target.loaded.device,
         options.quantization,
         options.random_seed + 1 + index,
+        options.context_length,
     )
     model = cast(MtpModel, loaded)
     model.share(target_model.embed, target_model.head)

@@ -59,7 +59,8 @@ class MtpModel(nn.Module):
         self.hidden_norm = RMSNorm(size, eps)
         self.projection = Linear(2 * size, size)
         log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.plain.device)
-        self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config))
+        rotary = spec.rotary_kind, spec.rotary_fraction
+        self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config, *rotary))
         self.final_norm = RMSNorm(size, eps)
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
         self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None

@@ -27,6 +27,7 @@ def load_standalone(target: DraftTarget) -> LoadedDraft:
         target.loaded.device,
         model_config.quantization,
         model_config.random_seed,
+        model_config.context_length,
     )
     shape = kv_shape_of(source.hf_config, source.hf_config.num_hidden_layers, target.dtype)
     return LoadedDraft((cast(DecoderModel, model),), shape)

@@ -9,7 +9,13 @@ from specengine.kernels.attention.types import FlashKeys, FlashOutput
 
 
 def flash_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, keys: FlashKeys, scale: float, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    keys: FlashKeys,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> FlashOutput:
     group = q.shape[1] // k_cache.shape[1]
     out = torch.zeros_like(q)
@@ -24,6 +30,8 @@ def flash_attention(
         k = k_cache[slots].float().repeat_interleave(group, 1)
         v = v_cache[slots].float().repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         behind = torch.arange(end - begin).add(count - (end - begin))[:, None] - torch.arange(count)
         if keys.causal:
             scores.masked_fill_((behind < 0).to(q.device), float("-inf"))

@@ -9,7 +9,13 @@ from specengine.kernels.attention.types import FlashKeys, FlashOutput
 
 
 def flash_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, keys: FlashKeys, scale: float, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    keys: FlashKeys,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> FlashOutput:
     out, lse, *_ = flash_attn_with_kvcache(
         q,
@@ -23,6 +29,7 @@ def flash_attention(
         softmax_scale=scale,
         causal=keys.causal,
         window_size=(-1, -1) if window is None else (window - 1, 0),
+        softcap=softcap or 0.0,
         return_softmax_lse=True,
     )
     return FlashOutput(out, lse)

@@ -20,7 +20,13 @@ _UNUSED: dict[str, Any] = dict.fromkeys(
 
 
 def flash_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, keys: FlashKeys, scale: float, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    keys: FlashKeys,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> FlashOutput:
     out, lse, *_ = torch.ops._vllm_fa3_C.fwd(
         q,
@@ -36,7 +42,7 @@ def flash_attention(
         is_causal=keys.causal,
         window_size_left=-1 if window is None else window - 1,
         window_size_right=-1 if window is None else 0,
-        softcap=0.0,
+        softcap=softcap or 0.0,
         is_rotary_interleaved=False,
         num_splits=0,
         sm_margin=0,

@@ -59,6 +59,13 @@ def raise_max(row_max, other_max):
 
 
 @triton.jit
+def capped(scores, softcap):
+    """softcap * tanh(scores / softcap). Near 0 it is wrong by 1e-7 of softcap at most."""
+    halves = 1.0 / (1.0 + tl.exp2(scores * (-2.0 * 1.4426950408889634 / softcap)))
+    return (2.0 * halves - 1.0) * softcap
+
+
+@triton.jit
 def key_range(
     prefix,
     num_queries,
@@ -110,10 +117,12 @@ def attend(
     past,
     window,
     scale_log2,
+    softcap_log2,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):
     """Online softmax over keys begin .. end - 1: normalised output and log2-sum-exp of each row."""
     BLOCK_M: tl.constexpr = q.shape[0]
@@ -131,6 +140,8 @@ def attend(
         k = tl.load(k_ptr + slots * stride_ks + dims[None, :], mask=loaded, other=0.0)
         v = tl.load(v_ptr + slots * stride_vs + dims[None, :], mask=loaded, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if HAS_SOFTCAP:
+            scores = capped(scores, softcap_log2)
         visible = sees(
             cols,
             end,

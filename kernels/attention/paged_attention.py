@@ -21,6 +21,7 @@ def paged_attention(
     scale: float,
     *,
     window: int | None = None,
+    softcap: float | None = None,
     num_splits: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
@@ -35,7 +36,9 @@ def paged_attention(
                 # with a window: also position(c) > position(prefix + i) - window, or c a past node
                 slots = req_to_token[req_pool_indices[b], seen]
                 for h in range(Hq):
-                    weights = softmax(scale * q[t, h] . k_cache[slots, h // group])
+                    scores = scale * q[t, h] . k_cache[slots, h // group]
+                    # with a softcap: scores = softcap * tanh(scores / softcap)
+                    weights = softmax(scores)
                     out[t, h] = weights . v_cache[slots, h // group]     # t = qo_indptr[b] + i
 
     q: [T, Hq, D], the last dimension contiguous; k_cache, v_cache: [S, Hk, D] of q's dtype
@@ -50,6 +53,6 @@ def paged_attention(
         from specengine.kernels.attention import paged_attention_triton
 
         return paged_attention_triton.paged_attention(
-            q, k_cache, v_cache, batch, scale, window, num_splits
+            q, k_cache, v_cache, batch, scale, window, softcap, num_splits
         )
-    return paged_attention_ref.paged_attention(q, k_cache, v_cache, batch, scale, window)
+    return paged_attention_ref.paged_attention(q, k_cache, v_cache, batch, scale, window, softcap)

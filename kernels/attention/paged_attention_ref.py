@@ -16,6 +16,7 @@ def paged_attention(
     batch: PagedBatch,
     scale: float,
     window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // k_cache.shape[1]
@@ -29,6 +30,8 @@ def paged_attention(
         k = k_cache[slots].float().repeat_interleave(group, 1)
         v = v_cache[slots].float().repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
         visible = _visible(batch, b, rows, keys, window)
         weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)

@@ -71,6 +71,7 @@ def _paged_attention_kernel(
     splits,
     min_blocks,
     scale_log2,
+    softcap_log2,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -79,6 +80,7 @@ def _paged_attention_kernel(
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -146,10 +148,12 @@ def _paged_attention_kernel(
         past,
         window,
         scale_log2,
+        softcap_log2,
         HEAD_DIM,
         BLOCK_N,
         HAS_TREE,
         HAS_WINDOW,
+        HAS_SOFTCAP,
     )
     out_rows = ((first_row + queries) * GROUP * num_kv_heads + heads) * HEAD_DIM
     out_ptrs = out_ptr + out_rows[:, None] + dims
@@ -216,6 +220,7 @@ def paged_attention(
     batch: PagedBatch,
     scale: float,
     window: int | None,
+    softcap: float | None,
     num_splits: int | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -261,6 +266,7 @@ def paged_attention(
         splits,
         1 if num_splits else max(_MIN_SHARE // blocks.keys, 1),
         scale * math.log2(math.e),
+        1.0 if softcap is None else softcap * math.log2(math.e),
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_M=blocks.rows,
@@ -269,6 +275,7 @@ def paged_attention(
         HAS_TREE=has_tree,
         HAS_WINDOW=window is not None,
         HAS_FIRST=batch.first_keys is not None,
+        HAS_SOFTCAP=softcap is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         num_warps=blocks.warps,

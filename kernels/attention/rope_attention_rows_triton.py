@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specengine.kernels.attention.online_softmax_triton import raise_max
+from specengine.kernels.attention.online_softmax_triton import capped, raise_max
 
 
 @triton.jit
@@ -63,9 +63,22 @@ def fetch(
 
 
 @triton.jit
-def absorb(q, k, v, visible, scale_log2, row_max, total, acc):
+def absorb(
+    q,
+    k,
+    v,
+    visible,
+    scale_log2,
+    softcap_log2,
+    row_max,
+    total,
+    acc,
+    HAS_SOFTCAP: tl.constexpr,
+):
     """One step of the online softmax over the keys of a block."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    if HAS_SOFTCAP:
+        scores = capped(scores, softcap_log2)
     scores = tl.where(visible, scores, float("-inf"))
     row_max, finite_max, decay = raise_max(row_max, tl.max(scores, 1))
     weights = tl.exp2(scores - finite_max[:, None])

@@ -87,6 +87,7 @@ def _rope_attention_kernel(
     splits,
     min_blocks,
     scale_log2,
+    softcap_log2,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -96,6 +97,7 @@ def _rope_attention_kernel(
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
     NARROW: tl.constexpr,
@@ -179,13 +181,19 @@ def _rope_attention_kernel(
             visible = (news[None, :] <= queries[:, None]) & is_new[None, :]
             if HAS_WINDOW:
                 visible = visible & (news[None, :] > queries[:, None] - window)
-        row_max, total, acc = absorb(q, k_new, v_new, visible, scale_log2, row_max, total, acc)
+        so_far = row_max, total, acc
+        row_max, total, acc = absorb(
+            q, k_new, v_new, visible, scale_log2, softcap_log2, *so_far, HAS_SOFTCAP
+        )
 
     if PEEL:
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
-        row_max, total, acc = absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+        so_far = row_max, total, acc
+        row_max, total, acc = absorb(
+            q, k, v, visible, scale_log2, softcap_log2, *so_far, HAS_SOFTCAP
+        )
         begin += BLOCK_N
     for start in range(begin, end, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)
@@ -195,7 +203,10 @@ def _rope_attention_kernel(
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
-        row_max, total, acc = absorb(q, k, v, visible, scale_log2, row_max, total, acc)
+        so_far = row_max, total, acc
+        row_max, total, acc = absorb(
+            q, k, v, visible, scale_log2, softcap_log2, *so_far, HAS_SOFTCAP
+        )
     total = tl.where(total == 0.0, 1.0, total)  # of a row that sees nothing in this share
     out = acc / total[:, None]
 
@@ -230,6 +241,7 @@ def rope_attention(
     batch: PagedBatch,
     scale: float,
     window: int | None,
+    softcap: float | None,
     num_splits: int | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -281,6 +293,7 @@ def rope_attention(
         splits,
         1 if num_splits else max(blocks.min_share // blocks.keys, 1),
         scale * math.log2(math.e),
+        1.0 if softcap is None else softcap * math.log2(math.e),
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_M=rows,
@@ -290,6 +303,7 @@ def rope_attention(
         HAS_TREE=tree_mask is not None,
         HAS_WINDOW=window is not None,
         HAS_FIRST=batch.first_keys is not None,
+        HAS_SOFTCAP=softcap is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         NARROW=k_cache.numel() < _NARROW,

@@ -47,10 +47,13 @@ class FlashOutput:
     """Rows that see no key have an output of 0, or an lse of minus infinity, or both undefined."""
 
     out: Tensor  # [T, Hq, D]
-    lse: Tensor  # float32 [Hq, T], log of the sum of exp(scale * q . k)
+    lse: Tensor  # float32 [Hq, T], log of the sum of exp(scale * q . k), or of what is capped
 
 
-# (q [T, Hq, D], k_cache and v_cache [S, Hk, D], keys, scale, window) -> FlashOutput. Contiguous in
-# the last dimension, float16 or bfloat16, D up to 256 and a multiple of 8. With a window, which
-# needs causal keys, a query sees the last `window` keys up to its own.
-FlashAttention = Callable[[Tensor, Tensor, Tensor, FlashKeys, float, int | None], FlashOutput]
+# (q [T, Hq, D], k_cache and v_cache [S, Hk, D], keys, scale, window, softcap) -> FlashOutput.
+# Contiguous in the last dimension, float16 or bfloat16, D up to 256 and a multiple of 8. With a
+# window, which needs causal keys, a query sees the last `window` keys up to its own. With a
+# softcap, scores are softcap * tanh(scale * q . k / softcap).
+FlashAttention = Callable[
+    [Tensor, Tensor, Tensor, FlashKeys, float, int | None, float | None], FlashOutput
+]

@@ -13,16 +13,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
     """For each row x of the last dimension::
 
         normed = x / sqrt(mean(x * x) + eps)          # in float32
-        out = round_to_dtype(normed) * weight         # in x's dtype, as transformers does
+        out = round_to_weight_dtype(normed) * weight  # rounded to x's dtype
 
-    x: [..., H], the last dimension contiguous, at most three dimensions; weight: [H] of x's dtype.
-    Returns a contiguous tensor of x's shape. Any device; Triton on CUDA.
+    x: [..., H], the last dimension contiguous, at most three dimensions; weight: [H] of x's dtype,
+    as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
+    shape. Any device; Triton on CUDA.
     """
     if use_triton(backend, x):
         from specengine.kernels.linear import norm_triton
 
         return norm_triton.rms_norm(x, weight, eps)
-    if x.dim() == 2 and use_native(backend, x):
+    if x.dim() == 2 and weight.dtype == x.dtype and use_native(backend, x):
         return native.rms_norm(x, weight, eps)
     return norm_ref.rms_norm(x, weight, eps)
 
@@ -39,7 +40,8 @@ def fused_add_rms_norm(
         from specengine.kernels.linear import norm_triton
 
         return norm_triton.fused_add_rms_norm(x, residual, weight, eps)
-    if use_native(backend, x) and residual.stride(-1) == 1:
+    is_native = weight.dtype == x.dtype and residual.stride(-1) == 1
+    if is_native and use_native(backend, x):
         return native.fused_add_rms_norm(x, residual, weight, eps)
     return norm_ref.fused_add_rms_norm(x, residual, weight, eps)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dtype == torch.float32:
         return F.rms_norm(x, weight.shape, weight, eps)
-    return F.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+    normed = F.rms_norm(x.float(), weight.shape, None, eps).to(weight.dtype)
+    return (normed * weight).to(x.dtype)
 
 
 def fused_add_rms_norm(

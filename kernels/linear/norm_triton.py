@@ -25,7 +25,7 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + start + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
-    normed = (x * scale).to(out_ptr.dtype.element_ty)
+    normed = (x * scale).to(weight.dtype)
     tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
 
 
@@ -52,7 +52,7 @@ def _add_rms_norm_kernel(
     total = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0)
-    normed = (total * scale).to(out_ptr.dtype.element_ty)
+    normed = (total * scale).to(weight.dtype)
     tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
 
 
@@ -86,7 +86,7 @@ def _sum_add_rms_norm_kernel(
     tl.store(total_ptr + row * hidden + cols, rounded, mask=mask)
     total = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(total * total, axis=0) / hidden + eps)
-    normed = (total * scale).to(out_ptr.dtype.element_ty)
+    normed = (total * scale).to(weight.dtype)
     tl.store(out_ptr + row * hidden + cols, normed * weight, mask=mask)
 
 

@@ -138,16 +138,18 @@ static inline float NAME(dot)(const float *restrict a, const SCALAR *restrict b,
     return sum;
 }
 
-/* One query over keys begin .. end - 1 of one head, softmax in float32. `place` is where the head
+/* One query over keys begin .. end - 1 of one head, softmax in float32, scores capped by
+ * softcap * tanh(score / softcap) where softcap is above 0. `place` is where the head
  * begins in a slot; scores has room for a score a key, query and acc for a head each. */
 static void NAME(attend_head)(const float *restrict query, const SCALAR *restrict k_cache,
                               const SCALAR *restrict v_cache, const int32_t *restrict slots,
                               int64_t begin, int64_t end, int64_t kv_size, int64_t place,
-                              int64_t head_dim, float *restrict scores, float *restrict acc,
-                              SCALAR *restrict out) {
+                              int64_t head_dim, float softcap, float *restrict scores,
+                              float *restrict acc, SCALAR *restrict out) {
     float best = -INFINITY, total = 0.0f;
     for (int64_t t = begin; t < end; t++) {
         scores[t] = NAME(dot)(query, k_cache + slots[t] * kv_size + place, head_dim);
+        if (softcap > 0.0f) scores[t] = softcap * tanhf(scores[t] / softcap);
         best = scores[t] > best ? scores[t] : best;
     }
     for (int64_t t = begin; t < end; t++) scores[t] = exp_f32(scores[t] - best);
@@ -167,7 +169,7 @@ void NAME(attend_decode)(const SCALAR *q, const SCALAR *k_cache, const SCALAR *v
                          const int32_t *table, int64_t stride_table, const int64_t *table_rows,
                          const int64_t *begins, const int64_t *ends, SCALAR *out, float *scratch,
                          int64_t requests, int64_t q_heads, int64_t kv_heads, int64_t head_dim,
-                         float scale) {
+                         float scale, float softcap) {
     int64_t group = q_heads / kv_heads, kv_size = kv_heads * head_dim;
     float *query = scratch, *acc = scratch + head_dim, *scores = scratch + 2 * head_dim;
     for (int64_t r = 0; r < requests; r++) {
@@ -176,7 +178,7 @@ void NAME(attend_decode)(const SCALAR *q, const SCALAR *k_cache, const SCALAR *v
             const SCALAR *head = q + (r * q_heads + h) * head_dim;
             for (int64_t i = 0; i < head_dim; i++) query[i] = scale * LOAD(head[i]);
             NAME(attend_head)(query, k_cache, v_cache, slots, begins[r], ends[r], kv_size,
-                              (h / group) * head_dim, head_dim, scores, acc,
+                              (h / group) * head_dim, head_dim, softcap, scores, acc,
                               out + (r * q_heads + h) * head_dim);
         }
     }

@@ -21,7 +21,7 @@ _ARGUMENTS = {
     "add_rms_norm": [_P, _I, _P, _I, _P, _P, _P, _I, _I, _F],
     "silu_and_mul": [_P, _I, _P, _I, _I],
     "rope_store_kv": [_P, _I, _P, _I, _P, _I, _P, _P, _I, _P, _P, _P, _P, _I, _I, _I, _I],
-    "attend_decode": [_P, _P, _P, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _F],
+    "attend_decode": [_P, _P, _P, _P, _I, _P, _P, _P, _P, _P, _I, _I, _I, _I, _F, _F],
 }
 
 
@@ -116,6 +116,7 @@ def attend_decode(
     ends: Tensor,
     scratch: Tensor,
     scale: float,
+    softcap: float | None = None,
 ) -> Tensor:
     """q [B, Hq, D] contiguous, one query a request over its tokens begins .. ends - 1 (int64 [B]),
     whose slots stand in row rows[b] of req_to_token (int32). scratch: float32, the longest end
@@ -126,6 +127,6 @@ def attend_decode(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), req_to_token.data_ptr(),
         req_to_token.stride(0), rows.data_ptr(), begins.data_ptr(), ends.data_ptr(),
         out.data_ptr(), scratch.data_ptr(), requests, q_heads, k_cache.shape[1],
-        head_dim, scale,
+        head_dim, scale, softcap or 0.0,
     )  # fmt: skip
     return out

@@ -49,6 +49,7 @@ class AttentionLayer(Protocol):
     head_dim: int
     scale: float
     sliding_window: int | None
+    softcap: float | None  # scores are softcap * tanh(score / softcap)
     rotary: Rotary | None
 
 
@@ -59,7 +60,8 @@ class AttentionLimits:
     dtypes: frozenset[torch.dtype] | None = None
     head_dims: frozenset[int] | None = None
     windows_under_trees: bool = True
-    layers_alike: bool = False  # heads, scale and window of every layer must be the same
+    softcap: bool = False  # caps scores where a layer says so
+    layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
     first_keys: bool = False  # keeps unseen what lies before a request's first key
     precompiles: bool = False  # all that it launches is this project's: kernels.precompile holds it

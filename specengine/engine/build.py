@@ -83,6 +83,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
             torch.device(config.model.device),
             config.model.quantization,
             config.model.random_seed,
+            config.model.context_length,
         )
     return LoadedModel(source, config, cast(DecoderModel, model), tokenizer)
 

@@ -21,6 +21,7 @@ class Attention(nn.Module):
     """Rotates q and k, writes k and v to the batch's slots, attends through the batch's backend.
 
     Holds no weights. `sliding_window`: a query at position p sees positions above p - window.
+    `softcap`: scores are softcap * tanh(score / softcap).
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Attention(nn.Module):
         layer_id: int,
         rotary: Rotary | None,
         sliding_window: int | None = None,
+        softcap: float | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -41,6 +43,7 @@ class Attention(nn.Module):
         self.layer_id = layer_id
         self.rotary = rotary
         self.sliding_window = sliding_window
+        self.softcap = softcap
 
     def forward(
         self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch

@@ -1,7 +1,8 @@
-"""The pre-norm decoder layer that target models and drafters share."""
+"""The decoder layer that target models and drafters share."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +14,8 @@ from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear
-from specengine.layers.mlp import GatedMLP
-from specengine.layers.norm import RMSNorm
+from specengine.layers.mlp import GatedMLP, make_mlp
+from specengine.layers.norm import Norm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -25,6 +26,31 @@ PACKED_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
+
+
+@dataclass(frozen=True)
+class NormPlaces:
+    """Which norms a layer has: before attention, before feed-forward, behind each."""
+
+    before: bool
+    between: bool
+    behind: bool
+
+
+NORM_PLACES: dict[str, NormPlaces] = {
+    "before": NormPlaces(True, True, False),
+    "around": NormPlaces(True, True, True),
+    "after": NormPlaces(False, False, True),
+    "shared": NormPlaces(True, False, False),
+}
+
+
+@dataclass(frozen=True)
+class PreNorms:
+    """Of a layer with RMS norms: before attention, and before feed-forward."""
+
+    input: RMSNorm
+    middle: RMSNorm
 
 
 class SelfAttention(nn.Module):
@@ -43,28 +69,41 @@ class SelfAttention(nn.Module):
         self.sizes = [spec.num_heads * spec.head_dim] + [spec.num_kv_heads * spec.head_dim] * 2
         self.qkv_proj = MergedLinear(input_size or spec.hidden_size, self.sizes, spec.qkv_bias)
         self.o_proj = Linear(self.sizes[0], spec.hidden_size, spec.o_bias)
-        self.q_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps) if spec.qk_norm else None
-        self.k_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps) if spec.qk_norm else None
+        self.q_norm, self.k_norm = self._qk_norms(spec)
         self.attn = Attention(
             spec.num_heads,
             spec.head_dim,
             spec.attention_scale,
             spec.num_kv_heads,
             layer_id,
-            rotary,
+            rotary if spec.has_rotary else None,
             spec.sliding_window,
+            spec.attention_softcap,
         )
 
+    def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:
+        """Of each head, or of all heads of q and all of k together."""
+        q_size, k_size, _ = self.sizes if spec.qk_norm_whole else [spec.head_dim] * 3
+        if not (spec.qk_norm or spec.qk_norm_whole):
+            return None, None
+        eps = spec.rms_norm_eps
+        return make_norm(spec, q_size, eps), make_norm(spec, k_size, eps)
+
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
-        """int64 [T], [T, hidden_size] -> [T, hidden_size], perhaps in parts, for RMSNorm.add."""
+        """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
+        out: Tensor = self.o_proj(self.attend(positions, self.qkv_proj(hidden), batch))
+        return out
+
+    def parts(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """The same, perhaps in parts, for RMSNorm.add."""
         return self.o_proj.parts(self.attend(positions, self.qkv_proj(hidden), batch))
 
     def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
         q, k, v = torch.split(qkv, self.sizes, dim=-1)
         if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q.reshape(-1, self.head_dim)).view(q.shape)
-            k = self.k_norm(k.reshape(-1, self.head_dim)).view(k.shape)
+            q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
+            k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
         out: Tensor = self.attn(positions, q, k, v, batch)
         return out
 
@@ -77,22 +116,32 @@ def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> Tail
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm. The residual stream is carried beside the
-    layer's output and added inside the next norm."""
+    """Attention and feed-forward, with norms where the description has them. The residual stream is
+    carried beside the layer's output and added inside the next norm.
+
+    input_layernorm and post_attention_layernorm stand before attention and before feed-forward,
+    attention_out_norm and mlp_out_norm behind them; those that a layer lacks are None.
+    """
 
     def __init__(self, spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> None:
         """Raises ModelLoadError for a layer that is described with what nothing computes."""
         super().__init__()
         PLAIN.require(spec)
         self.spec = spec
-        self.input_layernorm = RMSNorm(spec.hidden_size, spec.stream_eps)
+        places = NORM_PLACES[spec.norm_places]
+        self.input_layernorm = self._norm(spec.stream_eps, places.before)
         self.self_attn = SelfAttention(spec, layer_id, rotary)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.stream_eps)
-        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        self.attention_out_norm = self._norm(spec.rms_norm_eps, places.behind)
+        self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
+        self.mlp = make_mlp(spec)
+        self.mlp_out_norm = self._norm(spec.rms_norm_eps, places.behind)
         self.num_weights = spec.num_weights()
         self._takes_compiled = COMPILED.takes(spec)
         self._takes_few_rows = FEW_ROWS.takes(spec)
         self._takes_tail = LAYER_TAIL.takes(spec)
+
+    def _norm(self, eps: float, is_there: bool) -> Norm | None:
+        return make_norm(self.spec, self.spec.hidden_size, eps) if is_there else None
 
     def forward(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
@@ -104,12 +153,42 @@ class DecoderLayer(nn.Module):
         stream = hidden if residual is None else residual
         few_rows = self._takes_few_rows and not batch.compiles
         if few_rows and few_row.fits(stream, self.num_weights):
-            stream = self.input_layernorm.stream(hidden, residual)
+            stream = self.norms.input.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch), None
-        hidden, residual = self.input_layernorm.add(hidden, residual)
-        hidden = self.self_attn(positions, hidden, batch)
-        hidden, residual = self.post_attention_layernorm.add(hidden, residual)
-        return self.mlp.parts(hidden), residual
+        hidden, residual = self._enter(self.input_layernorm, hidden, residual)
+        if self.spec.norm_places == "shared":
+            return self.self_attn(positions, hidden, batch) + self.mlp(hidden), residual
+        if self.attention_out_norm is None:
+            heads = self.self_attn.parts(positions, hidden, batch)
+        else:
+            heads = self.attention_out_norm(self.self_attn(positions, hidden, batch))
+        hidden, residual = self._enter(self.post_attention_layernorm, heads, residual)
+        if self.mlp_out_norm is None:
+            return self.mlp.parts(hidden), residual
+        return self.mlp_out_norm(self.mlp(hidden)), residual
+
+    def _enter(
+        self, norm: Norm | None, hidden: Tensor, residual: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What attention or feed-forward reads, and the stream, both [T, hidden_size]."""
+        if norm is not None:
+            return norm.add(hidden, residual)
+        stream = hidden if residual is None else hidden + residual
+        return self.spec.true_stream(stream), stream
+
+    @property
+    def norms(self) -> PreNorms:
+        """For what computes layers with these two alone."""
+        first, second = self.input_layernorm, self.post_attention_layernorm
+        assert isinstance(first, RMSNorm)
+        assert isinstance(second, RMSNorm)
+        return PreNorms(first, second)
+
+    @property
+    def gated_mlp(self) -> GatedMLP:
+        """For what computes layers with this one alone."""
+        assert isinstance(self.mlp, GatedMLP)
+        return self.mlp
 
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""
@@ -127,7 +206,7 @@ class DecoderLayer(nn.Module):
     ) -> Tail:
         """The same layer, all behind attention in one kernel, which goes on to the projection of
         the following layer. before: the stream, and this layer's projection, if that was made."""
-        qkv, norm = before.qkv, self.input_layernorm
+        qkv, norm = before.qkv, self.norms.input
         if qkv is None:
             qkv = self.self_attn.qkv_proj(norm(before.stream))
         heads = self.self_attn.attend(positions, qkv, batch)
@@ -137,23 +216,23 @@ class DecoderLayer(nn.Module):
         )
 
     def _tail_weights(self) -> TailWeights:
-        return tail_weights(self.self_attn, self.post_attention_layernorm, self.mlp)
+        return tail_weights(self.self_attn, self.norms.middle, self.gated_mlp)
 
     def _projection(self) -> Projection:
         qkv_proj = self.self_attn.qkv_proj
-        return Projection(self.input_layernorm.weight, qkv_proj.plain, qkv_proj.bias)
+        return Projection(self.norms.input.weight, qkv_proj.plain, qkv_proj.bias)
 
     def forward_compiled(
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """The same layer through torch.compile, but for attention."""
-        attention, mlp, qkv_proj = self.self_attn, self.mlp, self.self_attn.qkv_proj
-        norm = self.input_layernorm
+        attention, mlp, qkv_proj = self.self_attn, self.gated_mlp, self.self_attn.qkv_proj
+        norm = self.norms.input
         qkv, stream = compiled(before_attention)(
             hidden, residual, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias
         )
         heads = attention.attend(positions, qkv, batch)
-        norm = self.post_attention_layernorm
+        norm = self.norms.middle
         linears = attention.o_proj, mlp.gate_up_proj, mlp.down_proj
         output, gate_up, down = ((linear.plain, linear.bias) for linear in linears)
         given = stream, output, norm.weight, norm.eps, gate_up, down
@@ -162,11 +241,11 @@ class DecoderLayer(nn.Module):
 
     def forward_few_rows(self, positions: Tensor, stream: Tensor, batch: ForwardBatch) -> Tensor:
         """The same layer in one kernel a weight: residual stream in, residual stream out."""
-        attention, mlp = self.self_attn, self.mlp
-        norm, qkv_proj = self.input_layernorm, attention.qkv_proj
+        attention, mlp = self.self_attn, self.gated_mlp
+        norm, qkv_proj = self.norms.input, attention.qkv_proj
         qkv = few_row.norm_linear(stream, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias)
         heads = attention.attend(positions, qkv, batch)
         stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
-        norm = self.post_attention_layernorm
+        norm = self.norms.middle
         gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, mlp.gate_up_proj.plain)
         return few_row.linear_add(gated, mlp.down_proj.plain, stream)

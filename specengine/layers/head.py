@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from specengine.kernels.head import head_best, head_stream, head_topk, row_argmax
@@ -56,12 +57,14 @@ class Head:
         logits: Tensor = self.product(self._normed(hidden)).float()
         if self._columns is not None:
             logits = logits.index_select(1, self._columns)
-        factor = self.spec.logits_multiplier
-        return logits if factor == 1.0 else logits * factor
+        factor, cap = self.spec.logits_multiplier, self.spec.logits_softcap
+        logits = logits if factor == 1.0 else logits * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def best(self, hidden: Tensor) -> Tensor:
         """[R, H] -> int64 [R], the token of the largest logit, the first among equals, as the
-        target numbers it."""
+        target numbers it. A cap keeps the order, but float32 makes equals of logits above some 9
+        caps, where this still finds the largest."""
         if self._columns is not None:
             return self._columns[self.logits(hidden).argmax(-1)]
         if self._takes_best and self._is_plain and head_stream.fits(hidden, self.product.plain):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
-from specengine.layers.rotary import config_head_dim, rope_parameters
+from specengine.layers.rotary import config_head_dim
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class LayerSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    rms_norm_eps: float  # of norms of any kind
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -49,30 +49,34 @@ class LayerSpec:
     embedding_multiplier: float = 1.0  # these three: Multipliers
     residual_multiplier: float = 1.0
     attention_multiplier: float | None = None
-    # No path computes these yet.
-    activation: str = "silu"
-    norm_places: str = "before"  # attention and feed-forward; others: "after", "around"
+    activation: str = "silu"  # a key of kernels.linear.activation.ACTIVATIONS
+    gated_mlp: bool = True  # down(act(gate(x)) * up(x)); else down(act(up(x)))
+    norm: str = "rms"  # others: "layer", "layer_bias"
     norm_offset: float = 0.0  # added to the weights of norms (Gemma: 1)
-    rotary: str = "halves"  # pairs (i, i + D / 2); others: "neighbours", "none"
-    rotary_fraction: float = 1.0  # the part of a head that is rotated
+    # Before attention and before feed-forward; others: "after" each (OLMo 2), "around" each
+    # (Gemma 2), "shared": one before both, which are computed side by side (Cohere)
+    norm_places: str = "before"
+    qk_norm_whole: bool = False  # q and k normalised as one vector each, over all heads (OLMo 2)
+    has_rotary: bool = True
+    rotary_kind: str | None = None  # which of the configuration's rope_parameters, by layer type
+    rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start
     attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
+    # No path computes these yet.
     attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
     num_experts: int = 0
 
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
         """Of a Hugging Face configuration; `family`: fields that its model states by itself."""
-        stated: dict[str, Any] = {
-            "activation": getattr(config, "hidden_act", None) or "silu",
-            "rotary_fraction": rope_parameters(config).get("partial_rotary_factor") or 1.0,
-        }
+        stated: dict[str, Any] = {"activation": config_activation(config)}
+        if "rms_norm_eps" not in family:
+            stated["rms_norm_eps"] = config.rms_norm_eps
         return cls(
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
             head_dim=config_head_dim(config),
-            rms_norm_eps=config.rms_norm_eps,
             **stated | family,
         )
 
@@ -101,7 +105,24 @@ class LayerSpec:
         """Of a layer's matrices. input_size: of what attention reads, if not hidden_size."""
         heads, hidden = self.head_dim * self.num_heads, self.hidden_size
         qkv = (heads + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
-        return qkv + heads * hidden + 3 * hidden * self.intermediate_size
+        feed_forward = (3 if self.gated_mlp else 2) * hidden * self.intermediate_size
+        return qkv + heads * hidden + feed_forward
+
+
+# What configurations call activations -> what kernels.linear.activation calls them.
+_ACTIVATIONS = {
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+}
+
+
+def config_activation(config: Any) -> str:
+    """Of the feed-forward layers, whichever field states it."""
+    found = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    return _ACTIVATIONS.get(found or "silu", found or "silu")
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,7 @@ class HeadSpec:
     the order of logits."""
 
     logits_multiplier: float = 1.0
-    logits_softcap: float | None = None  # no path computes it yet
+    logits_softcap: float | None = None  # cap * tanh(logit / cap), of what was multiplied
 
     def __post_init__(self) -> None:
         if not self.logits_multiplier > 0:
@@ -148,24 +169,39 @@ class ComputePath:
 
 
 # Computed by SelfAttention.attend and the attention backends, whatever runs around them.
-_ATTENTION = frozenset({"qk_norm", "sliding_window", "attention_multiplier"})
+_ATTENTION = frozenset(
+    {
+        "qk_norm",
+        "qk_norm_whole",
+        "sliding_window",
+        "attention_multiplier",
+        "attention_softcap",
+        "has_rotary",
+        "rotary_kind",
+        "rotary_fraction",
+    }
+)
 # Folded into the stream and the epsilon of its norms.
 _FOLDED = frozenset({"embedding_multiplier", "residual_multiplier"})
 _BIASES = frozenset({"qkv_bias", "o_bias", "mlp_bias"})
 
-PLAIN = ComputePath("decoder layers", _ATTENTION | _FOLDED | _BIASES)
+# Computed by modules that are made by the description: norms and feed-forward.
+_MODULES = frozenset({"activation", "gated_mlp", "norm", "norm_offset", "norm_places"})
+
+PLAIN = ComputePath("decoder layers", _ATTENTION | _FOLDED | _BIASES | _MODULES)
 COMPILED = ComputePath("compiled layers", _ATTENTION | _FOLDED | _BIASES)
 FEW_ROWS = ComputePath("few_row", _ATTENTION | _FOLDED | {"qkv_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
 WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})
-SPLIT_PREFILL = ComputePath("split prefill", _ATTENTION | _FOLDED | _BIASES)
+SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)
 FAST_PATHS = (COMPILED, FEW_ROWS, LAYER_TAIL, WHOLE_STACK, SPLIT_PREFILL)
 # A drafter's layer, whose stream starts with something else than the target's embedding.
 DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES)
 TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
 
-HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier"}))
-HEAD_BEST = ComputePath("head_best", frozenset({"logits_multiplier"}))  # the order stays
+HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier", "logits_softcap"}))
+# The order of logits stays.
+HEAD_BEST = ComputePath("head_best", frozenset({"logits_multiplier", "logits_softcap"}))
 HEAD_TOP = ComputePath("head_topk", frozenset())
 FAST_HEADS = (HEAD_BEST, HEAD_TOP)
 

@@ -1,26 +1,79 @@
-"""The gated feed-forward layer (SwiGLU, Shazeer 2020)."""
+"""Feed-forward layers: gated (GLU variants, Shazeer 2020) and plain."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from specengine.kernels.linear.activation import silu_and_mul
+from specengine.core.errors import ModelLoadError
+from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
 from specengine.layers.linear import Linear, MergedLinear
 
+if TYPE_CHECKING:
+    from specengine.layers.layer_spec import LayerSpec
 
-class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
-        super().__init__()
-        self.gate_up_proj = MergedLinear(hidden_size, [intermediate_size] * 2, bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+class FeedForward(nn.Module):
+    """down(inner(x))."""
+
+    down_proj: Linear
+
+    @abstractmethod
+    def inner(self, x: Tensor) -> Tensor:
+        """[T, hidden_size] -> [T, intermediate_size]."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
-        out: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))
+        out: Tensor = self.down_proj(self.inner(x))
         return out
 
     def parts(self, x: Tensor) -> Tensor:
         """The same, perhaps in parts, for RMSNorm.add."""
-        return self.down_proj.parts(silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj.parts(self.inner(x))
+
+
+class GatedMLP(FeedForward):
+    """down(act(gate(x)) * up(x)). activation: a key of kernels.linear.activation.ACTIVATIONS; any
+    other raises ModelLoadError."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool = False, activation: str = "silu"
+    ) -> None:
+        super().__init__()
+        self.activation = known_activation(activation)
+        self.gate_up_proj = MergedLinear(hidden_size, [intermediate_size] * 2, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return act_and_mul(self.gate_up_proj(x), self.activation)
+
+
+class PlainMLP(FeedForward):
+    """down(act(up(x))). activation: as for GatedMLP."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool, activation: str
+    ) -> None:
+        super().__init__()
+        self.activation = known_activation(activation)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.activation](self.up_proj(x))
+
+
+def known_activation(name: str) -> str:
+    """Raises ModelLoadError for one that nothing computes."""
+    if name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ModelLoadError(f"activation {name!r} is not supported; known: {known}")
+    return name
+
+
+def make_mlp(spec: LayerSpec) -> FeedForward:
+    """The dense one that a layer's description asks for."""
+    given = spec.hidden_size, spec.intermediate_size, spec.mlp_bias, spec.activation
+    return GatedMLP(*given) if spec.gated_mlp else PlainMLP(*given)

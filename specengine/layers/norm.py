@@ -1,27 +1,51 @@
-"""Root-mean-square normalisation."""
+"""Normalisation: root mean square, and LayerNorm."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specengine.core.errors import ModelLoadError
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
+if TYPE_CHECKING:
+    from specengine.layers.layer_spec import LayerSpec
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension (Zhang and Sennrich 2019)."""
 
-    def __init__(self, size: int, eps: float) -> None:
+class Norm(nn.Module):
+    """A norm over the last dimension, with a gain a place. offset: added to the gain when it is
+    loaded; the sum is kept in float32, in which checkpoints with an offset mean it."""
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        dtype = torch.float32 if offset else None
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
         self.eps = eps
+        self.offset = offset
+
+    @abstractmethod
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(normed sum, sum) of a layer's output and the residual stream. Without a residual, the
+        stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts)."""
+
+    def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """The sum alone."""
+        if residual is None:
+            return x
+        return x + residual if x.dim() == 2 else x.sum(0).to(residual.dtype) + residual
+
+
+class RMSNorm(Norm):
+    """x / rms(x) * weight (Zhang and Sennrich 2019)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(normed sum, sum) of a layer's output and the residual stream. Without a residual, the
-        stream starts here with x. x: [T, H], or float32 [P, T, H], its parts (Linear.parts)."""
         if residual is None:
             return rms_norm(x, self.weight, self.eps), x
         if x.dim() == 3:
@@ -29,7 +53,33 @@ class RMSNorm(nn.Module):
         return fused_add_rms_norm(x, residual, self.weight, self.eps)
 
     def stream(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """The sum alone."""
-        if residual is None:
-            return x
-        return self.add(x, residual)[1] if x.dim() == 3 else x + residual
+        """The sum alone, in one kernel where x is in parts."""
+        if residual is not None and x.dim() == 3:
+            return self.add(x, residual)[1]
+        return super().stream(x, residual)
+
+
+class LayerNorm(Norm):
+    """(x - mean(x)) / deviation(x) * weight + bias (Ba et al. 2016), in float32."""
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0, has_bias: bool = False) -> None:
+        super().__init__(size, eps, offset)
+        self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        normed = F.layer_norm(x.float(), self.weight.shape, self.weight.float(), bias, self.eps)
+        return normed.to(x.dtype)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        stream = self.stream(x, residual)
+        return self(stream), stream
+
+
+def make_norm(spec: LayerSpec, size: int, eps: float) -> Norm:
+    """The one that a layer's description asks for."""
+    if spec.norm == "rms":
+        return RMSNorm(size, eps, spec.norm_offset)
+    if spec.norm in ("layer", "layer_bias"):
+        return LayerNorm(size, eps, spec.norm_offset, spec.norm == "layer_bias")
+    raise ModelLoadError(f"norm {spec.norm!r} is not supported; known: rms, layer, layer_bias")

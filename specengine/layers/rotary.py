@@ -1,7 +1,7 @@
 """Rotary position embeddings: the table of cosines and sines, for every scaling that is known.
 
 RoFormer (Su et al. 2021); linear position interpolation (Chen et al. 2023); YaRN (Peng et al. 2023,
-sections 3.2 to 3.4); llama3 as in Llama 3.1.
+sections 3.2 to 3.4); LongRoPE (Ding et al. 2024); llama3 as in Llama 3.1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RopeParameters = dict[str, Any]
 
 class RotaryEmbedding(nn.Module):
     """`cos_sin_cache`: float32 [max_positions, rotary_dim], cosines then sines, each half for the
-    pair (i, i + rotary_dim / 2). YaRN's attention factor is already in it."""
+    pair (i, i + rotary_dim / 2). YaRN's and LongRoPE's attention factors are already in it."""
 
     cos_sin_cache: Tensor
 
@@ -32,9 +32,20 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("cos_sin_cache", table, persistent=False)
 
     @classmethod
-    def from_config(cls, config: Any) -> RotaryEmbedding:
-        """For a Hugging Face configuration, in today's form or the older one."""
-        return cls(config_head_dim(config), config.max_position_embeddings, rope_parameters(config))
+    def from_config(
+        cls, config: Any, kind: str | None = None, fraction: float = 1.0
+    ) -> RotaryEmbedding:
+        """For a Hugging Face configuration, in today's form or the older one. kind: a layer type,
+        where types have tables of their own. fraction: of a head that is rotated. Raises
+        ModelLoadError where the configuration states another than the whole, and the caller does
+        not."""
+        if fraction == 1.0 and rotary_fraction(config) != 1.0:
+            raise ModelLoadError(
+                f"partial_rotary_factor {rotary_fraction(config)}: rotating part of a head is not "
+                "supported by this family"
+            )
+        dim = int(config_head_dim(config) * fraction)
+        return cls(dim, config.max_position_embeddings, rope_parameters(config, kind))
 
 
 def config_head_dim(config: Any) -> int:
@@ -42,14 +53,45 @@ def config_head_dim(config: Any) -> int:
     return int(head_dim or config.hidden_size // config.num_attention_heads)
 
 
-def rope_parameters(config: Any) -> RopeParameters:
-    """`rope_parameters` of a configuration; or, older, `rope_scaling` beside `rope_theta`."""
+def rope_parameters(config: Any, kind: str | None = None) -> RopeParameters:
+    """`rope_parameters` of a configuration; or, older, `rope_scaling` and `rope_theta`. kind: the
+    layer type whose they are, where types differ; unknown raises ModelLoadError. With them goes
+    `context`: the tokens that requests may have, where the loader set `served_context`."""
     found = getattr(config, "rope_parameters", None)
     if found is None:
         found = getattr(config, "rope_scaling", None) or {}
+    if _has_kinds(found):
+        if kind not in found:
+            known = ", ".join(found)
+            raise ModelLoadError(f"rope_parameters differ by layer type ({known}): {kind} is none")
+        found = found[kind]
+    found = _stated(config) | {key: value for key, value in found.items() if value is not None}
     parameters = {"rope_theta": getattr(config, "rope_theta", 10000.0)} | dict(found)
     parameters["rope_type"] = parameters.get("rope_type", parameters.get("type", "default"))
     return parameters
+
+
+def rotary_fraction(config: Any) -> float:
+    """The part of a head that is rotated. Raises ModelLoadError where layer types differ in it."""
+    found = getattr(config, "rope_parameters", None) or {}
+    tables = list(found.values()) if _has_kinds(found) else [found]
+    older = getattr(config, "partial_rotary_factor", None)
+    fractions = {table.get("partial_rotary_factor") or older or 1.0 for table in tables}
+    if len(fractions) > 1:
+        raise ModelLoadError("partial_rotary_factor differs by layer type: not supported")
+    return float(fractions.pop())
+
+
+def _has_kinds(parameters: RopeParameters) -> bool:
+    return bool(parameters) and all(isinstance(one, dict) for one in parameters.values())
+
+
+def _stated(config: Any) -> RopeParameters:
+    """What stands beside the rope parameters and belongs to them."""
+    original = getattr(config, "original_max_position_embeddings", None)
+    context = getattr(config, "served_context", None)
+    stated = {"original_max_position_embeddings": original, "context": context}
+    return {key: value for key, value in stated.items() if value is not None}
 
 
 def rope_frequencies(
@@ -62,8 +104,6 @@ def rope_frequencies(
     kind = parameters["rope_type"]
     if kind not in _SCALINGS:
         raise ModelLoadError(f"rope_type {kind!r} is not supported; known: {', '.join(_SCALINGS)}")
-    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ModelLoadError("partial_rotary_factor: rotating part of a head is not supported")
     try:
         return _SCALINGS[kind](rotary_dim, {"max_positions": max_positions} | parameters)
     except KeyError as error:
@@ -123,14 +163,24 @@ def _yarn_attention_factor(factor: float, p: RopeParameters) -> float:
     return magnitude(1.0)
 
 
-def _divided(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
-    """Longrope with one set of divisors, which is how GGUF files keep llama3's scaling."""
-    if p["short_factor"] != p["long_factor"]:
-        raise ModelLoadError("longrope with different short_factor and long_factor: not supported")
-    divisors = torch.tensor(p["long_factor"], dtype=torch.float32)
+def _longrope(dim: int, p: RopeParameters) -> tuple[Tensor, float]:
+    """Each pair slowed by a divisor of its own. Which of two sets, the context decides that
+    requests may have, once for all: what one set rotated, queries of the other cannot read.
+    GGUF files keep llama3's scaling as one set under both names."""
+    original = p["original_max_position_embeddings"]
+    is_long = (p.get("context") or p["max_positions"]) > original
+    name = "long_factor" if is_long else "short_factor"
+    divisors = torch.tensor(p[name], dtype=torch.float32)
     if divisors.numel() != dim // 2:
-        raise ModelLoadError(f"long_factor has {divisors.numel()} values, needs {dim // 2}")
-    return _base_frequencies(dim, p) / divisors, float(p.get("attention_factor") or 1.0)
+        raise ModelLoadError(f"{name} has {divisors.numel()} values, needs {dim // 2}")
+    return _base_frequencies(dim, p) / divisors, _longrope_attention_factor(original, p)
+
+
+def _longrope_attention_factor(original: int, p: RopeParameters) -> float:
+    if p.get("attention_factor") is not None:
+        return float(p["attention_factor"])
+    factor = p.get("factor") or p["max_positions"] / original
+    return 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 _SCALINGS: dict[str, Callable[[int, RopeParameters], tuple[Tensor, float]]] = {
@@ -138,5 +188,9 @@ _SCALINGS: dict[str, Callable[[int, RopeParameters], tuple[Tensor, float]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
-    "longrope": _divided,
+    "longrope": _longrope,
+    # Turns slower beyond max_position_embeddings alone, where no request comes.
+    "dynamic": _default,
+    # One angle each for time, height and width, which are equal in text.
+    "mrope": _default,
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.layers.linear import MergedLinear
+from specengine.layers.norm import Norm
 
 PackedModules = Mapping[str, Sequence[str]]
 
@@ -26,14 +27,69 @@ def load_weights(
     packed_modules_mapping: PackedModules,
     ignored: Sequence[str] = (),
 ) -> None:
-    """Copy each (checkpoint name, tensor) to its parameter; each must be filled exactly.
+    """Copy each (checkpoint name, tensor) to its parameter; each must be filled exactly. Merged
+    modules may stand merged in the checkpoint too.
 
     packed_modules_mapping: merged module -> names of its parts in checkpoints, in their order.
     ignored: how names begin that may appear and are not read (the head of a tied model). Raises
     ModelLoadError naming a tensor that is missing, unexpected, quantised or of the wrong shape.
     """
     places = weight_places(model, packed_modules_mapping)
+    weights = unpacked(model, weights, packed_modules_mapping)
     fill_places(places, weights, type(model).__name__, ignored)
+    add_offsets(model)
+
+
+def unpacked(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], packed: PackedModules
+) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor), what is merged in the checkpoint cut into its parts. Raises
+    ModelLoadError for one of the wrong height."""
+    merged = {name: one for name, one in model.named_modules() if isinstance(one, MergedLinear)}
+    for name, tensor in weights:
+        path, _, kind = name.rpartition(".")
+        if path not in merged:
+            yield name, tensor
+            continue
+        parent, _, leaf = path.rpartition(".")
+        sizes = merged[path].shard_sizes
+        if tensor.shape[0] != sum(sizes):
+            raise ModelLoadError(
+                f"tensor {name} has shape {list(tensor.shape)}, the model needs {sum(sizes)} rows"
+            )
+        for part, shard in zip(packed[leaf], torch.split(tensor, sizes), strict=True):
+            yield f"{parent}.{part}.{kind}", shard
+
+
+def add_offsets(model: nn.Module) -> None:
+    """To the gains of norms that checkpoints store without (Norm.offset). Once, when filled."""
+    for module in model.modules():
+        if isinstance(module, Norm) and module.offset:
+            module.weight.add_(module.offset)
+
+
+def renamed(
+    weights: Iterable[tuple[str, Tensor]], names: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor), each part of a name between dots replaced by what it is called
+    here."""
+    for name, tensor in weights:
+        yield ".".join(names.get(part, part) for part in name.split(".")), tensor
+
+
+def halved(
+    weights: Iterable[tuple[str, Tensor]], head_dim: int, rotary_dim: int
+) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor), rows of q_proj and k_proj reordered so that rotary pairs, which
+    stand side by side in the checkpoint, (2i, 2i + 1), stand half a rotation apart, (i, i +
+    rotary_dim / 2). Scores are sums over a head's rows, so that their order is free."""
+    pairs = torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
+    order = torch.cat((pairs, torch.arange(rotary_dim, head_dim)))
+    for name, tensor in weights:
+        if name.split(".")[-2:-1] in (["q_proj"], ["k_proj"]):
+            heads = tensor.view(-1, head_dim, *tensor.shape[1:])
+            tensor = heads[:, order].reshape(tensor.shape)
+        yield name, tensor
 
 
 def fill_places(

@@ -55,11 +55,11 @@ class WholeStack:
     def _weights(self) -> StackWeights:
         layers = [
             LayerWeights(
-                input_gain=layer.input_layernorm.weight,
+                input_gain=layer.norms.input.weight,
                 qkv=layer.self_attn.qkv_proj.plain,
                 out=layer.self_attn.o_proj.plain,
-                gain=layer.post_attention_layernorm.weight,
-                gate_up=layer.mlp.gate_up_proj.plain,
+                gain=layer.norms.middle.weight,
+                gate_up=layer.gated_mlp.gate_up_proj.plain,
                 down=layer.mlp.down_proj.plain,
             )
             for layer in self.layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -24,9 +24,9 @@ from specengine.layers.layer_spec import (
     log_refusals,
 )
 from specengine.layers.linear import LMHead
-from specengine.layers.norm import RMSNorm
+from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
-from specengine.layers.weights import load_weights
+from specengine.layers.weights import halved, load_weights, renamed, unpacked
 from specengine.layers.whole_stack import WholeStack
 from specengine.runner.loader.family import GgufFormat
 
@@ -43,14 +43,17 @@ class DecoderStack(nn.Module):
         super().__init__()
         self.spec = spec = specs[0]  # what concerns the stream is the same in all layers
         if any(_stream_fields(one) != _stream_fields(spec) for one in specs):
-            raise ValueError("layers of one model need one eps and one set of multipliers")
-        rotary = RotaryEmbedding.from_config(config)
+            raise ValueError("layers of one model need one kind of norm and one set of multipliers")
+        kinds = dict.fromkeys((one.rotary_kind, one.rotary_fraction) for one in specs)
+        tables = {kind: RotaryEmbedding.from_config(config, *kind) for kind in kinds}
+        rotaries = [tables[one.rotary_kind, one.rotary_fraction] for one in specs]
         self.embed_tokens = VocabEmbedding(config.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, layer_id, rotary) for layer_id, spec in enumerate(specs)
+            DecoderLayer(spec, layer_id, rotary)
+            for layer_id, (spec, rotary) in enumerate(zip(specs, rotaries, strict=True))
         )
-        self.norm = RMSNorm(spec.hidden_size, spec.stream_eps)
-        self.whole = WholeStack([cast(DecoderLayer, one) for one in self.layers], rotary)
+        self.norm = make_norm(spec, spec.hidden_size, spec.stream_eps)
+        self.whole = WholeStack([cast(DecoderLayer, one) for one in self.layers], rotaries[0])
         self.takes_tail = LAYER_TAIL.takes(*specs)
         self.takes_split = SPLIT_PREFILL.takes(*specs)
 
@@ -112,8 +115,9 @@ class DecoderStack(nn.Module):
         return tail.stream
 
 
-def _stream_fields(spec: LayerSpec) -> tuple[float, ...]:
-    return spec.rms_norm_eps, spec.embedding_multiplier, spec.residual_multiplier
+def _stream_fields(spec: LayerSpec) -> tuple[object, ...]:
+    norm = spec.norm, spec.norm_offset, spec.rms_norm_eps
+    return *norm, spec.embedding_multiplier, spec.residual_multiplier
 
 
 def _gguf_biases(file: GgufFile) -> dict[str, Any]:
@@ -131,11 +135,14 @@ def _gguf_window(file: GgufFile) -> int | None:
 
 class LlamaForCausalLM(nn.Module):
     """A core.interfaces.DecoderModel. A family overrides what differs: `layer_spec`,
-    `sliding_windows`, `multipliers`.
+    `layer_specs` where layers differ in more than their windows, `sliding_windows`, `multipliers`,
+    `logits_softcap`.
 
-    gguf: how GGUF files hold the family. extends_config: model_type of the configuration that the
-    family extends, where transformers has none of its own. Neither is inherited. small_config:
-    fields that show what the family has, of the small model that tests make of it.
+    tensor_names: parts of tensors' names between dots, as checkpoints have them -> as DecoderLayer
+    has them. has_rotary_pairs: checkpoints keep rotary pairs side by side. gguf: how GGUF files
+    hold the family. extends_config: model_type of the configuration that the family extends, where
+    transformers has none of its own. Neither is inherited. small_config: fields that show what the
+    family has, of the small model that tests make of it.
     """
 
     gguf: ClassVar[GgufFormat | None] = GgufFormat(
@@ -145,6 +152,8 @@ class LlamaForCausalLM(nn.Module):
         fields=_gguf_biases,
         owns=lambda file: not _gguf_window(file),
     )
+    tensor_names: ClassVar[Mapping[str, str]] = {}
+    has_rotary_pairs: ClassVar[bool] = False
     extends_config: ClassVar[str | None] = None
     small_config: ClassVar[dict[str, Any]] = {}
 
@@ -160,7 +169,8 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = LMHead(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
             self.lm_head.tie(self.model.embed_tokens.weight)
-        self.head = Head(self.lm_head, HeadSpec(self.multipliers(config).logits))
+        head_spec = HeadSpec(self.multipliers(config).logits, self.logits_softcap(config))
+        self.head = Head(self.lm_head, head_spec)
         device = self.lm_head.plain.device
         log_refusals(FAST_PATHS, specs, device)
         log_refusals(FAST_HEADS, [self.head.spec], device)
@@ -180,6 +190,11 @@ class LlamaForCausalLM(nn.Module):
     @classmethod
     def multipliers(cls, config: Any) -> Multipliers:
         return Multipliers()
+
+    @classmethod
+    def logits_softcap(cls, config: Any) -> float | None:
+        """Logits are cap * tanh(logit / cap); None is no cap."""
+        return None
 
     @classmethod
     def layer_specs(cls, config: Any) -> list[LayerSpec]:
@@ -213,7 +228,19 @@ class LlamaForCausalLM(nn.Module):
         """Fill every parameter from (checkpoint name, tensor) pairs. Raises ModelLoadError naming
         any tensor that is missing, unexpected or of the wrong shape."""
         tied = ["lm_head.weight"] if self.config.tie_word_embeddings else []
-        load_weights(self, weights, PACKED_MODULES, tied + mtp_prefixes(self.config))
+        named = self.own_tensors(weights)
+        load_weights(self, named, PACKED_MODULES, tied + mtp_prefixes(self.config))
+
+    def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """(checkpoint name, tensor) -> as DecoderStack has them."""
+        if self.tensor_names:
+            weights = renamed(weights, self.tensor_names)
+        if self.has_rotary_pairs:
+            weights = unpacked(self, weights, PACKED_MODULES)
+            spec = self.model.spec
+            rotary_dim = int(spec.head_dim * spec.rotary_fraction)
+            weights = halved(weights, spec.head_dim, rotary_dim)
+        return weights
 
 
 def mtp_prefixes(config: Any) -> list[str]:

@@ -49,7 +49,8 @@ def compute(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> list[Tens
     )
     window = None if left < 0 else left + 1
     scale = given["softmax_scale"]
-    found = flash_attention_ref.flash_attention(q, k[:, 0], v[:, 0], keys, scale, window)
+    options = scale, window, given["softcap"] or None
+    found = flash_attention_ref.flash_attention(q, k[:, 0], v[:, 0], keys, *options)
     return [found.out, found.lse]
 
 
@@ -96,6 +97,7 @@ def sgl_library(monkeypatch: pytest.MonkeyPatch) -> FlashAttention:
         softmax_scale: float | None = None,
         causal: bool = False,
         window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
         return_softmax_lse: bool = False,
     ) -> list[Tensor]:
         given = dict(locals())
@@ -119,10 +121,11 @@ def ints(*values: int) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+@pytest.mark.parametrize("softcap", [None, 0.5])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("library", ["vllm_library", "sgl_library"])
 def test_arguments_are_named_as_the_library_names_them(
-    library: str, window: int | None, request: pytest.FixtureRequest
+    library: str, window: int | None, softcap: float | None, request: pytest.FixtureRequest
 ) -> None:
     flash: FlashAttention = request.getfixturevalue(library)
     torch.manual_seed(0)
@@ -131,8 +134,8 @@ def test_arguments_are_named_as_the_library_names_them(
     for rows, causal in ((ints(2, 0), True), (None, window is not None)):
         used = table if rows is not None else table[:2]
         keys = FlashKeys(used, rows, ints(9, 4), ints(0, 3, 5), 3, 10, causal)
-        found = flash(q, k, v, keys, 0.3, window)
-        expected = flash_attention_ref.flash_attention(q, k, v, keys, 0.3, window)
+        found = flash(q, k, v, keys, 0.3, window, softcap)
+        expected = flash_attention_ref.flash_attention(q, k, v, keys, 0.3, window, softcap)
         torch.testing.assert_close(found.out, expected.out)
         torch.testing.assert_close(found.lse, expected.lse)
 

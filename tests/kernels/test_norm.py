@@ -90,3 +90,22 @@ def test_zero_rows(device: torch.device) -> None:
     assert rms_norm(empty, weight, EPS, backend="triton").shape == (0, 16)
     normed, total = fused_add_rms_norm(empty, empty, weight, EPS, backend="triton")
     assert normed.shape == total.shape == (0, 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gains_in_float32_are_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
+    """As Gemma has them: x * (1 + weight) in float32."""
+    torch.manual_seed(0)
+    x, residual = (3 * torch.randn(2, 5, 96)).to(dtype).to(device)
+    gain = (1 + 0.2 * torch.randn(96)).to(device)
+    total = x + residual
+    x32 = total.float()
+    expected = (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS) * gain).to(dtype)
+    for backend in ("torch", "auto"):
+        assert torch.equal(rms_norm(total, gain, EPS, backend=backend).cpu(), expected.cpu())
+        normed, _ = fused_add_rms_norm(x, residual, gain, EPS, backend=backend)
+        assert torch.equal(normed.cpu(), expected.cpu())
+    if dtype is not torch.bfloat16:  # which the interpreter rounds otherwise
+        tolerance = 1e-6 if dtype is torch.float32 else 1e-3
+        normed, _ = fused_add_rms_norm(x, residual, gain, EPS, backend="triton")
+        torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)

@@ -32,11 +32,16 @@ class Inputs:
     batch: PagedBatch
 
     def check(
-        self, tolerance: float = 3e-6, window: int | None = None, num_splits: int | None = None
+        self,
+        tolerance: float = 3e-6,
+        window: int | None = None,
+        softcap: float | None = None,
+        num_splits: int | None = None,
     ) -> None:
         given = (self.q, self.k_cache, self.v_cache, self.batch, SCALE)
-        expected = paged_attention(*given, window=window, backend="torch")
-        out = paged_attention(*given, window=window, num_splits=num_splits, backend="triton")
+        options = {"window": window, "softcap": softcap}
+        expected = paged_attention(*given, **options, backend="torch")
+        out = paged_attention(*given, **options, num_splits=num_splits, backend="triton")
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
         assert self.batch.counters is not None
         assert not self.batch.counters.any()

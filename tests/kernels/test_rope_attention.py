@@ -30,6 +30,7 @@ def check(
     given: Inputs,
     tolerance: float = 3e-6,
     window: int | None = None,
+    softcap: float | None = None,
     num_splits: int | None = None,
 ) -> None:
     q, batch = given.q, given.batch
@@ -58,6 +59,7 @@ def check(
             batch,
             SCALE,
             window=window,
+            softcap=softcap,
             num_splits=num_splits,
             backend=backend,
         )
@@ -90,6 +92,12 @@ def test_split_keys_are_merged(device: torch.device) -> None:
 def test_window(device: torch.device) -> None:
     check(inputs([(70, 4), (3, 3)], device), window=37)
     check(inputs([(20, 4)], device), window=2)
+
+
+def test_softcap(device: torch.device) -> None:
+    check(inputs([(70, 4), (3, 3)], device), 1e-5, softcap=0.5)
+    check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]), 1e-5, softcap=0.5)
+    check(inputs([(190, 3), (5, 1)], device), 1e-5, window=37, softcap=0.5, num_splits=3)
 
 
 def test_first_keys(device: torch.device) -> None:

@@ -68,8 +68,18 @@ def features(kind: type) -> dict[str, Field[Any]]:
 LAYER_FIELDS, HEAD_FIELDS = features(NovelLayer), features(NovelHead)
 
 
+KNOWN = {
+    "activation": "gelu_tanh",
+    "norm": "layer",
+    "norm_places": "around",
+    "logits_softcap": 20.0,
+}
+
+
 def other_value(field: Field[Any]) -> Any:
     """One that is not the default."""
+    if field.name in KNOWN:
+        return KNOWN[field.name]
     if field.default is None:
         return 4 if field.type == "int | None" else 0.3
     values = {bool: not field.default, int: 2, float: 0.5, str: "other"}

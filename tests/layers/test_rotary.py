@@ -7,10 +7,16 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.glm4.modeling_glm4 import Glm4RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specengine.core.errors import ModelLoadError
-from specengine.layers.rotary import RotaryEmbedding, rope_frequencies, rope_parameters
+from specengine.layers.rotary import (
+    RotaryEmbedding,
+    rope_frequencies,
+    rope_parameters,
+    rotary_fraction,
+)
 
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
@@ -47,6 +53,14 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "factor": 1.0,
         "original_max_position_embeddings": 1024,
     },
+    "longrope, short context": {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + i / 8 for i in range(32)],
+        "long_factor": [2.0 + i for i in range(32)],
+        "factor": 8.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
 }
 
 
@@ -103,13 +117,63 @@ def test_configuration_without_scaling_is_default() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic' is not supported; known: default"),
+        ({"rope_type": "novel", "factor": 2.0}, "'novel' is not supported; known: default"),
         ({"rope_type": "linear"}, "lack 'factor'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        (SCALINGS["longrope"] | {"short_factor": [1.0]}, "longrope with different"),
         (SCALINGS["longrope"] | {"short_factor": [1.0], "long_factor": [1.0]}, "has 1 values"),
     ],
 )
 def test_what_is_not_supported_is_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         rope_frequencies(64, 1024, {"rope_theta": 1e4} | parameters)
+
+
+def test_longrope_takes_the_long_divisors_where_requests_may_be_longer() -> None:
+    longrope = SCALINGS["longrope, short context"] | {"original_max_position_embeddings": 512}
+    config = _config(longrope)
+    found, factor = rope_frequencies(64, 1024, rope_parameters(config))
+    expected, expected_factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=1024)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert factor == pytest.approx(expected_factor)
+    config.served_context = 512
+    found, _ = rope_frequencies(64, 1024, rope_parameters(config))
+    expected, _ = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=512)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_part_of_a_head_is_rotated() -> None:
+    config = _config({"rope_type": "default", "partial_rotary_factor": 0.5})
+    expected, _ = Glm4RotaryEmbedding.compute_default_rope_parameters(config)
+    table = RotaryEmbedding.from_config(config, None, rotary_fraction(config)).cos_sin_cache
+    assert table.shape == (1024, 32)
+    torch.testing.assert_close(table[1, :16], expected.cos()[:16], rtol=1e-6, atol=1e-6)
+
+
+def test_partial_rotation_is_refused_where_a_family_does_not_state_it() -> None:
+    config = _config({"rope_type": "default", "partial_rotary_factor": 0.5})
+    with pytest.raises(ModelLoadError, match=r"partial_rotary_factor 0.5: rotating part of a head"):
+        RotaryEmbedding.from_config(config)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def test_layer_types_have_tables_of_their_own() -> None:
+    config = SimpleNamespace(rope_parameters=KINDS)
+    assert rope_parameters(config, "full_attention") == KINDS["full_attention"]
+    assert rope_parameters(config, "sliding_attention") == KINDS["sliding_attention"]
+    assert rotary_fraction(config) == 1.0
+
+
+@pytest.mark.parametrize("kind", [None, "novel_attention"])
+def test_tables_by_layer_type_are_refused_where_no_type_is_asked(kind: str | None) -> None:
+    with pytest.raises(ModelLoadError, match=r"differ by layer type \(full_attention, sliding"):
+        rope_parameters(SimpleNamespace(rope_parameters=KINDS), kind)
+
+
+def test_fractions_that_differ_by_layer_type_are_refused() -> None:
+    kinds = KINDS | {"sliding_attention": {"partial_rotary_factor": 0.5}}
+    with pytest.raises(ModelLoadError, match="partial_rotary_factor differs"):
+        rotary_fraction(SimpleNamespace(rope_parameters=kinds))

@@ -54,6 +54,7 @@ class Layer:
     head_dim: int = 16
     scale: float = 0.3
     sliding_window: int | None = None
+    softcap: float | None = None
     layer_id: int = 0
     rotary: Rotary | None = None
 
@@ -211,6 +212,8 @@ def dense_attention(case: Case, batch: ForwardBatch, q: Tensor) -> Tensor:
                 k = k_cache[chosen, head // group].double().cpu()
                 v = v_cache[chosen, head // group].double().cpu()
                 scores = (k @ q[row, head].double().cpu()) * layer.scale
+                if layer.softcap is not None:
+                    scores = layer.softcap * torch.tanh(scores / layer.softcap)
                 out[row, head] = scores.softmax(0) @ v
             row += 1
     return out

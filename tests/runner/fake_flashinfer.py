@@ -47,6 +47,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         causal: bool = False,
         sm_scale: float = 1.0,
         window_left: int = -1,
+        logits_soft_cap: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
@@ -58,6 +59,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
         self.shape = num_qo_heads, num_kv_heads, head_dim_qk
         self.dtypes = q_data_type, kv_data_type
         self.causal, self.scale, self.window_left = causal, sm_scale, window_left
+        self.softcap = logits_soft_cap
         new = {"qo": qo_indptr, "kv": paged_kv_indptr}
         if self.fixed:
             assert self.indices is not None
@@ -87,6 +89,8 @@ class BatchPrefillWithPagedKVCacheWrapper:
             k, v = (one[slots, 0].repeat_interleave(group, 1).float() for one in paged_kv_cache)
             mine = slice(rows[b], rows[b + 1])
             scores = torch.einsum("qhd,khd->hqk", q[mine].float(), k) * self.scale
+            if self.softcap is not None:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
             seen = self._seen(b, rows[b + 1] - rows[b], len(slots))
             weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
             out[mine] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)

@@ -90,7 +90,7 @@ def test_what_it_cannot_serve_is_refused_by_name() -> None:
         check_layers(backend, [layer], torch.float32)
     with pytest.raises(ConfigError, match="heads of 16"):
         check_layers(backend, [Layer()], torch.float16)
-    with pytest.raises(ConfigError, match="the same heads, scale and window"):
+    with pytest.raises(ConfigError, match="the same heads, scale, window and"):
         check_layers(backend, [layer, replace(layer, sliding_window=8)], torch.float16)
 
 
@@ -137,6 +137,23 @@ def test_a_sliding_window_over_chains(window: int, in_pytorch: AttentionBackend)
     for case in (Case([(0, 9), (13, 8)]), Case([(3, 1), (50, 1)], ForwardMode.DECODE)):
         out, expected = run(replace(case, layer=layer), in_pytorch)
         torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
+
+
+def test_softcap(in_pytorch: AttentionBackend) -> None:
+    layer = Layer(softcap=0.5)
+    for case in (Case([(0, 9), (13, 8)]), Case([(3, 1), (50, 1)], ForwardMode.DECODE)):
+        out, expected = run(replace(case, layer=layer), in_pytorch)
+        torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
+
+
+def test_softcap_is_refused_where_it_is_not_computed(
+    in_pytorch: AttentionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = replace(in_pytorch.limits, softcap=False, dtypes=None, head_dims=None)
+    monkeypatch.setattr(in_pytorch, "limits", limits)
+    check_layers(in_pytorch, [Layer()], torch.float16)
+    with pytest.raises(ConfigError, match="does not cap attention scores"):
+        check_layers(in_pytorch, [Layer(softcap=0.5)], torch.float16)
 
 
 @pytest.mark.parametrize("kind", ["decode", "chain", "tree"])

@@ -52,6 +52,13 @@ def test_extend(window: int | None) -> None:
     check(Case([(0, 5), (20, 3), (7, 11), (30, 1), (2, 0)], layer=Layer(sliding_window=window)))
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_softcap(window: int | None) -> None:
+    layer = Layer(sliding_window=window, softcap=0.5)
+    check(Case([(0, 5), (20, 3), (30, 1)], layer=layer), 1e-5)
+    check(Case([(3, 1), (40, 1)], ForwardMode.DECODE, layer=layer), 1e-5)
+
+
 @pytest.mark.parametrize("window", [None, 2])
 def test_trees(window: int | None) -> None:
     lens = [(11, 7), (0, 4), (25, 1)]

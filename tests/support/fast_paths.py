@@ -136,5 +136,6 @@ def _attend(q: Tensor, layer: Any, batch: ForwardBatch) -> Tensor:
     assert batch.attn_plan is not None
     k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
     return paged_attention(
-        q, k_cache, v_cache, batch.attn_plan.metadata, layer.scale, window=layer.sliding_window
-    )
+        q, k_cache, v_cache, batch.attn_plan.metadata, layer.scale,
+        window=layer.sliding_window, softcap=layer.softcap,
+    )  # fmt: skip

@@ -11,16 +11,28 @@ from specengine.kernels.attention.types import PagedBatch
 
 
 def attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The faster of both."""
     alone = len(batch.req_pool_indices) == 1
     takes = paged_attention_ref.paged_attention if alone else padded_attention
-    return takes(q, k_cache, v_cache, batch, scale, window)
+    return takes(q, k_cache, v_cache, batch, scale, window, softcap)
 
 
 def padded_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PagedBatch, scale: float, window: int | None
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """As kernels/attention/paged_attention.py has it."""
     total, heads, size = q.shape
@@ -47,6 +59,8 @@ def padded_attention(
     k_BHDK = k_cache[slots_BK].float().permute(0, 2, 3, 1)
     v_BHKD = v_cache[slots_BK].float().transpose(1, 2)
     scores = (q_BHGND.flatten(2, 3) @ k_BHDK * scale).view(*q_BHGND.shape[:4], num_keys)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     weights = scores.masked_fill(~visible_BNK[:, None, None], float("-inf")).softmax(-1)
     heads_BHGND = (weights.flatten(2, 3) @ v_BHKD).view(q_BHGND.shape)
     found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(-1, num_queries, heads, size)

@@ -181,6 +181,6 @@ def test_registry_names_what_it_knows() -> None:
 
 
 def test_other_activations_are_refused() -> None:
-    config = transformers.LlamaConfig(hidden_act="gelu")
-    with pytest.raises(ModelLoadError, match="'gelu' is not supported"):
+    config = transformers.LlamaConfig(hidden_act="quick_gelu")
+    with pytest.raises(ModelLoadError, match="'quick_gelu' is not supported; known: silu"):
         LlamaForCausalLM(config)

@@ -36,6 +36,7 @@ class FlashAttentionBackend(OneForward):
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=frozenset(range(8, 257, 8)),
         windows_under_trees=False,
+        softcap=True,
     )
 
     def __init__(self, flash: FlashAttention) -> None:
@@ -62,10 +63,11 @@ class FlashAttentionBackend(OneForward):
             _prepare(plan, batch)
         assert plan.keys is not None
         cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        scale, cap = layer.scale, layer.softcap
         if plan.nodes is None:
-            return self.flash(q, *cache, plan.keys, layer.scale, layer.sliding_window).out
-        before = self.flash(q, *cache, plan.keys, layer.scale, None)
-        among = self.flash(q, *cache, plan.nodes, layer.scale, None)
+            return self.flash(q, *cache, plan.keys, scale, layer.sliding_window, cap).out
+        before = self.flash(q, *cache, plan.keys, scale, None, cap)
+        among = self.flash(q, *cache, plan.nodes, scale, None, cap)
         assert plan.is_alone_T is not None
         return merge(_without(plan.is_alone_T, before), among)
 

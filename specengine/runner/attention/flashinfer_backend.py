@@ -69,6 +69,7 @@ class FlashInferAttentionBackend(OneForward):
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=frozenset({64, 128, 256}),
         windows_under_trees=False,
+        softcap=True,
         layers_alike=True,
         plans_on_host=True,
     )
@@ -136,6 +137,7 @@ def _plan(
     settings = {
         "sm_scale": layer.scale,
         "window_left": -1 if layer.sliding_window is None else layer.sliding_window - 1,
+        "logits_soft_cap": layer.softcap,
         "q_data_type": k_cache.dtype,
         "kv_data_type": k_cache.dtype,
     }

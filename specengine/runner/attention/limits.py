@@ -22,8 +22,12 @@ def check_layers(
     for layer in layers:
         if limits.head_dims is not None and layer.head_dim not in limits.head_dims:
             raise _refused(backend, f"has no kernels for heads of {layer.head_dim}")
+        if layer.softcap is not None and not limits.softcap:
+            raise _refused(backend, "does not cap attention scores (attention_softcap)")
     if limits.layers_alike and len({_shape(layer) for layer in layers}) > 1:
-        raise _refused(backend, "wants every layer to have the same heads, scale and window")
+        raise _refused(
+            backend, "wants every layer to have the same heads, scale, window and softcap"
+        )
 
 
 def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> None:
@@ -32,9 +36,9 @@ def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> 
         raise _refused(backend, "has no sliding window under draft trees; draft chains")
 
 
-def _shape(layer: AttentionLayer) -> tuple[int, int, int, float, int | None]:
+def _shape(layer: AttentionLayer) -> tuple[float | None, ...]:
     heads = layer.num_heads, layer.num_kv_heads, layer.head_dim
-    return *heads, layer.scale, layer.sliding_window
+    return *heads, layer.scale, layer.sliding_window, layer.softcap
 
 
 def _refused(backend: AttentionBackend, why: str) -> ConfigError:

@@ -36,6 +36,7 @@ class NativeDecode:
             self.ends,
             self.scratch,
             layer.scale,
+            layer.softcap,
         )
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.runner.attention.torch_dense import attend
 from specengine.runner.attention.torch_masks import additive, visible_BQK
 
 
@@ -51,13 +51,10 @@ class PaddedAttention:
         batch_size, num_queries = self.depths_BQ.shape
         if num_queries == 1:
             grouped = q.reshape(batch_size, layer.num_kv_heads, -1, layer.head_dim)
-            out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=layer.scale)
-            return out.reshape(q.shape)
+            return attend(grouped, k, v, layer, mask).reshape(q.shape)
         padded = q if self.rows_BQ is None else q[self.rows_BQ]
         padded = padded.reshape(batch_size, num_queries, *q.shape[1:]).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            padded, k, v, attn_mask=mask, scale=layer.scale, enable_gqa=True
-        )
+        out = attend(padded, k, v, layer, mask)
         flat = out.transpose(1, 2).reshape(-1, *q.shape[1:])
         return flat if self.real is None else flat.index_select(0, self.real)
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.runner.attention.torch_dense import attend
 from specengine.runner.attention.torch_masks import additive, visible_BQK
 
 
@@ -64,22 +64,15 @@ class Span:
             return _attend_one(q, k, v, layer)
         is_causal = self.prefix_len == 0 and self.tree_mask_QN is None
         is_causal &= layer.sliding_window is None or layer.sliding_window >= self.num_queries
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0),
-            k,
-            v,
-            attn_mask=None if is_causal else self.mask(layer.sliding_window, keys, q.dtype),
-            is_causal=is_causal,
-            scale=layer.scale,
-            enable_gqa=True,
-        )
+        mask = None if is_causal else self.mask(layer.sliding_window, keys, q.dtype)
+        out = attend(q.transpose(0, 1).unsqueeze(0), k, v, layer, mask, is_causal)
         return out.squeeze(0).transpose(0, 1)
 
 
 def _attend_one(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
     """One query that sees all of K: the query heads of a group are the rows of one matmul."""
     grouped = q.reshape(1, layer.num_kv_heads, -1, layer.head_dim)
-    return F.scaled_dot_product_attention(grouped, k, v, scale=layer.scale).reshape(q.shape)
+    return attend(grouped, k, v, layer).reshape(q.shape)
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,16 +29,18 @@ def load_model(
     device: torch.device,
     quantization: str | None = None,
     seed: int = 0,
+    context_length: int | None = None,
 ) -> nn.Module:
     """Build the model, fill its weights and pack them for the device.
 
     find_model_class: architecture names -> model class (target.registry, handed in by the engine).
-    seed: of dummy weights. Raises ModelLoadError, ConfigError or OutOfMemoryError.
+    seed: of dummy weights. context_length: tokens that requests may have, which LongRoPE asks; None
+    is what the model was made for. Raises ModelLoadError, ConfigError or OutOfMemoryError.
     """
     model_class = model_class_of(source, find_model_class)
     with _out_of_memory_named(source, device), torch.no_grad():
         with _tensors_are(dtype, device):
-            model = _build(model_class, source)
+            model = _build(model_class, _served(source, context_length))
         if source.is_dummy:
             fill_with_random(model, seed)
         else:
@@ -50,6 +54,15 @@ def model_class_of(source: ModelSource, find_model_class: FindModelClass) -> Any
     before anything else is read: other architectures lack other fields."""
     model_type = getattr(source.hf_config, "model_type", None)
     return find_model_class(source.architectures or [f"of model_type {model_type!r}"])
+
+
+def _served(source: ModelSource, context_length: int | None) -> ModelSource:
+    """With `served_context` in its configuration: layers.rotary.rope_parameters."""
+    if context_length is None:
+        return source
+    config = copy(source.hf_config)
+    config.served_context = context_length
+    return replace(source, hf_config=config)
 
 
 def _build(model_class: Any, source: ModelSource) -> nn.Module:

@@ -1,0 +1,37 @@
+"""Attention over dense keys and values in plain PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specengine.core.interfaces import AttentionLayer
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layer: AttentionLayer,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """[B, heads, Q, D] over [B, num_kv_heads, K, D] -> q's shape. heads: a multiple of
+    num_kv_heads. mask: added to the scores; is_causal: in its place, where Q = K."""
+    is_grouped = q.shape[1] != k.shape[1]
+    if layer.softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=layer.scale, enable_gqa=is_grouped
+        )
+    if is_grouped:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = torch.matmul(q, k.transpose(-1, -2)).float() * layer.scale
+    scores = layer.softcap * torch.tanh(scores / layer.softcap)
+    if is_causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(scores.softmax(-1).to(v.dtype), v)
