@@ -161,7 +161,7 @@ class RelaxedRound:
 
     The rows of a request's nodes lie together, from its root's on. Of nodes that do not exist
     tokens and parents are not read. Parents stand before children; the root's is not read. A node
-    among those that exist whose token and parent are -1 is nobody's child, as if it did not.
+    among those that exist whose token and parent are -1 is no node's child, as if it did not exist.
     """
 
     logits_TV: Tensor  # floating, before temperature; -inf where a token is forbidden, no NaN
