@@ -55,7 +55,7 @@ class TreeVerifier(ABC):
         return cls()
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
-        """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""
+        """A plain DECODE without drafts, else TARGET_VERIFY over the nodes that exist."""
         worker_batch = batch.get_model_worker_batch()
         if proposal.is_empty:
             return worker_batch

@@ -43,7 +43,7 @@ def drafts_of(name: str) -> list[Draft]:
 
 
 def with_probs(proposal: DraftProposal, seeds: list[int]) -> DraftProposal:
-    """Random ones for each seed, and absurd ones wherever nobody may look."""
+    """Random ones for each seed, and absurd ones where none may be read."""
     width = proposal.tokens.shape[1]
     probs = []
     for seed, count in zip(seeds, proposal.num_nodes, strict=True):
