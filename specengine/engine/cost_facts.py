@@ -25,8 +25,8 @@ from specengine.engine.round.timing import max_context
 from specengine.kernels import dispatch
 from specengine.runner.loader.loaded_model import LoadedModel
 
-# Options that no round takes longer for, or that are told in other words.
-_IDLE = {
+# Options that change no round's cost, or that other facts state.
+_UNRELATED = {
     "served_model_name",
     "chat_template",
     "cache_dir",
@@ -41,7 +41,7 @@ _IDLE = {
     "adaptive",
     "cost_table",
 }
-_TOLD = {"model", "draft_model_path", "device", "attention_backend"}
+_STATED = {"model", "draft_model_path", "device", "attention_backend"}
 _SOURCES = {".py", ".cu", ".cuh", ".cpp", ".c", ".h"}
 _PACKAGES = ("triton", "flashinfer-python", "sglang-kernel")
 
@@ -63,7 +63,7 @@ def engine_facts(
         "attention_backend": backend,
     }
     for section in (config.model, config.memory, config.schedule, config.graph, config.spec):
-        for field in section.options().keys() - _IDLE - _TOLD:
+        for field in section.options().keys() - _UNRELATED - _STATED:
             facts[section.flag_prefix + field] = getattr(section, field)
     return dict(sorted(facts.items()))
 
@@ -96,8 +96,8 @@ def _round_facts(rounds: RoundExecutor | None) -> Facts:
         "round_batch_sizes": rounds.batch_sizes,
         "round_depths": rounds.steps,
         "round_smaller_trees": {bs: found for bs, found in sizes.items() if found},
-        "round_sleeps": rounds.may_pause,
-        "round_most_text": max_context(rounds),
+        "round_may_pause": rounds.may_pause,
+        "round_max_context": max_context(rounds),
     }
 
 

@@ -69,7 +69,7 @@ def keep_nodes(
 
 def best_nodes(proposal: DraftProposal, most: int) -> DraftProposal:
     """The proposal with no more than the `most` best nodes of each request, root included; as it is
-    where nobody knows which they are."""
+    where the proposal has no ranks."""
     if proposal.ranks is None or max(proposal.num_nodes) <= most:
         return proposal
     confidence = proposal.confidence
@@ -84,7 +84,7 @@ def best_nodes(proposal: DraftProposal, most: int) -> DraftProposal:
 
 
 def path_ranks(proposal: DraftProposal, result: VerifyResult) -> list[list[int]] | None:
-    """Of the drafts that stand, root left out; None where nobody knows."""
+    """Of the drafts that stand, root left out; None where the proposal has no ranks."""
     if proposal.ranks is None:
         return None
     chains = [list(range(1 + count)) for count in result.num_accepted]

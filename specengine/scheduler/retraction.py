@@ -56,9 +56,9 @@ class RoundMemory:
         return self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short])
 
     def _short(self, reqs: list[Req], nodes: int) -> tuple[list[Req], int]:
-        """Who lacks slots for the next round, and how many to reserve past it. While memory is
-        plentiful whoever would be next comes along: what is reserved takes a copy to the device,
-        and requests that run beside each other would ask for one in round after round."""
+        """Which requests lack slots for the next round, and how many to reserve past it. While
+        memory is plentiful, those that would lack some soon are among them: each reservation takes
+        a copy to the device, and otherwise some request would ask for one in every round."""
         short = self._below(reqs, nodes)
         if not short or not self._is_plenty(len(reqs), nodes):
             return short, 0

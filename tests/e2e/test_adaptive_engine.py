@@ -1,4 +1,4 @@
-"""Depths that follow past rounds, through the real engine: no token changes whoever drafts and
+"""Depths that follow past rounds, through the real engine: no token changes whatever drafts and
 however the depth goes up and down, and what was chosen can be seen."""
 
 from __future__ import annotations

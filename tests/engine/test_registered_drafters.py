@@ -68,8 +68,8 @@ def accepted(found: list[Generation]) -> list[list[int]]:
 def test_registered_drafter_matches_plain_decoding_on_the_host_and_in_device_rounds(
     name: str, tiny: TinyModels
 ) -> None:
-    """Drafts that are matched change no token, and those that are weighed are judged alike in both.
-    A model drafts the same chains in both."""
+    """Drafts that are matched change no token, and those that a stochastic rule judges
+    are judged alike in both. A model drafts the same chains in both."""
     plain = tokens(said(made(tiny, None)))
     for subject in subjects_of(name, tiny):
         host, llm = made(tiny, subject.spec), made(tiny, subject.spec)

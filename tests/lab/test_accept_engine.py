@@ -103,7 +103,7 @@ def test_settings_see_the_same_conversations(plan: Plan) -> None:
     for setting in report.settings:
         assert [run.temperature for run in setting.runs] == [0.0, 1.0]
         for run in setting.runs:
-            # Matched drafts change no token, whoever drafts, at any temperature.
+            # Matched drafts change no token, whatever the drafter, at any temperature.
             assert (run.answers, run.same_answers) == (5, 5)
             assert run.conversation == "n-gram"
             assert [group.label for group in run.summary.by_turn] == ["turn 1", "turn 2"]

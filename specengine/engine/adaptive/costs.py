@@ -51,9 +51,9 @@ class ContextCost:
         curves = self.seconds.values()
         values = [value for curve in curves for value in curve.values()]
         if self.tokens < 1 or not values or not all(map(len, curves)):
-            raise ValueError("reading needs tokens, and seconds by batch size and num_steps")
+            raise ValueError("context cost: needs tokens, and seconds by batch size and num_steps")
         if not all(math.isfinite(value) and value >= 0 for value in values):
-            raise ValueError("reading: seconds must be 0 or more")
+            raise ValueError("context cost: seconds must be 0 or more")
 
     def of(self, batch_size: int, depth: float) -> float:
         """Seconds for each token of context length."""

@@ -22,7 +22,7 @@ def traced_verifier(config: TraceConfig, verifier: Verifier) -> Verifier:
 
 
 def record_trace(engine: Engine, loaded: LoadedModel) -> None:
-    """Raises ConfigError where the file cannot be written, or nobody drafts."""
+    """Raises ConfigError where the file cannot be written, or nothing drafts."""
     config = engine.parts.config
     if config.trace.trace is None:
         return

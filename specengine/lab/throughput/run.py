@@ -139,7 +139,7 @@ def _order(count: int, number: int) -> Iterator[int]:
 
 
 def _ignore(num_tokens: int) -> None:
-    """Nobody waits for single answers."""
+    """Answers are not awaited one by one."""
 
 
 def _point(

@@ -82,7 +82,7 @@ def test_small_changes_of_context_and_short_contexts_change_no_cost() -> None:
 def test_a_context_cost_without_answers_is_refused(
     tokens: int, seconds: dict[int, dict[int, float]]
 ) -> None:
-    with pytest.raises(ValueError, match="reading"):
+    with pytest.raises(ValueError, match="context cost"):
         ContextCost(tokens, seconds)
 
 
