@@ -40,11 +40,11 @@ class Engine:
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
         self.round = HostRound(parts.worker, parts.drafter, parts.verifier)
-        # Set by build.py: rounds on the device, or the one reason why there are none.
+        # Set by build._capture: rounds on the device, or the one reason why there are none.
         self.pipeline: RoundPipeline | None = None
         self.no_rounds: NoGraphs | None = None
-        self.at_end: Callable[[], object] = lambda: None  # set by build.py
-        self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.py
+        self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
+        self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
@@ -142,8 +142,9 @@ class Engine:
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Where there is no work: whether there may be more to do than to wait for some.
-        may_capture: graphs. is_wanted: asked amid a capture, which ends early where it holds."""
+        """To be called while there is no work: does a piece of what can be done then. False: there
+        is nothing more to do until a request comes. may_capture: whether the piece may be the
+        capture of a graph. is_wanted: asked amid a capture, which ends early where it holds."""
         if self.pipeline is None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended

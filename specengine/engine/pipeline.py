@@ -28,13 +28,15 @@ _PAUSED_EVERY = 8  # rounds of a paused drafter, one of which is learned from
 
 
 class RoundPipeline:
-    """Launches rounds, lets the next one follow before the last is collected, and collects them.
+    """Launches rounds, and collects each after its successor was launched.
 
-    At most one round is in flight and not followed: `collect` launches its successor first, then
-    waits. Where drafts come from lookup, they depend on the text that the round in flight emits, so
-    that only rounds without drafts follow at once; a drafter that drafts ahead follows when the
-    round is collected, before it is committed (LookupPrefetch). Where lookup stands beside a model,
-    the model's drafts follow at once while no text can match.
+    Between two calls at most one round is in flight. `collect` first launches the next round, then
+    waits for the one in flight: two are in flight during that wait alone.
+
+    Drafts from lookup depend on the text that the round in flight emits. So only a round without
+    drafts can be launched while it runs. A round with drafts is launched once it is collected, and
+    before it is committed where the drafter drafts ahead (LookupPrefetch). Where lookup stands
+    beside a model, rounds with the model's drafts are launched at once while no text can match.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class RoundPipeline:
         return self.launched is not None
 
     def launch(self, batch: ScheduleBatch) -> None:
-        """A batch that rounds.can_run accepts."""
+        """Launch a round of a batch. No round is in flight; `rounds.can_run` was True for it."""
         started = perf_counter() if self._collected is None else self._collected
         choice, paused = self._choose(batch.reqs)
         depth, drafting = choice.num_steps, 0.0

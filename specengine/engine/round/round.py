@@ -56,17 +56,18 @@ class NodeLogits:
 
 
 class Round:
-    """Draft, verify, accept and observe, without the host (host.py is the same with it).
+    """Draft, verify, accept and observe, on device tensors alone (host.py is the same round on the
+    host).
 
     The state of a request (its length, its last token, what the drafter keeps) lies on the device
-    by its row of the page table. A round takes the rows of a batch and moves that state on. What it
-    decided goes to the host in `commit.state.outcomes`.
+    by its row of the page table. A round reads the rows of a batch and writes their new state. What
+    it decided goes to the host in `commit.state.outcomes`.
 
     A round combines four choices, none of which knows the others: `source` says where drafts come
-    from, `layout` how they are laid out, `rule` which of them stand, and `sampling` what requests
-    ask for. Without a rule, and where no request of a batch needs it, drafts stand that are the
-    target's own tokens: those that plain decoding would choose. Rounds without drafts are chains of
-    the root alone.
+    from, `layout` how they are laid out, `rule` which of them are accepted, and `sampling` what
+    requests ask for. Without a rule, and in batches that do not need it, drafts are matched: those
+    are accepted that equal the token that plain decoding chooses there. A round without drafts is a
+    chain of the root alone.
     """
 
     def __init__(
