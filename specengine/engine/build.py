@@ -114,8 +114,8 @@ def build_engine(
         costs.facts = engine_facts(config, loaded, draft, backend.name)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
-    follows_drafts = getattr(engine.parts.verifier, "follows_drafts", False)
-    engine.ragged_counters |= add_draft_loops(config, engine.drafter, follows_drafts)
+    text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
+    engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
     _capture(config, engine, runner, phases, costs)
     keep_at_the_end(costs, engine)
     engine.round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
@@ -225,7 +225,7 @@ def _assemble(
     )
     check_sizes(config.spec, drafter)
     verifier = make_verifier(config.spec, drafter)
-    if verifier.follows_drafts:  # else no text depends on the state of the drafter
+    if verifier.text_depends_on_drafts:  # else no text depends on the state of the drafter
         scheduler.ledger.cache.lookahead = drafter.kv_lookahead
     by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:

@@ -50,7 +50,7 @@ def why_fixed(config: EngineConfig, verifier: TreeVerifier) -> str | None:
         return "fixed by --no-speculative-adaptive"
     if config.trace.trace is not None:
         return "fixed: rounds are traced"
-    if verifier.follows_drafts:
+    if verifier.text_depends_on_drafts:
         return "fixed: seeds would not repeat with this verifier"
     return None
 

@@ -89,11 +89,11 @@ def add_ragged_graphs(
 
 
 def add_draft_loops(
-    config: EngineConfig, drafter: Drafter, follows_drafts: bool = False
+    config: EngineConfig, drafter: Drafter, text_depends_on_drafts: bool = False
 ) -> dict[str, Counter[str]]:
     """Let a drafter that has a model draft in one graph, where neither it nor its attention needs
-    the host. Gives the counters; without graphs or without a model there are none. follows_drafts:
-    as to DraftLoops."""
+    the host. Gives the counters; without graphs or without a model there are none.
+    text_depends_on_drafts: as to DraftLoops."""
     sizes = config.graph.cuda_graph_bs
     if config.graph.disable_cuda_graph or sizes is None or not drafter.model.has_draft_loops:
         return {}
@@ -104,7 +104,7 @@ def add_draft_loops(
         inner.loops = NoDraftLoops("draft loop", reason)
     else:
         padding = not config.graph.disable_cuda_graph_padding
-        inner.loops = DraftLoops(inner, sizes, padding, Counter(), follows_drafts)
+        inner.loops = DraftLoops(inner, sizes, padding, Counter(), text_depends_on_drafts)
     return {"draft loop": inner.loops.counters}
 
 

@@ -33,7 +33,7 @@ class TreeVerifier(ABC):
     takes_trees = True  # or chains alone
     needs_draft_probs = False
     is_lossy = False
-    follows_drafts = False  # the tokens of a seed depend on which drafts were verified
+    text_depends_on_drafts = False  # the tokens of a seed depend on which drafts were verified
     # How rounds on the device decide as this rule does: "match" by the target's tokens alone;
     # "stochastic" and "relaxed" by the methods of that verifier in engine/round/rules.py. None: not
     # at all, and rounds run on the host.

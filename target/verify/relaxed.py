@@ -29,7 +29,7 @@ class RelaxedVerifier(MatchVerifier):
     the target's, and every result says so."""
 
     is_lossy = True
-    follows_drafts = True
+    text_depends_on_drafts = True
     device_rule = "relaxed"
 
     def __init__(self, top_k: int, delta: float, backend: Backend = "auto") -> None:

@@ -36,7 +36,7 @@ class SampledVerifier(MatchVerifier):
     """
 
     needs_draft_probs = True
-    follows_drafts = True
+    text_depends_on_drafts = True
     device_rule = "stochastic"
     coins = KeyedCoins
     # (probs, draws, backend=): the whole rule at once, by the same numbers as judge, coins and

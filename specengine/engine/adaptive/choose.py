@@ -232,10 +232,10 @@ def _of_depth(num_steps: int, kept: DraftShape, estimate: Estimate) -> DraftShap
 
 
 class DrafterPause:
-    """Pauses a drafter of hidden states while plain decoding stands. To be able to draft in the
-    next round it follows every round, for 3 to 6% of a plain round's time. Paused, it follows no
-    round; it is active again for a few rounds at a time, in which drafts are probed. It then drafts
-    from the tokens since it became active.
+    """Pauses a drafter of hidden states while plain decoding is the kept choice. To be able to
+    draft in the next round it observes every round, for 3 to 6% of a plain round's time. Paused, it
+    observes none. It is active again for a few rounds at a time, in which drafts are probed, and
+    then drafts from the tokens since it became active.
     """
 
     def __init__(self, paused: int = _PAUSED, active: int = _ACTIVE) -> None:
