@@ -64,7 +64,7 @@ class LoopKey(NamedTuple):
 
 def can_loop(drafter: Drafter) -> bool:
     """Whether a drafter drafts on the device alone, and need not report what it drew from."""
-    return drafter.device == "model" and not drafter.emits_probs
+    return drafter.drafts_on == "device" and not drafter.emits_probs
 
 
 class NoDraftLoops(NoGraphs):

@@ -11,7 +11,7 @@ from torch import Tensor
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftPicks
-from specengine.core.drafter import Device
+from specengine.core.drafter import DraftsOn
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
@@ -109,8 +109,8 @@ class StandaloneWorker(TreeDraftWorker):
         self._known.pop(req, None)
 
     @property
-    def device(self) -> Device:  # type: ignore[override]
-        return "model" if self.device_rounds else "host"
+    def drafts_on(self) -> DraftsOn:  # type: ignore[override]
+        return "device" if self.device_rounds else "host"
 
     def root_states(self, rows: RowBatch) -> Tensor:
         """Of the two that are run."""

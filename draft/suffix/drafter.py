@@ -32,7 +32,7 @@ class SuffixDrafter(Drafter):
     emits at most one token a node. min_match: shortest suffix that anything is drafted of.
     """
 
-    device = "lookup"
+    drafts_on = "lookup"
     proof_options = ({}, {"suffix_branches": 3})
     can_be_hybrid = False
 

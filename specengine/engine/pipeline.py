@@ -64,7 +64,7 @@ class RoundPipeline:
         self._collected: float | None = None  # when the last round was, if nothing has run since
         self._last: tuple[int, DraftShape] | None = None  # the last collected round's batch size
         # What drafts from text: the drafter itself, or the other half of a hybrid.
-        self._lookup = drafter if drafter.device == "lookup" else drafter.lookup
+        self._lookup = drafter if drafter.drafts_on == "lookup" else drafter.lookup
         self._beside_model = drafter.lookup is not None
         self._index: IndexAhead | None = None
         self._prefetch: LookupPrefetch | None = None

@@ -28,7 +28,7 @@ def make_pipeline(
     overlaps = not config.schedule.disable_overlap_schedule
     depths = None
     if parts.adaptive is not None:
-        depths = _depths(rounds, parts.drafter.device == "model", costs, HostSeconds(overlaps))
+        depths = _depths(rounds, parts.drafter.drafts_on == "device", costs, HostSeconds(overlaps))
     return RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps)
 
 

@@ -28,7 +28,7 @@ class FakeNeural(Drafter):
     """Drafts 11 and 12 below the root, or 11 - 12 in a chain; remembers what it was asked."""
 
     needs_hidden = writes_kv = True
-    device = "model"
+    drafts_on = "device"
     max_nodes = 3
 
     def __init__(self, tree: bool = False, probs: bool = False) -> None:

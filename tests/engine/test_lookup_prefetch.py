@@ -12,7 +12,7 @@ import torch
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
-from specengine.core.drafter import Device, Drafter
+from specengine.core.drafter import Drafter, DraftsOn
 from specengine.core.grammar import GrammarSpec
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
@@ -53,7 +53,7 @@ def request(output: int = 3, **sampling: Any) -> Req:
 class Text(Drafter):
     """Notes how it was asked to draft ahead."""
 
-    device: Device = "lookup"
+    drafts_on: DraftsOn = "lookup"
     drafts_ahead = True
     max_nodes = 6
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, SpecConfig
-from specengine.core.drafter import Device, Drafter
+from specengine.core.drafter import Drafter, DraftsOn
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
@@ -75,7 +75,7 @@ def key_of(size: int, num_steps: int, model_steps: int | None = None) -> RoundKe
 class Lookup(Drafter):
     """Trees of so many levels have 1 + 2 * levels nodes, and `max_nodes` at most."""
 
-    device: Device = "lookup"
+    drafts_on: DraftsOn = "lookup"
     proposes_tree = True
 
     def __init__(self, max_nodes: int) -> None:
@@ -91,7 +91,7 @@ class Lookup(Drafter):
 class Model(Drafter):
     """Drafts 50 and what follows it; three levels. Notes what is called."""
 
-    device: Device = "model"
+    drafts_on: DraftsOn = "device"
     max_nodes = 4
 
     def __init__(self) -> None:
@@ -408,7 +408,7 @@ def test_drafts_past_an_end_are_not_counted_and_accepted_padding_is() -> None:
     device = ScriptedRounds(chains_beside(Model()), steps=(0, 3, 5), num_nodes=6)
     policy = SimpleNamespace(left_after=lambda reqs, emitted: [req.left for req in reqs])
     model = Model()
-    drafter: Any = SimpleNamespace(device="model", lookup=Lookup(6), captures=model.captures)
+    drafter: Any = SimpleNamespace(drafts_on="device", lookup=Lookup(6), captures=model.captures)
     given: Any = device, drafter, SimpleNamespace(policy=policy), None, False
     pipeline, reqs = RoundPipeline(*given), [scripted_request() for _ in range(3)]
     for req, left in zip(reqs, (2, 9, 9), strict=True):

@@ -131,8 +131,8 @@ class NoDrafter:
 
     lookup = None
 
-    def __init__(self, device: str = "model") -> None:
-        self.device = device
+    def __init__(self, drafts_on: str = "device") -> None:
+        self.drafts_on = drafts_on
         self.drafts_ahead = False
 
     def captures(self) -> list[Any]:

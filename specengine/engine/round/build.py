@@ -126,10 +126,10 @@ def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:
 def drafted_by(drafter: Drafter, batch_size: int, device: torch.device, chooses: bool) -> DraftedBy:
     """batch_size: of the largest round. chooses: as to make_rounds. Raises HostRoundsError where
     the drafter needs the host in the middle of a round."""
-    if drafter.device == "host":
+    if drafter.drafts_on == "host":
         raise HostRoundsError(fallbacks.ROUND_NEEDS_HOST)
     most = drafter.max_nodes - 1
-    if drafter.device == "lookup":
+    if drafter.drafts_on == "lookup":
         lookup = make_lookup(drafter, drafter, batch_size, device)
         return DraftedBy(LookupDraft(lookup), _lookup_steps(drafter, most))
     model = DeviceDraft(drafter.model)
