@@ -48,7 +48,7 @@ class HybridDrafter(Drafter):
         return None if self.inner.drafts_on == "lookup" else self.suffix
 
     @property
-    def model(self) -> Drafter:
+    def model_drafter(self) -> Drafter:
         return self if self.lookup is None else self.inner
 
     @property

@@ -110,7 +110,7 @@ class Drafter(ABC):
         return None
 
     @property
-    def model(self) -> Drafter:
+    def model_drafter(self) -> Drafter:
         """The drafter beside `lookup`; where there is none, this one."""
         return self
 

@@ -38,7 +38,7 @@ def _depths(
     """What rounds cost on the device is measured now, if there is no file of it; the time of the
     host, and of drafts that it makes, is learned from the rounds."""
     steps, by_hand = rounds.steps, None if costs is None else costs.by_hand
-    if rounds.has_lookup:
+    if rounds.host_drafts:
         model_steps = rounds.source.model_steps if is_model else None
         if costs is None or not costs.has_table:
             learned = RunningCosts(_without_context(rounds))

@@ -95,9 +95,13 @@ def add_draft_loops(
     the host. Gives the counters; without graphs or without a model there are none.
     text_depends_on_drafts: as to DraftLoops."""
     sizes = config.graph.cuda_graph_bs
-    if config.graph.disable_cuda_graph or sizes is None or not drafter.model.has_draft_loops:
+    if (
+        config.graph.disable_cuda_graph
+        or sizes is None
+        or not drafter.model_drafter.has_draft_loops
+    ):
         return {}
-    inner = cast(DraftWorker, drafter.model)
+    inner = cast(DraftWorker, drafter.model_drafter)
     inner.device_rounds = config.trace.trace is None
     reason = _why_no_loops(config, inner)
     if reason is not None:

@@ -133,7 +133,7 @@ def let_rounds_differ(
         engine, "_runs_on_device", lambda *given: draw.random() < 0.8 and runs_on_device(*given)
     )
     assert engine.pipeline is not None
-    if rounds.has_lookup:
+    if rounds.host_drafts:
         depth = rounds.steps[-1]
         engine.pipeline.depths = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
     engine.scheduler.admission.demand.share = 0.0

@@ -132,7 +132,7 @@ def drafted_by(drafter: Drafter, batch_size: int, device: torch.device, chooses:
     if drafter.drafts_on == "lookup":
         lookup = make_lookup(drafter, drafter, batch_size, device)
         return DraftedBy(LookupDraft(lookup), _lookup_steps(drafter, most))
-    model = DeviceDraft(drafter.model)
+    model = DeviceDraft(drafter.model_drafter)
     shallower = [n for n in _SHALLOW if chooses]
     if drafter.lookup is None:
         own = model.max_steps

@@ -71,7 +71,7 @@ class RoundExecutor:
         self.num_slots = num_slots(self.source)
         self.num_nodes = self.steps[-1] + 1  # the most tokens that a request gains in a round
         self.context = round.commit.context
-        self.has_lookup = not isinstance(self.source, DeviceDraft)  # the host drafts for rounds
+        self.host_drafts = not isinstance(self.source, DeviceDraft)  # before each round
         self.is_lossy = round.is_lossy
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
