@@ -250,7 +250,7 @@ def test_lookup_trees_serve_a_grammar_beside_other_requests(
         check(llm, target, [given[i] for i in order], [params[i] for i in order])
     check(llm, target, prompts[2:], params[:1])
     assert rounds.counters.keys() == {"captures", "replays"}
-    assert {key.num_steps for key in rounds.captured if key.features.masks} >= {0, 11}
+    assert {key.num_steps for key in rounds.captured if key.sampling.masks} >= {0, 11}
     assert collected.moved
 
 

@@ -141,9 +141,9 @@ class RoundExecutor:
     def _make(self, key: RoundKey) -> tuple[Graph, None]:
         """Runs rounds of no request: none may be in flight."""
         self.clear_rows()
-        if key.features.logprobs:
+        if key.sampling.logprobs:
             self.round.logprobs.prepare()
-        if key.features.masks:
+        if key.sampling.masks:
             self.round.masks.prepare()
         try:
             return self._prepare(self.bind(key)), None
@@ -151,7 +151,7 @@ class RoundExecutor:
             self.state.turn.fill_(self._turn)  # the run before the capture has taken one
 
     def _prepare(self, bound: BoundRound) -> Graph:
-        if not bound.key.features.masks:
+        if not bound.key.sampling.masks:
             return self.executor.prepare([bound.run], self.cache)[0]
         parts = [bound.draft, bound.verify, bound.accept]
         graphs = self.executor.prepare(parts, self.cache)
@@ -192,8 +192,8 @@ class RoundExecutor:
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
         key = self._key(reqs, plan)
-        if not self.host_view.is_known(reqs) or key.features.edits:
-            self.sampling.write(reqs, self.host_view.write(reqs), key.features)
+        if not self.host_view.is_known(reqs) or key.sampling.edits:
+            self.sampling.write(reqs, self.host_view.write(reqs), key.sampling)
         in_flight = self._launch(reqs, plan, key)
         self.send_masks(in_flight)
         return in_flight
@@ -230,7 +230,7 @@ class RoundExecutor:
         key = RoundKey(
             batch_size=self._size(len(reqs)),
             num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.num_drafted))],
-            features=self.sampling.features_of(reqs),
+            sampling=self.sampling.features_of(reqs),
             paused=plan.paused and self.may_pause,
         )
         if plan.num_nodes is None:
@@ -258,7 +258,7 @@ class RoundExecutor:
         done = self.executor.new_event()
         given = reqs, plan.num_drafted, outcome, done, key, self._turn, plan.drafted_nodes
         in_flight = InFlightRound(*given, {}, plan.from_lookup)
-        if not key.features.masks:
+        if not key.sampling.masks:
             self._end(in_flight)
         return in_flight
 
@@ -279,7 +279,7 @@ class RoundExecutor:
 
     def _end(self, in_flight: InFlightRound) -> None:
         """All of a round is launched."""
-        if in_flight.key.features.logprobs:
+        if in_flight.key.sampling.logprobs:
             self.round.logprobs.send(in_flight.turn)
         in_flight.done.record()
 
@@ -299,7 +299,7 @@ class RoundExecutor:
         # The padding of a short draft is a draft too, where it happens to be right.
         num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.num_drafted), num_accepted)]
         logprobs: list[list[TokenLogprob]] | None = None
-        if in_flight.key.features.logprobs:
+        if in_flight.key.sampling.logprobs:
             given = in_flight.turn, in_flight.reqs, steps + 1, tokens
             logprobs = self.round.logprobs.read(*given)
         result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)

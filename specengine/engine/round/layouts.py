@@ -162,7 +162,7 @@ class Chain:
         levels_B = room.limits_B.minimum(room.ends_B - drafts.rows.lens_B - 2).clamp(min=0)
         if counts_are_sent:
             levels_B = levels_B.minimum(self.num_drafted[: len(levels_B)])
-        if key.features.masks:
+        if key.sampling.masks:
             levels_B = levels_B.minimum(self.num_allowed[: len(levels_B)])
         return levels_B
 

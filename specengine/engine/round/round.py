@@ -107,7 +107,7 @@ class Round:
         from here on it is this round's turn."""
         rows = RowBatch(rows_B, *begin_round(self.commit.state, rows_B))
         drafts = self.source.draft(key, rows, self.draft_options(rows, key))
-        if not key.features.masks:
+        if not key.sampling.masks:
             return drafts
         return replace(drafts, host_copy=self.layout_of(key).host_copy(drafts))
 
@@ -130,7 +130,7 @@ class Round:
         tokens_T = path.tokens_BW.flatten()
         if raw_TV is not None:
             self.logprobs.take(raw_TV, tokens_T)
-        self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.features)
+        self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.sampling)
         layout.keep_kv(self.runner, rows, path)
         if not key.paused:
             observed = RowsOutput(tokens_T, hidden_TH, features_TF)
@@ -142,10 +142,10 @@ class Round:
         """The accepted path, and raw logits of all nodes where a request asks for logprobs."""
         layout, sampling = self.layout_of(key), self.sampling
         rule = self.rule_of(key)
-        if rule is None and key.features in (PLAIN, sampling.greedy):
+        if rule is None and key.sampling in (PLAIN, sampling.greedy):
             best_T = self.runner.model.head.best(output.hidden_TH)
             return layout.match(self.commit, drafts, best_T, key.num_steps), None
-        if rule is not None and key.features.masks:
+        if rule is not None and key.sampling.masks:
             drafts = layout.constrained(drafts)
         logits = self.node_logits(drafts.rows, output, key)
         if rule is None:
@@ -161,14 +161,14 @@ class Round:
 
     def rule_of(self, key: RoundKey) -> Rule | None:
         """None: matching."""
-        return self.rule if key.features.stochastic and key.num_steps else None
+        return self.rule if key.sampling.stochastic and key.num_steps else None
 
     def node_logits(self, rows: RowBatch, output: TargetOutput, key: RoundKey) -> NodeLogits:
         logits_TV = self.runner.model.head.logits(output.hidden_TH)
-        raw_TV = logits_TV.clone() if key.features.logprobs else None
-        if key.features.masks:
+        raw_TV = logits_TV.clone() if key.sampling.logprobs else None
+        if key.sampling.masks:
             logits_TV = self.masks.apply(logits_TV)
-        if key.features.edits:
+        if key.sampling.edits:
             self.sampling.edits.apply(logits_TV, rows, output.batch)
         return NodeLogits(logits_TV, raw_TV)
 
@@ -195,23 +195,23 @@ class Round:
         return self._judged_trees(rows, key)
 
     def _matched_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        if self.source.is_tree and key.features.edits:
+        if self.source.is_tree and key.sampling.edits:
             return DraftOptions(edits=RootEdits(self.sampling.edits.tables, rows))
         return self._matched_chains(rows, key)
 
     def _matched_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        if not key.features.edits:
+        if not key.sampling.edits:
             return DraftOptions()
         edits = ChainEdits(self.sampling.edits.tables, rows)
         return DraftOptions(picks=EditedBest(edits, self.sampling.vocab_size))
 
     def _sampled_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """The chains that a rule judges: those that the host would draft."""
-        if not (self.source.draws and key.features.samples):
+        if not (self.source.draws and key.sampling.samples):
             return self._matched_chains(rows, key)
         rule, table, vocab_size = self.rule, self.sampling.table, self.sampling.vocab_size
         assert rule is not None
-        edits = ChainEdits(self.sampling.edits.tables, rows) if key.features.edits else None
+        edits = ChainEdits(self.sampling.edits.tables, rows) if key.sampling.edits else None
         count, keeps = self.source.drawn_nodes(key), rule.needs_weights
         draws = ChainDraws(rows, table, count, vocab_size, keeps, edits)
         return DraftOptions(picks=draws, weights=draws if keeps else None)
@@ -228,7 +228,7 @@ class Round:
         limits = self._limits(rows)
         if not self.source.model_is_tree:
             return replace(self._sampled_chains(rows, key), limits=limits)
-        edits = NodeEdits(sampling.edits.tables, rows) if key.features.edits else None
+        edits = NodeEdits(sampling.edits.tables, rows) if key.sampling.edits else None
         if self._tree_keys is None:
             return DraftOptions(edits=edits, limits=limits)
         draws = SampledTreeDraws(rows, table, self._tree_keys, vocab_size, rule.needs_weights)
