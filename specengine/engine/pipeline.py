@@ -294,11 +294,11 @@ class RoundPipeline:
                 self.pause.resume()
         self._num_choices += 1
         if self.pause is not None:
-            standing = self.depths.standing(batch_size)
-            if self.pause.is_paused(None if standing is None else standing.num_steps):
-                assert standing is not None
+            kept = self.depths.kept(batch_size)
+            if self.pause.is_paused(None if kept is None else kept.num_steps):
+                assert kept is not None
                 self._chosen = None
-                return standing, True
+                return kept, True
         if self._chosen is not None:
             choice, self._chosen = self._chosen, None
             return choice, False

@@ -212,7 +212,7 @@ def test_choice_that_stands_is_reported_with_its_last_figures(target: Path, tmp_
     llm = make(target, replace(TEXT, cost_table=str(table)))
     found = llm.generate(PROMPTS[0], GREEDY)[0].spec.depth
     assert llm.engine.parts.adaptive is not None
-    stood = llm.engine.parts.adaptive.steps.standing(1)
+    stood = llm.engine.parts.adaptive.steps.kept(1)
     assert found is not None
     assert stood is not None
     assert found == llm.engine.stats().depth

@@ -471,7 +471,7 @@ def test_depths_chosen_by_cost_learn_from_either_source(
     assert acceptance.model.smallest.tried[0] > 0
     assert acceptance.lookup.smallest.tried[0] > 0
     assert 0.0 < acceptance.lookup_share < 1.0
-    assert depths.standing(3) is not None
+    assert depths.kept(3) is not None
     assert None not in {depths.costs.of(4, one) for one in rounds.steps}
     assert len({key.num_steps for key in sources.keys}) > 2
     assert not fallbacks(rounds)

@@ -299,7 +299,7 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
     pipeline.depths = steps = AdaptiveSteps(rounds.steps)
     for params in ([LONG] * 3, DRAWN, [LONG] * 3):
         check(llm, target, prompts, params)
-    assert steps.standing(3) is not None
+    assert steps.kept(3) is not None
     assert {one for one in rounds.steps if steps.costs.of(4, one) is None} == set()
     assert isinstance(steps.acceptance, Acceptance)
     assert steps.acceptance.smallest.tried[0] > 0

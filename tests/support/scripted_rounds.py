@@ -106,7 +106,7 @@ class ScriptedDepths:
         assert seconds >= 0
         self.hosts.append((size, shape.num_steps))
 
-    def standing(self, batch_size: int) -> Decision | None:
+    def kept(self, batch_size: int) -> Decision | None:
         return Decision(self.observed[-1][1], "as before", None) if self.observed else None
 
     def choose(self, batch_size: int) -> Decision:
