@@ -26,7 +26,7 @@ import report
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import PrefillResult
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
@@ -138,7 +138,7 @@ def main() -> None:
         allocator = llm.engine.scheduler.ledger.allocator
         while allocator.available > requests * (PROMPT + NEW):
             milliseconds(llm, requests, draw)
-        with settled():
+        with frozen_objects():
             runs = [summary(milliseconds(llm, requests, draw)) for _ in range(args.repeats)]
         row: dict[str, Any] = {"requests": requests}
         row |= {name: min(one[name] for one in runs) for name in runs[0]}

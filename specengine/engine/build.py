@@ -17,7 +17,7 @@ from specengine.core.draft_context import DraftContext
 from specengine.core.model import DecoderModel
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.cost_facts import engine_facts, keep_at_the_end, settle_costs
+from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
 from specengine.engine.depth_build import fixed_depth, make_adaptive
 from specengine.engine.detokenizer import decoder_of
 from specengine.engine.draft_depth import NodeLimit
@@ -135,7 +135,7 @@ def _capture(
     """All graphs that are made at start."""
     sizes = None if config.graph.disable_cuda_graph else config.graph.cuda_graph_bs
     if sizes is None:
-        settle_costs(costs, engine, None)
+        apply_cost_file(costs, engine, None)
         return
     gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
     parts = engine.parts
@@ -144,7 +144,7 @@ def _capture(
         rounds = make_rounds(config, runner, parts.drafter, parts.verifier, chooses)
     except HostRoundsError as error:
         engine.no_rounds = NoGraphs("round", str(error))
-    settle_costs(costs, engine, rounds)
+    apply_cost_file(costs, engine, rounds)
     with phases.phase("compile kernels"):
         compile_ahead(config, runner, rounds)
     with tally() as compiled:

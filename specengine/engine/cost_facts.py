@@ -68,13 +68,13 @@ def engine_facts(
     return dict(sorted(facts.items()))
 
 
-def settle_costs(costs: CostFile | None, engine: Engine, rounds: RoundExecutor | None) -> None:
+def apply_cost_file(costs: CostFile | None, engine: Engine, rounds: RoundExecutor | None) -> None:
     """Before minutes are spent on graphs. rounds: those that will run on the device, if any.
     Raises ConfigError for a table that was measured for something else."""
     adaptive = engine.parts.adaptive
     if costs is None or adaptive is None:
         return
-    costs.settle(_round_facts(rounds))
+    costs.add_facts(_round_facts(rounds))
     if rounds is None:
         costs.start(adaptive.steps.costs)
 

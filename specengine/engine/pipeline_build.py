@@ -20,7 +20,7 @@ _APART = 2  # one of so many batch sizes is measured so
 def make_pipeline(
     config: EngineConfig, parts: EngineParts, rounds: RoundExecutor, costs: CostFile | None = None
 ) -> RoundPipeline:
-    """Captures the rounds. costs: settled."""
+    """Captures the rounds. costs: with all its facts."""
     wanted = rounds.batch_sizes
     rounds.capture()
     if rounds.batch_sizes != wanted and costs is not None and costs.by_hand is None:

@@ -104,7 +104,7 @@ class BucketState:
     tries: Counter[DraftShape] = field(default_factory=Counter)  # at the start
     last_run: dict[DraftShape, int] = field(default_factory=dict)  # round
     budget: ProbeBudget = field(default_factory=ProbeBudget)
-    settled: Estimate | None = None  # by which nothing was to be changed or probed
+    final: Estimate | None = None  # by which nothing was to be changed or probed
 
     @property
     def kept_shape(self) -> DraftShape:
@@ -145,18 +145,18 @@ class Chooser:
         if state.plain_left > 0 and kept != PLAIN:
             state.plain_left -= 1
             return self._probe(state, PLAIN, estimate)
-        if state.settled is estimate:
+        if state.final is estimate:
             return decision
         best = estimate.best
         wants = self._is_worth_it(kept, best, estimate)
-        if wants and self.costs.is_settled(batch_size, best):
+        if wants and self.costs.is_reliable(batch_size, best):
             if state.round - state.changed < self.policy.min_rounds:
                 return decision
             state.plain_left = 0
             return self._change(state, best, estimate)
         targets = [best] if wants else self._probe_targets(kept, estimate)
         if not targets:
-            state.settled = estimate
+            state.final = estimate
         if not targets or state.round - state.probed < self.policy.probe_every:
             return decision
         target = self._next_probe(state, targets, estimate)
@@ -208,7 +208,7 @@ class Chooser:
 
     def _probe_targets(self, kept: DraftShape, estimate: Estimate) -> list[DraftShape]:
         """The next depth and the next size, about which the kept shape tells nothing, and
-        those shapes below them, whose acceptance is known, that have no settled cost."""
+        those shapes below them, whose acceptance is known, that have no reliable cost."""
         index = self.steps.index(kept.num_steps)
         same = [one for one in estimate.rates if one.num_steps == kept.num_steps]
         size = same.index(kept)
@@ -222,7 +222,7 @@ class Chooser:
         below += [one for one in estimate.rates if one.num_steps in deeper and one.num_nodes]
         others = [one for one in dict.fromkeys(below) if one not in {*above, kept}]
         batch_size = estimate.batch_size
-        return [*above, *(one for one in others if not self.costs.is_settled(batch_size, one))]
+        return [*above, *(one for one in others if not self.costs.is_reliable(batch_size, one))]
 
 
 def _of_depth(num_steps: int, kept: DraftShape, estimate: Estimate) -> DraftShape:

@@ -13,7 +13,7 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
 from specengine.core.version import __version__
 from specengine.engine.build import build_engine, load
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.engine.registry import check_algorithm
@@ -62,7 +62,7 @@ class ThroughputBench:
             engines[PLAIN] = build_engine(replace(config, spec=SpecConfig()), loaded, again)
             startups.append(Startup(again.total, again.seconds))
         report = self._report(config, loaded, engines, startups)
-        with settled():
+        with frozen_objects():
             self._sweep(report, engines, loaded.model.vocab_size)
         return report
 

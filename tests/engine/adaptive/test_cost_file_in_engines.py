@@ -18,7 +18,7 @@ from specengine.engine.adaptive.cost_file import CostFile, read_table
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.async_engine import AsyncEngine
-from specengine.engine.cost_facts import _digest, keep_at_the_end, settle_costs
+from specengine.engine.cost_facts import _digest, apply_cost_file, keep_at_the_end
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.round.build import DraftedBy, compose
 from specengine.engine.round.executor import RoundExecutor
@@ -69,7 +69,7 @@ class Start:
             found.append(costs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(build, "settle_costs", put_off)
+            patch.setattr(build, "apply_cost_file", put_off)
             patch.setattr(build, "keep_at_the_end", put_off)
             self.llm = make(target, spec)
         self.asked: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ class Start:
         sizes = rounds.batch_sizes if left is None else left
         monkeypatch.setattr(rounds, "capture", lambda: setattr(rounds, "batch_sizes", sizes))
         monkeypatch.setattr(pipeline_build, "seconds_of", self.seconds_of)
-        settle_costs(found[0], engine, rounds)
+        apply_cost_file(found[0], engine, rounds)
         engine.pipeline = make_pipeline(engine.parts.config, engine.parts, rounds, found[0])
         keep_at_the_end(found[0], engine)
 
