@@ -281,7 +281,7 @@ class RoundPipeline:
     @property
     def _slots(self) -> int:
         """For the tokens of a round that is not committed, and those of the next."""
-        return self.rounds.num_nodes + self.rounds.num_slots
+        return self.rounds.most_tokens + self.rounds.round_slots
 
     def _choose(self, reqs: list[Req]) -> tuple[Decision, bool]:
         """What to draft, and whether the drafter stays paused."""

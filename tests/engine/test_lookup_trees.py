@@ -97,7 +97,7 @@ class Collected:
                 self.idle += in_flight.drafted_nodes.count(0)
                 nodes = in_flight.outcome[:, steps + 2 :].tolist()
                 for path, count in zip(nodes, result.num_accepted, strict=True):
-                    assert max(path[:count], default=0) < rounds.num_slots
+                    assert max(path[:count], default=0) < rounds.round_slots
                     self.moved += path[:count] != list(range(1, 1 + count))
                 for count, drafted in zip(result.num_accepted, result.num_drafted, strict=True):
                     assert count <= drafted, "padding is never accepted"
@@ -282,7 +282,7 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
         assert limits is not None
         assert drew or not any(limits)
         assert not drew or set(limits) in ({steps}, {min(2, steps)})
-        assert not drew or max(drafted) < rounds.num_slots
+        assert not drew or max(drafted) < rounds.round_slots
     assert any(max(one.num_drafted) > one.num_steps > 0 for one in seen), "nodes, and not levels"
 
 

@@ -405,7 +405,7 @@ def test_hybrid_trees_count_nodes_of_lookup_and_levels_of_the_model() -> None:
 
 
 def test_drafts_past_an_end_are_not_counted_and_accepted_padding_is() -> None:
-    device = ScriptedRounds(chains_beside(Model()), steps=(0, 3, 5), num_nodes=6)
+    device = ScriptedRounds(chains_beside(Model()), steps=(0, 3, 5), most_tokens=6)
     policy = SimpleNamespace(left_after=lambda reqs, emitted: [req.left for req in reqs])
     model = Model()
     drafter: Any = SimpleNamespace(drafts_on="device", lookup=Lookup(6), captures=model.captures)
@@ -455,7 +455,7 @@ def test_hybrid_rounds_have_a_key_for_each_mixture_of_sources(
     if kind is not None:
         source = source_of(rounds)
         own, own_lookup = source._model_num_nodes(3), source.lookup.num_nodes
-        assert [own, rounds.num_slots] == [4 if kind == "text" else 11, NODES]
+        assert [own, rounds.round_slots] == [4 if kind == "text" else 11, NODES]
         expected = [2, 4, NODES] if kind == "model" else [3, NODES, NODES]
         assert [own_lookup(n) for n in (1, 3, most)] == expected
     rounds.steps = [0, 1, 2, *rounds.steps]
@@ -619,7 +619,7 @@ def test_engine_learns_the_costs_of_lookup_trees_and_cuts_none(
     assert isinstance(made.source, LookupDraft)
     assert not made.tree_sizes
     assert not made.may_pause
-    assert (made.steps, made.num_nodes, made.num_slots) == ([0, 3, 11], 12, 12)
+    assert (made.steps, made.most_tokens, made.round_slots) == ([0, 3, 11], 12, 12)
     assert {key.num_nodes for key in made.keys(4, PLAIN)} == {None}
     monkeypatch.setattr(
         "specengine.engine.pipeline_build.seconds_of", lambda rounds, size, steps, *_: 1.0 + steps

@@ -23,9 +23,9 @@ class ScriptedRounds:
 
     source: Any = None
     steps: tuple[int, ...] = (0, 3)
-    num_nodes: int = 4
+    most_tokens: int = 4
     may_pause: bool = False
-    num_slots: int = 4
+    round_slots: int = 4
     captures: bool = False  # whatever is launched
     calls: list[str] = field(default_factory=list)
     count: int = 0

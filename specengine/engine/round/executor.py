@@ -22,7 +22,7 @@ from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
-from specengine.engine.round.source import num_slots
+from specengine.engine.round.source import round_slots
 from specengine.engine.round.state import HostView
 from specengine.runner import fallbacks
 from specengine.runner.graph_cache import Captured, Graph
@@ -68,9 +68,9 @@ class RoundExecutor:
         self.ints = SharedInts(self.runner.model.vocab_size)
         largest, device = self.batch_sizes[-1], self.runner.device
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
-        self.num_slots = num_slots(self.source)
-        self.num_nodes = self.steps[-1] + 1  # the most tokens that a request gains in a round
-        self.context = round.commit.context
+        self.round_slots = round_slots(self.source)
+        self.most_tokens = self.steps[-1] + 1  # that a request gains in a round
+        self.max_len = round.commit.max_len
         self.host_drafts = not isinstance(self.source, DeviceDraft)  # before each round
         self.is_lossy = round.is_lossy
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
@@ -177,7 +177,7 @@ class RoundExecutor:
             return fallbacks.NO_EDIT_TABLE
         if self.source.may_be_unready and not all(map(self.source.is_ready, batch.reqs)):
             return fallbacks.DRAFTER_NOT_READY
-        if not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
+        if not all(self.has_slots(req, self.round_slots) for req in batch.reqs):
             return fallbacks.NEARLY_FULL
         keys = self.keys(self._size(size), self.sampling.features_of(batch.reqs))
         needed = (one for one in keys if one.num_nodes is None)
@@ -187,7 +187,7 @@ class RoundExecutor:
         """Whether `count` tokens past those that stand have slots. Of chains they may lie past the
         context; nodes of trees may not."""
         wanted = req.kv_len + count
-        return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.context))
+        return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.max_len))
 
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
@@ -201,7 +201,7 @@ class RoundExecutor:
     def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
-        count, drafts = self.num_nodes + self.num_slots, self.steps[0] or any(plan.num_drafted)
+        count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
         if self.source.is_tree and drafts and not all(self.has_slots(r, count) for r in reqs):
             return None
         key = self._key(reqs, plan)

@@ -28,7 +28,7 @@ from specengine.engine.round.logprobs import DeviceLogprobs
 from specengine.engine.round.masks import TokenMasks
 from specengine.engine.round.rules import Judged, Rule
 from specengine.engine.round.sampling import PLAIN, SamplingState
-from specengine.engine.round.source import DraftOptions, Drafts, Source, num_slots
+from specengine.engine.round.source import DraftOptions, Drafts, Source, round_slots
 from specengine.kernels.accept.accept_chain import begin_round
 from specengine.kernels.tree.types import TreeLimits
 from specengine.runner.capture import interruption_point
@@ -87,13 +87,13 @@ class Round:
         self.rule = rule
         self.sampling = sampling
         batch_size = commit.state.outcomes.shape[1]
-        num_rows, device = batch_size * num_slots(source), runner.device
+        most_rows, device = batch_size * round_slots(source), runner.device
         vocab_size = runner.model.vocab_size
         is_simulated = commit.simulated is not None
         self.is_lossy = is_simulated or (rule is not None and rule.is_lossy)
         self._plain = Chain([0], batch_size, device) if source.is_tree else layout
-        self.logprobs = DeviceLogprobs(num_rows, vocab_size, device)
-        self.masks = TokenMasks(num_rows, vocab_size, device)
+        self.logprobs = DeviceLogprobs(most_rows, vocab_size, device)
+        self.masks = TokenMasks(most_rows, vocab_size, device)
         # Made before any capture: made in one, it would be nodes of the graph.
         self._tree_keys: TreeKeys | None = None
         if rule is not None and source.draws and source.model_is_tree:
