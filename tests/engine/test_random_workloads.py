@@ -116,7 +116,7 @@ def watch_state(rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> list[
             rows, state = rows_of(reqs), rounds.state
             assert state.lens[rows].tolist() == [req.kv_len for req in reqs]
             assert state.roots[rows].tolist() == [req.last_token for req in reqs]
-            assert state.limits[rows].tolist() == depths_within(reqs, rounds.steps[-1])
+            assert state.max_accepted[rows].tolist() == depths_within(reqs, rounds.steps[-1])
         return were_known[-1]
 
     monkeypatch.setattr(rounds.host_view, "is_known", checked)

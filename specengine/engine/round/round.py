@@ -182,7 +182,7 @@ class Round:
 
     def _room(self, rows: RowBatch) -> Room:
         ends_B = self.sampling.ends.index_select(0, rows.rows_B)
-        return Room(ends_B, self.commit.state.limits.index_select(0, rows.rows_B))
+        return Room(ends_B, self.commit.state.max_accepted.index_select(0, rows.rows_B))
 
     def draft_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """How drafts are chosen, where they are not simply the best tokens."""
