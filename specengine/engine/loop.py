@@ -126,9 +126,9 @@ class Engine:
             done = self.pipeline.collect()
             self._commit(done.reqs, done.result)
             self.pipeline.send_masks()
-            return self._collect()
+            return self._take_outputs()
         batch = self.scheduler.schedule()
-        self._release_drafts()
+        self._release_requests()
         if batch is not None:
             if batch.forward_mode.is_prefill():
                 self._prefill(batch)
@@ -136,8 +136,8 @@ class Engine:
                 self.pipeline.launch(batch)
             else:
                 self._commit(batch.reqs, self._run(batch))
-            self._release_drafts()
-        return self._collect()
+            self._release_requests()
+        return self._take_outputs()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
@@ -174,7 +174,7 @@ class Engine:
             result.depth = self.parts.fixed_depth
         self.scheduler.commit_round(reqs, result)
         self.watch.check(self.scheduler.spec_totals)
-        self._release_drafts()
+        self._release_requests()
 
     def stats(self) -> EngineStats:
         scheduler, graphs = self.scheduler, self._graph_stats()
@@ -255,11 +255,11 @@ class Engine:
             return None
         return partial(self.drafter.begin_async, batch, output)
 
-    def _release_drafts(self) -> None:
+    def _release_requests(self) -> None:
         for req in self.scheduler.take_released():
             self.drafter.release(req)
 
-    def _collect(self) -> list[RequestOutput]:
+    def _take_outputs(self) -> list[RequestOutput]:
         outputs, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)
