@@ -47,7 +47,7 @@ class Card:
     def holds(self, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rounds are captured on this GPU."""
         monkeypatch.setattr(graph_cache, "capture_parts", self.taken_by(Eager().prepare))
-        rounds.executor = Recorded()
+        rounds.mode = Recorded()
 
     def taken_by(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         def taking(run: Any, pool: Any) -> Any:

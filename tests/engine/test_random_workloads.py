@@ -172,5 +172,5 @@ def test_random_workload_changes_no_text(
     llm, rounds = make_on_device(where, target, spec, sizes=(1, 2, 4, 8), **FLAGS, **CASES[name])
     alone = make(target, None, disable_cuda_graph=True, **FLAGS)
     if where == "cpu":
-        rounds.executor = NotReady()
+        rounds.mode = NotReady()
     check_workload(llm, rounds, alone, let_rounds_differ(llm, rounds, monkeypatch))

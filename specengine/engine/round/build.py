@@ -12,7 +12,7 @@ from specengine.core.spec import Verifier
 from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.round.device import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Executor, InGraphs
+from specengine.engine.round.graphs import InGraphs, LaunchMode
 from specengine.engine.round.hybrid import HybridDraft
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.lookup import LookupDraft, make_lookup
@@ -83,7 +83,7 @@ def compose(
     drafted: DraftedBy,
     rule: Rule | None,
     batch_sizes: list[int],
-    executor: Executor,
+    mode: LaunchMode,
     padding: bool = True,
     forced_length: float | None = None,
     may_pause: bool = False,
@@ -101,7 +101,7 @@ def compose(
     sampling = SamplingState(num_rows, context, runner.model.vocab_size, device)
     commit = Commit(state, context, Simulated.of(forced_length))
     round = Round(runner, commit, source, layout, rule, sampling)
-    return RoundExecutor(round, steps, batch_sizes, executor, padding, may_pause)
+    return RoundExecutor(round, steps, batch_sizes, mode, padding, may_pause)
 
 
 def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:

@@ -16,7 +16,7 @@ from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
 from specengine.engine.round.device import DeviceDraft
-from specengine.engine.round.graphs import Executor, GrammarRound, RoundCache
+from specengine.engine.round.graphs import GrammarRound, LaunchMode, RoundCache
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
@@ -48,14 +48,14 @@ class RoundExecutor:
         round: Round,
         steps: list[int],
         batch_sizes: list[int],
-        executor: Executor,
+        mode: LaunchMode,
         padding: bool = True,
         may_pause: bool = False,
     ) -> None:
         """steps: numbers of steps that rounds may have. padding: let a larger graph serve a batch.
         may_pause: there are also plain rounds that the drafter does not observe."""
         self.round, self.runner, self.source = round, round.runner, round.source
-        self.executor = executor
+        self.mode = mode
         self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
@@ -152,10 +152,10 @@ class RoundExecutor:
 
     def _prepare(self, bound: BoundRound) -> Graph:
         if not bound.key.sampling.masks:
-            return self.executor.prepare([bound.run], self.cache)[0]
+            return self.mode.prepare([bound.run], self.cache)[0]
         parts = [bound.draft, bound.verify, bound.accept]
-        graphs = self.executor.prepare(parts, self.cache)
-        return GrammarRound(bound, graphs, self.executor.new_event())
+        graphs = self.mode.prepare(parts, self.cache)
+        return GrammarRound(bound, graphs, self.mode.new_event())
 
     def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[None]:
         """level: of what the log says of a capture, before which no round may be in flight."""
@@ -255,7 +255,7 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        done = self.executor.new_event()
+        done = self.mode.new_event()
         given = reqs, plan.num_drafted, outcome, done, key, self._turn, plan.drafted_nodes
         in_flight = InFlightRound(*given, {}, plan.from_lookup)
         if not key.sampling.masks:

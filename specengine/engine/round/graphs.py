@@ -16,7 +16,7 @@ Part = Callable[[], object]
 RoundCache = GraphCache[RoundKey, None]  # rounds keep their buffers themselves
 
 
-class Executor(Protocol):
+class LaunchMode(Protocol):
     """How a round runs."""
 
     def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
