@@ -118,7 +118,7 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
     _capture(config, engine, runner, phases, costs)
     keep_at_the_end(costs, engine)
-    engine.round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
+    engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()
     logger.info("ready after %.1f s", phases.total)

@@ -39,7 +39,7 @@ class Engine:
         self.parts = parts
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
-        self.round = HostRound(parts.worker, parts.drafter, parts.verifier)
+        self.host_round = HostRound(parts.worker, parts.drafter, parts.verifier)
         # Set by build._capture: rounds on the device, or the one reason why there are none.
         self.pipeline: RoundPipeline | None = None
         self.no_rounds: NoGraphs | None = None
@@ -159,15 +159,15 @@ class Engine:
         elif self.no_rounds is not None:
             self.no_rounds.count()
         adaptive = self.parts.adaptive
-        if adaptive is None or self.round.recorders:
-            return self.round.run(batch)
-        return adaptive.run(self.round, batch)
+        if adaptive is None or self.host_round.recorders:
+            return self.host_round.run(batch)
+        return adaptive.run(self.host_round, batch)
 
     def _runs_on_device(self, pipeline: RoundPipeline, batch: ScheduleBatch) -> bool:
-        if self.round.recorders:
-            count_fallback(pipeline.rounds.counters, "round", OBSERVED)
+        if self.host_round.recorders:
+            count_fallback(pipeline.executor.counters, "round", OBSERVED)
             return False
-        return pipeline.rounds.can_run(batch)
+        return pipeline.executor.can_run(batch)
 
     def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
         if result.depth is None:
@@ -200,7 +200,7 @@ class Engine:
 
     @property
     def device_rounds(self) -> RoundExecutor | None:
-        return None if self.pipeline is None else self.pipeline.rounds
+        return None if self.pipeline is None else self.pipeline.executor
 
     def _depth_in_use(self) -> Decision | None:
         """Of rounds on the device once there were any, else of the others."""

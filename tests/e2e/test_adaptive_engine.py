@@ -187,7 +187,7 @@ def test_rounds_that_somebody_looks_at_keep_their_depth(folders: dict[str, Path]
             self.most = max(self.most, *proposal.num_nodes)
 
     llm, seen = make(folders, ("STANDALONE", {"num_steps": 3})), Widths()
-    llm.engine.round.recorders.append(seen)
+    llm.engine.host_round.recorders.append(seen)
     run(llm)
     assert seen.most == 4
     assert llm.engine.stats().depth is None

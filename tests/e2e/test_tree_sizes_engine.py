@@ -36,7 +36,7 @@ class Seen:
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[tuple[DraftShape, DraftProposal]] = []
-        steps, prepare = adaptive_of(llm).steps, llm.engine.round.verifier.prepare
+        steps, prepare = adaptive_of(llm).steps, llm.engine.host_round.verifier.prepare
         rng, self.shape = random.Random(1), DraftShape(0)
         cut = [one for one in steps.shapes if one.num_nodes is not None]
 
@@ -49,7 +49,7 @@ class Seen:
             return prepare(batch, proposal)
 
         monkeypatch.setattr(steps, "choose", choose)
-        monkeypatch.setattr(llm.engine.round.verifier, "prepare", watched)
+        monkeypatch.setattr(llm.engine.host_round.verifier, "prepare", watched)
 
 
 @pytest.mark.parametrize("case", [*TREES, *UNRANKED], ids=str)
@@ -71,7 +71,7 @@ def test_what_smaller_trees_accept_is_known_from_whole_ones(
 ) -> None:
     """They are verified before each round of the whole one, which writes over what they leave."""
     llm = make(folders, case)
-    inner, steps = llm.engine.round, adaptive_of(llm).steps
+    inner, steps = llm.engine.host_round, adaptive_of(llm).steps
     run_whole, draft, told = inner.run, inner.drafter.draft, []
     monkeypatch.setattr(steps, "choose", lambda _: Decision(steps.steps[-1], "whole", None))
 

@@ -195,7 +195,7 @@ def test_a_fixed_depth_says_why(
     spec = replace(TEXT, **{name: value for name, value in options.items() if name != "trace"})
     llm = make(target, spec if spec.algorithm else None, **flags)
     if not options:
-        llm.engine.round.recorders.append(Blind())
+        llm.engine.host_round.recorders.append(Blind())
     found = llm.generate(PROMPTS[0], GREEDY)[0].spec
     assert found.depth is not None
     assert (found.depth.reason, found.depth.expected_gain) == (expected, None)
@@ -254,7 +254,7 @@ def check_pipeline(
     """A round is launched before the last is collected; one request leaves during its round."""
     plan = [3, 0, 0, 1, 0, 2, 2]
     pipeline.depths = steered = Steered(lambda number: plan[number % 7])
-    collected = watch_rounds(pipeline.rounds, monkeypatch)
+    collected = watch_rounds(pipeline.executor, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
     step_until(llm, lambda: gone.spec.num_steps == 4)
     assert pipeline.has_in_flight == overlaps

@@ -206,7 +206,7 @@ def test_device_trees_accept_what_host_trees_do(
     host = make(folder, spec, disable_cuda_graph=True)
     llm, rounds = make_on_device(where, folder, spec)
     mine, its = Accepted(), Accepted()
-    host.engine.round.recorders.append(its)
+    host.engine.host_round.recorders.append(its)
     collect = rounds.collect
 
     def watched(in_flight: InFlightRound) -> VerifyResult:

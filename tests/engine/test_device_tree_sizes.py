@@ -65,7 +65,7 @@ def draw_sizes(where: str, target: Path, spec: SpecConfig) -> tuple[LLM, RoundEx
     if where == "gpu":
         llm = make(target, spec, cuda_graph_bs=(1, 2, 4, 8))
         assert llm.engine.pipeline is not None
-        rounds = llm.engine.pipeline.rounds
+        rounds = llm.engine.pipeline.executor
     else:
         llm = make(target, spec)
         prepare_drafter(llm)
@@ -198,7 +198,7 @@ def test_engine_captures_and_measures_smaller_trees(
     pipeline = llm.engine.pipeline
     assert pipeline is not None
     assert pipeline.depths is not None
-    sizes = {(one.batch_size, one.num_nodes) for one in pipeline.rounds.captured}
+    sizes = {(one.batch_size, one.num_nodes) for one in pipeline.executor.captured}
     assert sizes == {(4, None), (8, None), (8, 4), (8, 8)}
     for shape in pipeline.depths.shapes:
         seconds = pipeline.depths.costs.of(8, shape.num_steps, shape.num_nodes)

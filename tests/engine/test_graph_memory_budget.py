@@ -84,14 +84,14 @@ def test_rounds_without_a_graph_run_on_the_host(
     card.holds(rounds, monkeypatch)
     memory, on_host = rounds.runner.graph_memory, 0
     memory.budget = GRAPH + 1
-    run = llm.engine.round.run
+    run = llm.engine.host_round.run
 
     def counted(*given: Any) -> Any:
         nonlocal on_host
         on_host += 1
         return run(*given)
 
-    monkeypatch.setattr(llm.engine.round, "run", counted)
+    monkeypatch.setattr(llm.engine.host_round, "run", counted)
     for params, on_device in (
         ([GREEDY], True),
         ([GREEDY] * 2, True),  # spends the rest

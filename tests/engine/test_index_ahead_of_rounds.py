@@ -204,5 +204,5 @@ def test_indexing_ahead_changes_no_token_on_the_gpu(spec: SpecConfig, target: Pa
     assert pipeline is not None
     pipeline.depths = ChosenDepths(lambda number: 0 if number % EVERY else 3)
     assert [one.token_ids for one in llm.generate(PROMPTS, PARAMS)] == expected
-    assert pipeline.rounds.counters["replays"] > 2 * EVERY
+    assert pipeline.executor.counters["replays"] > 2 * EVERY
     assert not any(drafter._texts for drafter in Watched(llm).drafters)

@@ -392,4 +392,4 @@ class TestOnTheGpu:
         host, llm = self.pair(folders, name, spec_of(folders[name][1], rule, shape))
         come_and_go(host, llm, prompts_of(torn, folders, name), MIXED * 2, monkeypatch)
         assert llm.engine.pipeline is not None
-        assert fallbacks(llm.engine.pipeline.rounds) <= {NEARLY_FULL}
+        assert fallbacks(llm.engine.pipeline.executor) <= {NEARLY_FULL}

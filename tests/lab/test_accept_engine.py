@@ -260,7 +260,7 @@ def test_recorders_leave_with_the_run(plan: Plan, prompts: PromptSet) -> None:
     engine = made._engine(NGRAM.spec)
     sampling = Sampling(0.0, 8, seed=3)
     first = measure(engine, made.script, sampling, None, lambda tokens: None)
-    assert engine.round.recorders == []
+    assert engine.host_round.recorders == []
     assert draft_vocabulary(engine.drafter, 320) is None
     again = measure(engine, made.script, sampling, first.replies, lambda tokens: None)
     assert again.answers == first.answers

@@ -29,7 +29,7 @@ def record_trace(engine: Engine, loaded: LoadedModel) -> None:
     header = _header(config, engine, loaded)
     writer = TraceWriter(Path(config.trace.trace), header, config.trace.trace_max_mb << 20)
     recorder = TraceRecorder(writer, engine.scheduler.round_limit, config.spec.draft_sampling)
-    engine.round.recorders.append(recorder)
+    engine.host_round.recorders.append(recorder)
     if config.trace.trace_every_position:
         engine.watch.mute()  # nothing is accepted, on purpose
 
