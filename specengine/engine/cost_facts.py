@@ -76,7 +76,7 @@ def apply_cost_file(costs: CostFile | None, engine: Engine, rounds: RoundExecuto
         return
     costs.add_facts(_round_facts(rounds))
     if rounds is None:
-        costs.start(adaptive.steps.costs)
+        costs.start(adaptive.chooser.costs)
 
 
 def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:

@@ -37,8 +37,8 @@ def make_adaptive(
     choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
     sizes = {} if is_chain else smaller_sizes(choices, lambda depth: _most_nodes(drafter, depth))
     model_steps = _model_steps(config.spec, drafter, choices[-1])
-    steps = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
-    return AdaptiveRound(steps, limit, is_chain)
+    chooser = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
+    return AdaptiveRound(chooser, limit, is_chain)
 
 
 def why_fixed(config: EngineConfig, verifier: TreeVerifier) -> str | None:

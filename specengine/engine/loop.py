@@ -208,10 +208,10 @@ class Engine:
         return next((one for one in found if one is not None), None)
 
     def choosers(self) -> Iterator[AdaptiveSteps]:
-        if self.pipeline is not None and self.pipeline.depths is not None:
-            yield self.pipeline.depths
+        if self.pipeline is not None and self.pipeline.chooser is not None:
+            yield self.pipeline.chooser
         if self.parts.adaptive is not None:
-            yield self.parts.adaptive.steps
+            yield self.parts.adaptive.chooser
 
     def _tell_depths(self, ended: list[Req]) -> None:
         """Once, to requests that have ended, and once for all that ended under the same choice:

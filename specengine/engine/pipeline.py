@@ -44,19 +44,19 @@ class RoundPipeline:
         executor: RoundExecutor,
         drafter: Drafter,
         scheduler: Scheduler,
-        depths: AdaptiveSteps | None,
+        chooser: AdaptiveSteps | None,
         overlaps: bool,
     ) -> None:
-        """drafter: of the whole engine. depths: chooses how deep to draft; None drafts as deep as
+        """drafter: of the whole engine. chooser: chooses how deep to draft; None drafts as deep as
         there are rounds. overlaps: whether rounds follow each other at all."""
         self.executor = executor
         self.drafter = drafter
         self.scheduler = scheduler
-        self.depths = depths
+        self.chooser = chooser
         self.overlaps = overlaps
         self.launched: Launched | None = None
         self.background_capture = BackgroundCapture(executor, drafter)
-        self.pause = DrafterPause() if depths is not None and executor.may_pause else None
+        self.pause = DrafterPause() if chooser is not None and executor.may_pause else None
         self._deepest = Decision(executor.steps[-1], "as deep as there are graphs", None)
         self._num_choices = 0
         self._num_paused = 0
@@ -136,28 +136,28 @@ class RoundPipeline:
             with self._all_or_nothing():
                 self.launched = self._follow_collected(self._prefetch, in_flight, result.tokens)
         self._last = len(in_flight.reqs), done.choice.shape
-        if self.depths is not None:
+        if self.chooser is not None:
             result.depth = done.choice
             if learns:
-                self._learn(self.depths, done, result)
+                self._learn(self.chooser, done, result)
         if useful != in_flight.num_drafted:
             result = replace(result, num_drafted=self._counted(in_flight, useful, result))
         return RoundResult(in_flight.reqs, result)
 
     def _learns_from(self, done: Launched) -> bool:
         """Called before the next round is launched."""
-        if self.depths is None:
+        if self.chooser is None:
             return False
         if done.paused:
             # All alike, and so many that learning from each would be most of what they cost.
             self._num_paused += 1
             if self._num_paused % _PAUSED_EVERY:
                 return False
-            self.depths.skipped(len(done.in_flight.reqs), _PAUSED_EVERY - 1)
+            self.chooser.skipped(len(done.in_flight.reqs), _PAUSED_EVERY - 1)
         # Where all requests had ended, it was in flight until the next came, and drafted past ends.
         return not all(req.is_finished for req in done.in_flight.reqs)
 
-    def _learn(self, depths: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
+    def _learn(self, chooser: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
         in_flight, choice = done.in_flight, done.choice
         depth, took = choice.num_steps, self.executor.collected_at - done.started
         # Plain rounds overlap: the first of them tells nothing of what they cost.
@@ -174,13 +174,13 @@ class RoundPipeline:
             took if is_usual or not self.overlaps else None,
             done.drafting,
         )
-        depths.observe(observation)
+        chooser.observe(observation)
 
     def _learn_host(self, done: Launched) -> None:
         """How long the host was busy with the round collected last, now that it waits for this one.
         Where a request ended there, it has as much to do whatever was drafted: the last rounds of a
         batch would tell of their depth that the host cannot keep up with it, for good."""
-        if self.depths is None or self._collected is None or self._last is None:
+        if self.chooser is None or self._collected is None or self._last is None:
             return
         took, (size, shape) = perf_counter() - self._collected, self._last
         reqs = done.in_flight.reqs
@@ -188,7 +188,7 @@ class RoundPipeline:
         go_on = self.launched is not None and len(self.launched.in_flight.reqs) == len(reqs)
         is_late = done.followed and not go_on and any(req.is_finished for req in reqs)
         if not is_late and (done.followed or len(reqs) >= size):
-            self.depths.observe_host(size, shape, took)
+            self.chooser.observe_host(size, shape, took)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -287,15 +287,15 @@ class RoundPipeline:
     def _choose(self, reqs: list[Req]) -> tuple[Decision, bool]:
         """What to draft, and whether the drafter stays paused."""
         batch_size = len(reqs)
-        if self.depths is None:
+        if self.chooser is None:
             return self._deepest, False
         if self._num_choices % _CONTEXT_EVERY == 0:
             context = sum(req.kv_len for req in reqs) / batch_size
-            if self.depths.set_context_length(batch_size, context) and self.pause is not None:
+            if self.chooser.set_context_length(batch_size, context) and self.pause is not None:
                 self.pause.resume()
         self._num_choices += 1
         if self.pause is not None:
-            kept = self.depths.kept(batch_size)
+            kept = self.chooser.kept(batch_size)
             if self.pause.is_paused(None if kept is None else kept.num_steps):
                 assert kept is not None
                 self._chosen = None
@@ -303,7 +303,7 @@ class RoundPipeline:
         if self._chosen is not None:
             choice, self._chosen = self._chosen, None
             return choice, False
-        return self.depths.choose(batch_size), False
+        return self.chooser.choose(batch_size), False
 
 
 def _limits(in_flight: InFlightRound, depth: int) -> list[int]:

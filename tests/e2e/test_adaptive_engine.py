@@ -64,7 +64,7 @@ def choose(llm: LLM, depth_of: Callable[[], int], monkeypatch: pytest.MonkeyPatc
         chosen.append(depth_of())
         return Decision(chosen[-1], "as the test says", None)
 
-    monkeypatch.setattr(adaptive_of(llm).steps, "choose", decide)
+    monkeypatch.setattr(adaptive_of(llm).chooser, "choose", decide)
     return chosen
 
 

@@ -60,7 +60,7 @@ def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
 def steer(llm: LLM, depth: Callable[[int], int]) -> Steered:
     adaptive = llm.engine.parts.adaptive
     assert adaptive is not None
-    adaptive.steps = steered = Steered(depth)
+    adaptive.chooser = steered = Steered(depth)
     return steered
 
 
@@ -212,7 +212,7 @@ def test_choice_that_stands_is_reported_with_its_last_figures(target: Path, tmp_
     llm = make(target, replace(TEXT, cost_table=str(table)))
     found = llm.generate(PROMPTS[0], GREEDY)[0].spec.depth
     assert llm.engine.parts.adaptive is not None
-    stood = llm.engine.parts.adaptive.steps.kept(1)
+    stood = llm.engine.parts.adaptive.chooser.kept(1)
     assert found is not None
     assert stood is not None
     assert found == llm.engine.stats().depth
@@ -253,7 +253,7 @@ def check_pipeline(
 ) -> None:
     """A round is launched before the last is collected; one request leaves during its round."""
     plan = [3, 0, 0, 1, 0, 2, 2]
-    pipeline.depths = steered = Steered(lambda number: plan[number % 7])
+    pipeline.chooser = steered = Steered(lambda number: plan[number % 7])
     collected = watch_rounds(pipeline.executor, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
     step_until(llm, lambda: gone.spec.num_steps == 4)

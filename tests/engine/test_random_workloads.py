@@ -135,7 +135,7 @@ def let_rounds_differ(
     assert engine.pipeline is not None
     if rounds.host_drafts:
         depth = rounds.steps[-1]
-        engine.pipeline.depths = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
+        engine.pipeline.chooser = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
     engine.scheduler.admission.demand.share = 0.0
     return were_known
 

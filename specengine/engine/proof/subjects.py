@@ -109,9 +109,9 @@ class Subject:
         engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
         adaptive, pipeline = engine.parts.adaptive, engine.pipeline
         if adaptive is not None:
-            adaptive.steps = AnyDepth(adaptive.steps.steps, adaptive.steps.sizes)
-        if pipeline is not None and pipeline.depths is not None:
-            pipeline.depths = AnyDepth(pipeline.depths.steps, pipeline.depths.sizes)
+            adaptive.chooser = AnyDepth(adaptive.chooser.steps, adaptive.chooser.sizes)
+        if pipeline is not None and pipeline.chooser is not None:
+            pipeline.chooser = AnyDepth(pipeline.chooser.steps, pipeline.chooser.sizes)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit

@@ -101,8 +101,8 @@ class Start:
     @property
     def depths(self) -> AdaptiveSteps:
         assert self.llm.engine.pipeline is not None
-        assert self.llm.engine.pipeline.depths is not None
-        return self.llm.engine.pipeline.depths
+        assert self.llm.engine.pipeline.chooser is not None
+        return self.llm.engine.pipeline.chooser
 
 
 def choices(depths: AdaptiveSteps) -> list[int]:
@@ -159,13 +159,13 @@ def test_rounds_of_the_host_do_not_take_the_devices_costs(
     assert start.depths.host is not None
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
-    assert isinstance(adaptive.steps.costs, RunningCosts)
-    assert adaptive.steps.costs.table() is None
+    assert isinstance(adaptive.chooser.costs, RunningCosts)
+    assert adaptive.chooser.costs.table() is None
     path.write_text('{"seconds": {"1": {"0": 1, "3": 2}}}')
     start = Start(target, layer, monkeypatch)
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
-    assert adaptive.steps.costs is start.depths.costs
+    assert adaptive.chooser.costs is start.depths.costs
     assert start.depths.host is None
     assert not start.asked
 
@@ -233,7 +233,7 @@ def test_rounds_of_the_host_learn_and_keep(target: Path, path: Path) -> None:
     second = make(target, spec, **flags)
     adaptive = second.engine.parts.adaptive
     assert adaptive is not None
-    costs = adaptive.steps.costs
+    costs = adaptive.chooser.costs
     assert isinstance(costs, RunningCosts)
     assert costs.is_given(3)
     assert costs.of(3, 0) == read_table(path).seconds[4][0]
