@@ -17,7 +17,7 @@ from specengine.target.verify.base import TreeVerifier
 logger = logging.getLogger(__name__)
 
 _NO_DRAFTER = "nothing drafts without --speculative-algorithm"
-_RECORDED = "fixed while somebody looks at rounds"
+_RECORDED = "fixed while rounds are recorded"
 _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 

@@ -138,7 +138,7 @@ class Admission:
             return True
         if req.is_finished or plan.is_full:
             return False
-        if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and has grown
+        if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and is longer now
             self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
             return False
         if not self.ledger.open(req, self._match_limit(req)):

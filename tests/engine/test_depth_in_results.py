@@ -184,7 +184,7 @@ def test_a_round_beside_a_prefill_is_of_depth_0(
         ({"verify": "target_only"}, "K=5, fixed: seeds would not repeat with this verifier"),
         ({"algorithm": None}, "K=0, nothing drafts without --speculative-algorithm"),
         ({"trace": "t.trace"}, "K=5, fixed: rounds are traced"),
-        ({}, "K=5, fixed while somebody looks at rounds"),
+        ({}, "K=5, fixed while rounds are recorded"),
     ],
     ids=str,
 )
