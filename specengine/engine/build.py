@@ -16,12 +16,13 @@ from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.model import DecoderModel
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
+from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
-from specengine.engine.depth_build import fixed_depth, make_adaptive
 from specengine.engine.detokenizer import decoder_of
+from specengine.engine.draft_build import load_draft, make_draft_runners
 from specengine.engine.draft_depth import NodeLimit
-from specengine.engine.drafting import load_draft, make_draft_runners
+from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
 from specengine.engine.parts import EngineParts
@@ -29,7 +30,6 @@ from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import can_precompile, compile_ahead, precompile_calls
-from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.registry import make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds

@@ -16,7 +16,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import ConfigError
 from specengine.core.spec import DraftProposal
 from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive_round import AdaptiveRound
+from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from tests.e2e.test_spec_control import CASES, NEW_TOKENS, PROMPTS, Case, folders
 
 __all__ = ["folders"]

@@ -15,8 +15,8 @@ import torch
 from specengine import LLM, SpecConfig
 from specengine.draft.worker import DraftWorker
 from specengine.engine import build
+from specengine.engine.forward_graphs_build import add_draft_loops
 from specengine.engine.phases import Phases
-from specengine.engine.ragged_build import add_draft_loops
 from specengine.runner import model_runner
 from specengine.server.metrics import ServerMetrics
 from tests.support.device_lengths import DeviceLengths

@@ -20,9 +20,9 @@ from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObserva
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.forward_graphs_build import _kinds_of_rounds
 from specengine.engine.launched import Launched
 from specengine.engine.pipeline import RoundPipeline
-from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundPlan
 from specengine.engine.round.sampling import PLAIN

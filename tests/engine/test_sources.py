@@ -25,9 +25,9 @@ from specengine.engine.adaptive.acceptance import HybridAcceptance
 from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.cost_facts import _round_facts
+from specengine.engine.forward_graphs_build import _kinds_of_rounds
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pipeline_build import _depths
-from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round import lookup as lookup_module
 from specengine.engine.round.build import HostRoundsError, drafted_by, make_rounds
 from specengine.engine.round.device import DeviceDraft

@@ -9,8 +9,8 @@ from specengine.core.drafter import Drafter
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import Costs
 from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.adaptive_round import AdaptiveRound
 from specengine.engine.draft_depth import NodeLimit
 from specengine.target.verify.base import TreeVerifier
 

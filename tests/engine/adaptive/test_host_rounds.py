@@ -40,7 +40,7 @@ def test_observation_of_host_round_has_the_seconds_of_drafting(
         clock[0] += SLOW
         return draft(batch)
 
-    for module in ("round.host", "adaptive_round"):
+    for module in ("round.host", "adaptive.host_rounds"):
         monkeypatch.setattr(f"specengine.engine.{module}.perf_counter", now)
     monkeypatch.setattr(steered, "observe", keep)
     monkeypatch.setattr(llm.engine.drafter, "draft", slow)
