@@ -30,8 +30,8 @@ from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager
 from specengine.engine.round.key import RoundEvent, RoundKey
+from specengine.engine.round.launch_modes import Eager
 from specengine.runner.graph_cache import Graph
 
 PROMPT, NEW = 30, 256

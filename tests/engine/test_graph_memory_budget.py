@@ -12,7 +12,7 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager, Part, RoundCache
+from specengine.engine.round.launch_modes import Eager, Part, RoundCache
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.graph_cache import Graph

@@ -30,7 +30,7 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pipeline_build import _depths
 from specengine.engine.round import lookup as lookup_module
 from specengine.engine.round.build import HostRoundsError, drafted_by, make_rounds
-from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.hybrid import HybridDraft
 from specengine.engine.round.key import RoundKey, RoundPlan

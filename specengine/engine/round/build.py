@@ -10,10 +10,10 @@ from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.spec import Verifier
 from specengine.engine.adaptive.estimate import smaller_sizes
-from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import InGraphs, LaunchMode
 from specengine.engine.round.hybrid import HybridDraft
+from specengine.engine.round.launch_modes import InGraphs, LaunchMode
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.lookup import LookupDraft, make_lookup
 from specengine.engine.round.round import Round

@@ -15,15 +15,16 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.round.device import DeviceDraft
-from specengine.engine.round.graphs import GrammarRound, LaunchMode, RoundCache
+from specengine.engine.round.device_draft import DeviceDraft
+from specengine.engine.round.grammar_round import GrammarRound
+from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.launch_modes import LaunchMode, RoundCache
 from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.source import round_slots
-from specengine.engine.round.state import HostView
 from specengine.runner import fallbacks
 from specengine.runner.graph_cache import Captured, Graph
 from specengine.runner.graph_guard import GraphGuard

@@ -12,7 +12,7 @@ from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
-from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.draws import MixedWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.lookup import Lookup, LookupTrees

@@ -22,7 +22,7 @@ from specengine.engine.cost_facts import _digest, apply_cost_file, keep_at_the_e
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.round.build import DraftedBy, compose
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager
+from specengine.engine.round.launch_modes import Eager
 from tests.support.adaptive import seen
 from tests.support.device_rounds import run_on_device
 from tests.support.rounds import ON_CPU
