@@ -22,6 +22,7 @@ from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_
 from specengine.engine.detokenizer import decoder_of
 from specengine.engine.draft_build import load_draft, make_draft_runners
 from specengine.engine.draft_depth import NodeLimit
+from specengine.engine.factories import make_drafter, make_verifier, max_nodes
 from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
@@ -30,7 +31,6 @@ from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import can_precompile, compile_ahead, precompile_calls
-from specengine.engine.registry import make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.spec_options import check_sizes, draft_slots

@@ -12,7 +12,7 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
-from specengine.engine.registry import max_nodes
+from specengine.engine.factories import max_nodes
 from specengine.runner.fallbacks import DRAFTER_NEEDS_HOST, PLANS_ON_HOST, TRACED
 from specengine.runner.forward_graphs.keys import (
     LARGE_MAX_WIDTH,

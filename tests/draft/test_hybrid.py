@@ -16,7 +16,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
-from specengine.engine.registry import make_drafter
+from specengine.engine.factories import make_drafter
 from specengine.kernels.native import suffix
 from tests.support.draft_batches import begin, decode_batch, nodes, request, suffix_drafter
 

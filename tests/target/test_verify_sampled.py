@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
-from specengine.engine.registry import registered_verifiers
+from specengine.engine.factories import registered_verifiers
 from specengine.kernels.accept.types import Accepted
 from specengine.target.verify.coins import KeyedCoins
 from specengine.target.verify.match import MatchVerifier

@@ -13,6 +13,7 @@ import torch
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.sampling import SamplingParams
 from specengine.engine.build import load
+from specengine.engine.factories import make_registered, verifier_name
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.engine.proof.check import AS_REPORTED, CHI_SQUARED, Check
@@ -37,7 +38,6 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
-from specengine.engine.registry import make_registered, verifier_name
 from specengine.runner.loader.loaded_model import LoadedModel
 
 _TEXTS = (

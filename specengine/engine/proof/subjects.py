@@ -10,11 +10,11 @@ from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.registry import VERIFIERS
 from specengine.engine.build import build_engine
+from specengine.engine.factories import make_verifier
 from specengine.engine.loop import Engine
 from specengine.engine.proof.any_depth import AnyDepth
 from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import Shape
-from specengine.engine.registry import make_verifier
 from specengine.runner.loader.loaded_model import LoadedModel
 
 FRESH, PREFIX_HIT, CHUNKED, RETRACTED = "fresh", "prefix hit", "chunked", "retracted"

@@ -8,8 +8,8 @@ from specengine.core.config import EngineConfig, TraceConfig
 from specengine.core.errors import ConfigError
 from specengine.core.spec import Verifier
 from specengine.draft.trace.writer import TraceWriter
+from specengine.engine.factories import check_algorithm, verifier_name
 from specengine.engine.loop import Engine
-from specengine.engine.registry import check_algorithm, verifier_name
 from specengine.engine.tracing.header import trace_header
 from specengine.engine.tracing.one_token import OneTokenVerifier
 from specengine.engine.tracing.recorder import TraceRecorder

@@ -9,8 +9,8 @@ from typing import Any
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.engine.factories import check_algorithm, max_nodes
 from specengine.engine.phases import Phases
-from specengine.engine.registry import check_algorithm, max_nodes
 from specengine.engine.resolve import resolve_device
 from specengine.engine.spec_options import draft_slots, resolve_spec
 from specengine.lab.accept.settings import Setting as SpecSetting

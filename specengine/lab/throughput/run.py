@@ -13,10 +13,10 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
 from specengine.core.version import __version__
 from specengine.engine.build import build_engine, load
+from specengine.engine.factories import check_algorithm
 from specengine.engine.garbage import frozen_objects
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
-from specengine.engine.registry import check_algorithm
 from specengine.engine.resolve import torch_dtype
 from specengine.lab.accept.identity import target_identity
 from specengine.lab.accept.speed import Timing, run_batches
