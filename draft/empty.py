@@ -12,7 +12,7 @@ from specengine.core.spec import DraftProposal
 class EmptyDrafter(Drafter):
     """Proposes the root alone, so that a round is a plain decode."""
 
-    device = "model"
+    drafts_on = "device"
     can_be_hybrid = False
 
     def draft(self, batch: ScheduleBatch) -> DraftProposal:

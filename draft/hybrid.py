@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.drafter import Device, Drafter
+from specengine.core.drafter import Drafter, DraftsOn
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.sampling_batch import SamplingBatch
@@ -39,16 +39,16 @@ class HybridDrafter(Drafter):
         self.max_nodes = max(inner.max_nodes, suffix.max_nodes)
 
     @property
-    def device(self) -> Device:  # type: ignore[override]
-        return self.inner.device
+    def drafts_on(self) -> DraftsOn:  # type: ignore[override]
+        return self.inner.drafts_on
 
     @property
     def lookup(self) -> Drafter | None:  # type: ignore[override]
         """Two lookup drafters are one source."""
-        return None if self.inner.device == "lookup" else self.suffix
+        return None if self.inner.drafts_on == "lookup" else self.suffix
 
     @property
-    def model(self) -> Drafter:
+    def model_drafter(self) -> Drafter:
         return self if self.lookup is None else self.inner
 
     @property
@@ -82,7 +82,7 @@ class HybridDrafter(Drafter):
 
     def num_tree_nodes(self, num_steps: int) -> int:
         """Of lookup alone."""
-        readers = [one for one in (self.inner, self.suffix) if one.device == "lookup"]
+        readers = [one for one in (self.inner, self.suffix) if one.drafts_on == "lookup"]
         return max(one.num_tree_nodes(num_steps) for one in readers)
 
     def index_ahead(self, req: Req, most: int) -> None:

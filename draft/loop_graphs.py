@@ -64,7 +64,7 @@ class LoopKey(NamedTuple):
 
 def can_loop(drafter: Drafter) -> bool:
     """Whether a drafter drafts on the device alone, and need not report what it drew from."""
-    return drafter.device == "model" and not drafter.emits_probs
+    return drafter.drafts_on == "device" and not drafter.emits_probs
 
 
 class NoDraftLoops(NoGraphs):
@@ -83,10 +83,10 @@ class DraftLoops:
         batch_sizes: tuple[int, ...],
         padding: bool,
         counters: Counter[str],
-        follows_drafts: bool = False,
+        text_depends_on_drafts: bool = False,
     ) -> None:
-        """batch_sizes: ascending. padding: let a larger graph serve a batch. follows_drafts: of
-        requests that sample, the text of a seed depends on the drafts."""
+        """batch_sizes: ascending. padding: let a larger graph serve a batch.
+        text_depends_on_drafts: of requests that sample, the text of a seed does."""
         self.drafter = drafter
         self.runner = drafter.runner
         self.batch_sizes = batch_sizes
@@ -96,7 +96,7 @@ class DraftLoops:
             "draft loop", memory, self._guard_of, counters
         )
         self.counters = counters
-        self.follows_drafts = follows_drafts
+        self.text_depends_on_drafts = text_depends_on_drafts
 
     def _guard_of(self, buffers: LoopBuffers) -> GraphGuard | None:
         return self.runner.guard_of(loops=self, inputs=buffers.inputs_4B, edits=buffers.edits)
@@ -126,7 +126,7 @@ class DraftLoops:
         if not self.padding and batch.batch_size not in self.batch_sizes:
             return fallbacks.SIZE_NOT_CAPTURED
         sampling, edited = batch.sampling, batch.sampling.edits is not None
-        if self.follows_drafts and not sampling.all_greedy and not is_exact(sampling):
+        if self.text_depends_on_drafts and not sampling.all_greedy and not is_exact(sampling):
             return fallbacks.EDITS_FOLLOW_DRAFTS
         drafter = self.drafter
         if drafter.may_be_unready and not all(map(drafter.is_ready, batch.reqs)):

@@ -6,5 +6,5 @@ ALIASES = {"NEXTN": "MTP"}
 
 
 def algorithm_name(name: str) -> str:
-    """As the registry has it, in capitals and without aliases; nobody has checked that it does."""
+    """As the registry has it, in capitals and without aliases. Does not check that it is there."""
     return ALIASES.get(name.upper(), name.upper())

@@ -49,8 +49,8 @@ class RowEdits(DraftEdits):
 
 
 def is_exact(sampling: SamplingBatch) -> bool:
-    """Whether RowEdits' drafts are bound to be DraftChoice's: nobody's edits look at more than the
-    token."""
+    """Whether RowEdits' drafts are bound to be DraftChoice's: no request's edits look at more than
+    the token."""
     edits = sampling.edits
     return edits is None or (edits.penalties is None and edits.min_tokens is None)
 

@@ -1,4 +1,4 @@
-"""Draft trees grown on the device alone, in kernels that a graph can hold."""
+"""Draft trees expanded on the device alone, in kernels that a graph can hold."""
 
 from __future__ import annotations
 

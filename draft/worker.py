@@ -59,7 +59,8 @@ class DraftWorker(TpModelWorker, ModelDrafter):
         self.is_static = spec.static_tree
         # Whether rounds may run on the device alone; set by build.py, before there are requests.
         self.device_rounds = False
-        self.loops: DraftLoops | NoDraftLoops | None = None  # set by ragged_build.add_draft_loops
+        # Set by forward_graphs_build.add_draft_loops.
+        self.loops: DraftLoops | NoDraftLoops | None = None
         self.target_ids: Tensor | None = getattr(self.runner.model, "target_ids", None)
         self._node_limit = node_limit
 

@@ -48,7 +48,7 @@ class Precompilation:
             self.submit(job)
 
     def is_new(self, key: Hashable) -> bool:
-        """Whether nobody has named it before."""
+        """Whether it was not asked for before."""
         known = key in self._asked
         self._asked.add(key)
         return not known
@@ -69,8 +69,8 @@ def current() -> Precompilation | None:
 @contextmanager
 def precompile() -> Iterator[Precompilation]:
     """What this thread runs inside launches PyTorch's kernels and none of this project's, which are
-    compiled instead; all of them have been when it ends. Tensors that nobody wrote hold zeros: a
-    row, a token and a slot that exist. Keep nothing that was computed inside.
+    compiled instead; all of them have been when it ends. Tensors that were not written hold zeros:
+    a row, a token and a slot that exist. Keep nothing that was computed inside.
 
     A kernel that does not compile says so when it is launched, not here.
     """

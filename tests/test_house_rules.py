@@ -91,7 +91,7 @@ def test_pages_of_results_show_their_figures(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_linked_results_exist() -> None:
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    pages += [path for room in ("docs", "draft", "target") for path in ROOT.glob(f"{room}/**/*.md")]
+    pages += [path for top in ("docs", "draft", "target") for path in ROOT.glob(f"{top}/**/*.md")]
     named = {name for page in pages for name in re.findall(RESULT, page.read_text())}
     assert len(named) > 3
     assert {name for name in named if not (ROOT / "benchmarks/results" / name).exists()} == set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = {
+PACKAGES = {
     "cli": 9,
     "server": 8,
     "lab": 8,
@@ -25,12 +25,12 @@ ROOMS = {
 }
 
 
-def room_of(parts: tuple[str, ...]) -> str | None:
+def package_of(parts: tuple[str, ...]) -> str | None:
     if parts[0] == "specengine":
         parts = parts[1:]
     if parts[:2] == ("draft", "train"):
         return "draft/train"
-    return parts[0] if parts and parts[0] in ROOMS else None
+    return parts[0] if parts and parts[0] in PACKAGES else None
 
 
 def imports(tree: ast.AST) -> list[tuple[int, str]]:
@@ -52,10 +52,10 @@ def breaches(importer: str, source: str) -> list[str]:
         parts = tuple(module.split("."))
         if parts[0] in {"draft", "target", "kernels"}:
             bad.append(f"line {line}: import {module} as specengine.{module}")
-        imported = room_of(parts) if parts[0] == "specengine" else None
+        imported = package_of(parts) if parts[0] == "specengine" else None
         if imported is None or imported == importer:
             continue
-        if ROOMS[imported] >= ROOMS[importer]:
+        if PACKAGES[imported] >= PACKAGES[importer]:
             bad.append(f"line {line}: {importer} may not import {imported}")
     return bad
 
@@ -113,24 +113,24 @@ def _is_real(path: Path) -> bool:
 
 
 def test_imports_go_one_way() -> None:
-    rooms = {path: room_of(path.relative_to(ROOT).parts) for path in sources()}
-    assert set(rooms.values()) >= set(ROOMS)
+    packages = {path: package_of(path.relative_to(ROOT).parts) for path in sources()}
+    assert set(packages.values()) >= set(PACKAGES)
     bad = {
-        str(path.relative_to(ROOT)): breaches(room, path.read_text())
-        for path, room in rooms.items()
-        if room
+        str(path.relative_to(ROOT)): breaches(package, path.read_text())
+        for path, package in packages.items()
+        if package
     }
     assert {path: found for path, found in bad.items() if found} == {}
 
 
 def test_no_room_has_an_import_circle() -> None:
-    rooms: dict[str, dict[str, ast.AST]] = {}
+    packages: dict[str, dict[str, ast.AST]] = {}
     for path in sources():
-        room = room_of(path.relative_to(ROOT).parts)
-        if room is not None:
-            rooms.setdefault(room, {})[module_name(path)] = ast.parse(path.read_text())
+        package = package_of(path.relative_to(ROOT).parts)
+        if package is not None:
+            packages.setdefault(package, {})[module_name(path)] = ast.parse(path.read_text())
     found: set[frozenset[str]] = set()
-    for trees in rooms.values():
+    for trees in packages.values():
         modules = set(trees)
         graph = {name: imported_modules(tree, modules) - {name} for name, tree in trees.items()}
         found |= circles(graph)
@@ -138,16 +138,16 @@ def test_no_room_has_an_import_circle() -> None:
 
 
 def test_circle_is_seen_through_type_checking_imports_and_other_modules() -> None:
-    modules = {"room.a", "room.b", "room.c", "room"}
+    modules = {"package.a", "package.b", "package.c", "package"}
     texts = {
-        "room.a": "if TYPE_CHECKING:\n    from room import b",
-        "room.b": "def f():\n    import room.c",
-        "room.c": "from room.a import X",
-        "room": "from room.a import X",
+        "package.a": "if TYPE_CHECKING:\n    from package import b",
+        "package.b": "def f():\n    import package.c",
+        "package.c": "from package.a import X",
+        "package": "from package.a import X",
     }
     graph = {name: imported_modules(ast.parse(text), modules) for name, text in texts.items()}
-    assert circles(graph) == {frozenset({"room.a", "room.b", "room.c"})}
-    graph["room.b"] = set()
+    assert circles(graph) == {frozenset({"package.a", "package.b", "package.c"})}
+    graph["package.b"] = set()
     assert circles(graph) == set()
 
 

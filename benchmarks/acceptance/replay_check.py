@@ -85,7 +85,7 @@ class Bench:
         total = SpecStats()
         for generation in llm.generate(self.prompts, self.params):
             add_stats(total, generation.spec)
-        for recorder in llm.engine.round.recorders:
+        for recorder in llm.engine.host_round.recorders:
             recorder.close()  # type: ignore[attr-defined]
         return total
 

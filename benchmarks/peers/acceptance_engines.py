@@ -48,7 +48,7 @@ def specengine(setup: Setup) -> tuple[str, Engine]:
     config = config_from_flags(flags | setup.options, spec)
     engine = build_engine(config, load(config, Phases()))
     counter = RoundCounter(setup.num_steps, setup.max_tokens)
-    engine.round.recorders.append(counter)
+    engine.host_round.recorders.append(counter)
     sampling = SamplingParams(
         temperature=0.0,
         # This engine drafts no more than may still be said; the peers always draft the whole chain.

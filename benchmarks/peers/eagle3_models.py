@@ -108,7 +108,7 @@ def serve(args: argparse.Namespace) -> tuple[dict[str, list[Round]], dict[str, l
     loaded = load(config, Phases())
     engine = build_engine(config, loaded)
     keeper = RoundKeeper()
-    engine.round.recorders.append(keeper)
+    engine.host_round.recorders.append(keeper)
     rounds: dict[str, list[Round]] = {}
     texts: dict[str, list[list[int]]] = {}
     for prompt_set in find_prompt_sets(args.prompts, args.data_dir):

@@ -25,7 +25,7 @@ from specengine.cli.bench import throughput
 from specengine.core.config import SpecConfig
 from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine, load
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.lab.throughput.plan import Plan, prepare
@@ -65,7 +65,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         loaded, spec = load(config, Phases()), str(config.spec.algorithm)
         engines = {spec: build_engine(config, loaded, Phases())}
         engines["plain"] = build_engine(replace(config, spec=SpecConfig()), loaded, Phases())
-        stack.enter_context(settled())
+        stack.enter_context(frozen_objects())
         for batch_size in plan.workload.batch_sizes:
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
             batches = plan.workload.batches(batch_size, loaded.model.vocab_size)

@@ -23,7 +23,7 @@ from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds, smaller_sizes
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 
 STEPS = (0, 1, 2, 3)
 NODES = {1: 5, 2: 16, 3: 16}  # of whole trees
@@ -89,7 +89,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for is_tree in (False, True):
         for requests in args.requests:
-            with settled():
+            with frozen_objects():
                 runs = [microseconds(is_tree, requests, args.rounds) for _ in range(args.repeats)]
             drafts = "trees of up to 16 nodes" if is_tree else "chains of up to 3"
             rows.append({"drafts": drafts, "requests": requests, "us a round": min(runs)})

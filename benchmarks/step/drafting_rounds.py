@@ -28,7 +28,7 @@ from specengine import LLM, SpecConfig
 from specengine.engine.adaptive.costs import StepCosts
 from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
@@ -82,7 +82,7 @@ def main() -> None:
         for kind in KINDS:
             llm, draw = engine(kind, requests), random.Random(0)
             milliseconds(llm, requests, draw)
-            with settled():
+            with frozen_objects():
                 runs = [milliseconds(llm, requests, draw) for _ in range(args.repeats)]
             best = min(runs, key=sum)
             found = {"all ms": sum(best), "steps": len(best), "usual us": 1e3 * median(best)}

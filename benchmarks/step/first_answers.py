@@ -27,7 +27,7 @@ from by_turns import milliseconds
 from specengine.cli.bench import throughput
 from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine, load
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.lab.throughput.plan import Plan, prepare
@@ -57,7 +57,7 @@ def measure(plan: Plan) -> list[dict[str, Any]]:
         vocab_size = loaded.model.vocab_size
         for name in ("when needed", "while idle"):
             engine = build_engine(config, loaded, Phases())
-            stack.enter_context(settled())
+            stack.enter_context(frozen_objects())
             start, count = perf_counter(), 0
             while name == "while idle" and engine.use_idle_moment():
                 count += 1

@@ -26,12 +26,12 @@ import report
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import PrefillResult
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager
 from specengine.engine.round.key import RoundEvent, RoundKey
+from specengine.engine.round.launch_modes import Eager
 from specengine.runner.graph_cache import Graph
 
 PROMPT, NEW = 30, 256
@@ -138,7 +138,7 @@ def main() -> None:
         allocator = llm.engine.scheduler.ledger.allocator
         while allocator.available > requests * (PROMPT + NEW):
             milliseconds(llm, requests, draw)
-        with settled():
+        with frozen_objects():
             runs = [summary(milliseconds(llm, requests, draw)) for _ in range(args.repeats)]
         row: dict[str, Any] = {"requests": requests}
         row |= {name: min(one[name] for one in runs) for name in runs[0]}

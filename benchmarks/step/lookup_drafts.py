@@ -25,7 +25,7 @@ import report
 from host_steps import NEW, PROMPT, Passed, engine_of, milliseconds
 
 from specengine import SpecConfig
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
 from specengine.engine.round.lookup import LookupChains, LookupDraft
@@ -83,7 +83,7 @@ def measure(algorithm: str, requests: int, num_steps: int, repeats: int) -> dict
             setattr(drafter, name, timed(getattr(drafter, name)))
     milliseconds(llm, requests, draw)
     rounds, drafting, idle = [], [], []
-    with settled():
+    with frozen_objects():
         for _ in range(repeats):
             spent[0], Clock.done_at = 0.0, None
             Repeating.idle.clear()

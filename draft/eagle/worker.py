@@ -44,7 +44,7 @@ class EagleWorker(TreeDraftWorker):
 
     load_draft = staticmethod(load_eagle)
     needs_hidden = True
-    device = "model"
+    drafts_on = "device"
     can_pause = True
     kv_lookahead = 1
     continues_states = True

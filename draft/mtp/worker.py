@@ -11,7 +11,7 @@ from specengine.core.batch import ForwardMode, ModelWorkerBatch, ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.draft_picks import DraftPicks
-from specengine.core.drafter import Device
+from specengine.core.drafter import DraftsOn
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
@@ -81,8 +81,8 @@ class MtpLayersWorker(MtpWorker):
         self._rows_B = torch.empty(0)
 
     @property
-    def device(self) -> Device:  # type: ignore[override]
-        return "model" if self.device_rounds else "host"
+    def drafts_on(self) -> DraftsOn:  # type: ignore[override]
+        return "device" if self.device_rounds else "host"
 
     @property
     def begins_async(self) -> bool:  # type: ignore[override]

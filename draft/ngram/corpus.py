@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from specengine.draft.generations import Generations, until_separator
 from specengine.draft.ngram.index import NgramIndex
+from specengine.draft.rotating_corpus import RotatingCorpus, until_separator
 
 
 class SharedCorpus:
     """The latest outputs, at most `capacity` tokens of them, indexed."""
 
     def __init__(self, capacity: int, min_match: int, max_match: int) -> None:
-        self._outputs = Generations(capacity, lambda: NgramIndex(min_match, max_match))
+        self._outputs = RotatingCorpus(capacity, lambda: NgramIndex(min_match, max_match))
 
     @property
     def num_tokens(self) -> int:

@@ -31,7 +31,7 @@ class NgramDrafter(Drafter):
     emits at most one token a node.
     """
 
-    device = "lookup"
+    drafts_on = "lookup"
     proof_options = ({"ngram_min_match": 1}, {"ngram_min_match": 1, "ngram_branches": 3})
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:

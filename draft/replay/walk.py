@@ -1,8 +1,8 @@
 """Walks over the text of a request as an engine of another setting would have.
 
-Where drafts are not sampled, the text is the same whoever drafts: a round at a position accepts as
-much of its draft as agrees with what follows there, and the next round begins behind it. So with a
-draft recorded at every position, the walk is the run itself.
+Where drafts are not sampled, the text is the same whichever drafter runs: a round at a position
+accepts as much of its draft as agrees with what follows there, and the next round begins behind it.
+So with a draft recorded at every position, the walk is the run itself.
 
 Where drafts are sampled, the recorded text depends on them. Then the chance of a round beginning
 at each position is handed on: a round that begins there accepts k tokens with the chance that the

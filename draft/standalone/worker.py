@@ -11,7 +11,7 @@ from torch import Tensor
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_picks import DraftPicks
-from specengine.core.drafter import Device
+from specengine.core.drafter import DraftsOn
 from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
@@ -26,7 +26,7 @@ from specengine.runner.model_runner import ModelRunner
 
 class StandaloneWorker(TreeDraftWorker):
     """Token i has its KV in slot i, as in the target. Prefill follows the target's, chunk by chunk;
-    KV of a cached prefix was written by whoever brought the prefix there. A round begins by
+    KV of a cached prefix was written by the request that brought the prefix. A round begins by
     catching up from the last token whose KV is right to the root: after a chain that was accepted
     whole these are two, its last token was never run; after a tree all that it gave, for its nodes
     have theirs in no order.
@@ -94,8 +94,8 @@ class StandaloneWorker(TreeDraftWorker):
     @torch.inference_mode()
     def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
         """Emitted tokens that it drafted and ran itself, in a chain, have their KV in place. Others
-        may have drafted what was verified. The last token is run again whoever drafted it: the next
-        round starts from its logits."""
+        may have drafted what was verified. The last token is run again, whatever its source: the
+        next round starts from its logits."""
         proposal, self._proposal = self._proposal, None
         agreed = _agreed(proposal, result.tokens)
         for req, emitted, count in zip(batch.reqs, result.tokens, agreed, strict=True):
@@ -109,8 +109,8 @@ class StandaloneWorker(TreeDraftWorker):
         self._known.pop(req, None)
 
     @property
-    def device(self) -> Device:  # type: ignore[override]
-        return "model" if self.device_rounds else "host"
+    def drafts_on(self) -> DraftsOn:  # type: ignore[override]
+        return "device" if self.device_rounds else "host"
 
     def root_states(self, rows: RowBatch) -> Tensor:
         """Of the two that are run."""

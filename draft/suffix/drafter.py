@@ -12,9 +12,9 @@ from specengine.core.drafter import Drafter
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
-from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.reading import read_all
+from specengine.draft.rotating_corpus import RotatingCorpus
 from specengine.draft.suffix.chains import ChainText, draft_chains
 from specengine.draft.suffix.expand import MAX_SUFFIXES, Expander, draft_sizes
 from specengine.draft.suffix.text import RequestText
@@ -32,7 +32,7 @@ class SuffixDrafter(Drafter):
     emits at most one token a node. min_match: shortest suffix that anything is drafted of.
     """
 
-    device = "lookup"
+    drafts_on = "lookup"
     proof_options = ({}, {"suffix_branches": 3})
     can_be_hybrid = False
 
@@ -46,9 +46,9 @@ class SuffixDrafter(Drafter):
         self._node_limit = node_limit
         self._max_depth = spec.suffix_max_depth
         self._expander = Expander(spec)
-        self._corpus: Generations[SuffixTree] | None = None
+        self._corpus: RotatingCorpus[SuffixTree] | None = None
         if spec.suffix_shared_corpus:
-            self._corpus = Generations(
+            self._corpus = RotatingCorpus(
                 spec.suffix_corpus_tokens, lambda: SuffixTree(self._max_depth)
             )
         is_alone = not self.proposes_tree and self._corpus is None

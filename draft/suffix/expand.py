@@ -7,8 +7,8 @@ from heapq import heappop, heappush, nlargest
 from itertools import islice
 
 from specengine.core.config import SpecConfig
-from specengine.draft.generations import until_separator
 from specengine.draft.proposals import Draft, chain_parents
+from specengine.draft.rotating_corpus import until_separator
 from specengine.draft.suffix.match import Match
 from specengine.draft.suffix.tree import Child, Node
 

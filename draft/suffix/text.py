@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specengine.core.request import Req
-from specengine.draft.generations import Generations
 from specengine.draft.proposals import Draft
 from specengine.draft.reading import unread
+from specengine.draft.rotating_corpus import RotatingCorpus
 from specengine.draft.suffix.expand import Expander
 from specengine.draft.suffix.match import Follower, Match
 from specengine.draft.suffix.tree import SuffixTree
@@ -21,7 +21,7 @@ class RequestText:
         req: Req,
         max_depth: int,
         expander: Expander,
-        corpus: Generations[SuffixTree] | None,
+        corpus: RotatingCorpus[SuffixTree] | None,
         min_match: int = 0,
     ) -> None:
         """min_match: of less than so many tokens seen before nothing is drafted."""
@@ -61,7 +61,7 @@ class RequestText:
         others = [expander.best(root, one.match, max_tokens) for one in self._followers.values()]
         return max([own, *others], key=lambda draft: draft.num_expected)
 
-    def _follow(self, corpus: Generations[SuffixTree], num_new: int) -> None:
+    def _follow(self, corpus: RotatingCorpus[SuffixTree], num_new: int) -> None:
         text = self._tree.tokens
         followers: dict[SuffixTree, Follower] = {}
         for tree in corpus.texts:

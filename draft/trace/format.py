@@ -1,4 +1,4 @@
-"""The trace format: what each round drafted, and how the target and the drafter weighed it.
+"""The trace format: what each round drafted, and with which probabilities of target and drafter.
 
 docs/laboratory/trace_format.md describes the file. Everything is little-endian.
 """

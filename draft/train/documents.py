@@ -32,7 +32,7 @@ class DraftRows:
 
     def tokens_at(self, step: int) -> Tensor:
         """int64 [R], what row i takes in at a step: token i + step + 1. Rows that reach past their
-        document's end hold something that nobody may look at."""
+        document's end hold something that must not be read."""
         return self.input_ids.roll(-(step + 1))
 
     @classmethod

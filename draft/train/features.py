@@ -37,7 +37,7 @@ class FeatureCache:
     """Outputs of whole documents, by their tokens, on the target's device, so that later passes
     over the data need not run the target.
 
-    Whoever came while there was room stays: every pass has another order, and what was used last
+    What came first stays: every pass has another order, and what was used last
     is no likelier to be wanted next.
     """
 

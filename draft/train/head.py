@@ -113,7 +113,7 @@ class HeadLoss:
         self, blocks: TargetBlocks, states: list[Tensor], head: Tensor
     ) -> tuple[Tensor, StepSums]:
         """states: what the head reads at each step, [R, H]. -> the sum over steps and rows, each
-        step weighed, with a gradient; and the bare sums."""
+        step with its weight, with a gradient; and the bare sums."""
         total, sums = _blockwise(self, blocks, head, *states)
         return total, StepSums(*sums)
 

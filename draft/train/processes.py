@@ -118,8 +118,8 @@ def let_gloo_rest() -> None:
 
     They do so after those who waited go on, and need the interpreter for it: where that has ended,
     they abort the process, whose work is done. Destroying the group does not join them: DTensor's
-    caches hold the mesh, and that the group. Threads are read from Linux's /proc; elsewhere nobody
-    waits.
+    caches hold the mesh, and that the group. Threads are read from Linux's /proc; elsewhere it
+    does not wait.
     """
     end, rests = time.monotonic() + _LONGEST, 0
     while rests < _RESTS and time.monotonic() < end:

@@ -33,7 +33,8 @@ def accept_chain(
     """Count the drafts that the target chose too, and move each request on by them::
 
         for b in range(B):
-            accepted[b] = first k with drafts[b, k] != chosen[b, k], or K; limits[rows[b]] at most
+            accepted[b] = first k with drafts[b, k] != chosen[b, k], or K
+            accepted[b] = min(accepted[b], max_accepted[rows[b]])
             outcomes[turn, b] = (accepted[b], *chosen[b])
             if rows[b] != 0:
                 lens[rows[b]] = min(lens[rows[b]] + accepted[b] + 1, context - 1)

@@ -27,7 +27,7 @@ def accept_chain(
     else:
         accepted = (uniform(lens_B, rows_B) < simulated.part).long() + simulated.whole
         accepted = accepted.clamp(max=drafts_BK.shape[1])
-    accepted = accepted.minimum(state.limits[rows_B])
+    accepted = accepted.minimum(state.max_accepted[rows_B])
     real = rows_B != 0
     bonus = chosen_BN.gather(1, accepted[:, None]).squeeze(1)
     state.lens[rows_B] = (lens_B + accepted + 1).clamp(max=context - 1).where(real, 0)

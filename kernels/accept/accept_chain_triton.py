@@ -112,7 +112,7 @@ def accept_chain(
         rows_B,
         state.lens,
         state.roots,
-        state.limits,
+        state.max_accepted,
         state.turn,
         state.outcomes,
         accepted,

@@ -26,7 +26,7 @@ def accept_rejection(drafts: SampledRound, draws: Draws, *, backend: Backend = "
 
     Any device. On CUDA in Triton, which sums over the vocabulary in another order: sums differ by
     some 2^-50 of themselves, and a decision only where a uniform lies so near to a border. All
-    else is done alike, and after a path that nobody drafted below, the token is the same in any
+    else is done alike, and after a path with no draft below it, the token is the same in any
     case. Waits for nothing.
     """
     if use_triton(backend, drafts.target_TV):

@@ -68,13 +68,13 @@ class Round:
 
     @property
     def draft_BNV(self) -> Tensor:
-        """Where drafts have none, rows that nobody reads."""
+        """Where drafts have none, rows that are not read."""
         draft_BNV = self.drafts.draft_BNV
         return self.drafts.target_TV[:, None] if draft_BNV is None else draft_BNV
 
     @property
     def numbers_BN(self) -> Tensor:
-        """Where places are the numbers, what nobody reads."""
+        """Where places are the numbers, what is not read."""
         numbers_BN = self.drafts.numbers_BN
         return self.drafts.tokens_BN if numbers_BN is None else numbers_BN
 

@@ -17,7 +17,7 @@ _SOURCE = Path(__file__).parents[1] / "cuda" / "accept_sibling.cu"
 
 
 def takes(backend: Backend, drafts: SampledRound) -> bool:
-    """As row_cluster.takes. Raises ValueError likewise."""
+    """As row_cluster.takes, which also raises ValueError."""
     is_right = drafts.draft_BNV is not None and drafts.draft_BNV.dtype == torch.float32
     if backend == "cuda" and not is_right:
         raise ValueError('on clusters, drafts have float32 weights; leave the backend to "auto"')

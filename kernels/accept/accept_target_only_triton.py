@@ -18,7 +18,7 @@ from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 
 @triton.jit
 def _end_of_path(chances, coins, parents, nodes, BLOCK_N: tl.constexpr):
-    """The node from which the coin falls on no child. Parents: -1 of what is nobody's child."""
+    """The node from which the coin falls on no child. Parents: -1 of nodes without one."""
     end, child = -1, 0
     while child > end:  # parents stand before children
         end = child

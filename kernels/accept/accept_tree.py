@@ -28,7 +28,7 @@ def accept_tree(
             path = [0]
             while a child of path[-1] has tokens[b, child] == chosen[b, path[-1]]:
                 path.append(the first such child)      # simulated: the first child, so often
-            path = path[:limits[rows[b]] + 1]
+            path = path[:max_accepted[rows[b]] + 1]
             emitted[b] = chosen[b, path]
             outcomes[turn, b] = (len(path) - 1, *emitted[b], *path[1:])   # of W and W - 1 places
             if rows[b] != 0:

@@ -23,7 +23,7 @@ def accept_tree(
     most_B = torch.full_like(lens_B, num_steps)
     if simulated is not None:
         most_B = (uniform(lens_B, rows_B) < simulated.part).long() + simulated.whole
-    most_B = most_B.minimum(state.limits[rows_B])
+    most_B = most_B.minimum(state.max_accepted[rows_B])
     node_B1 = torch.zeros_like(lens_B)[:, None]
     accepted_B, goes_on_B1 = torch.zeros_like(lens_B), torch.ones_like(node_B1).bool()
     path = [node_B1]

@@ -35,6 +35,6 @@ def accept_tree(
         chosen_BN.contiguous(),
     )
     places_W = torch.arange(num_steps + 1, device=chosen_BN.device)
-    accepted_B = accepted_B.long().minimum(state.limits[rows_B])
+    accepted_B = accepted_B.long().minimum(state.max_accepted[rows_B])
     nodes_BW = (index_BW.long() % num_nodes).where(places_W <= accepted_B[:, None], 0)
     return accept_tree_ref.move_on(state, rows_B, chosen_BN, nodes_BW, accepted_B, context)

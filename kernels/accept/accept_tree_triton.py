@@ -109,7 +109,7 @@ def accept_tree(
         rows_B,
         state.lens,
         state.roots,
-        state.limits,
+        state.max_accepted,
         state.turn,
         state.outcomes,
         accepted,

@@ -18,7 +18,7 @@ class RoundState:
 
     lens: Tensor  # int64 [num_rows], tokens whose KV stands
     roots: Tensor  # int64 [num_rows], the last token
-    limits: Tensor  # int64 [num_rows], drafts that may stand in a round, even if all are right
+    max_accepted: Tensor  # int64 [num_rows], drafts that a round may accept, even if all are right
     turn: Tensor  # int64 [1], which half of outcomes is this round's
     # int64 [2, B, at least 2 * K + 3], on the device or pinned: accepted, the target's tokens at
     # K + 1 nodes, of trees the K nodes below the root, and how many drafts there were where the
@@ -161,7 +161,7 @@ class RelaxedRound:
 
     The rows of a request's nodes lie together, from its root's on. Of nodes that do not exist
     tokens and parents are not read. Parents stand before children; the root's is not read. A node
-    among those that exist whose token and parent are -1 is nobody's child, as if it did not.
+    among those that exist whose token and parent are -1 is no node's child, as if it did not exist.
     """
 
     logits_TV: Tensor  # floating, before temperature; -inf where a token is forbidden, no NaN

@@ -25,7 +25,7 @@ def paged_attention(
         rows = slice(indptr[b], indptr[b + 1])
         keys = int(batch.seq_lens[b])
         slots = batch.req_to_token[row, :keys].long()
-        # Drafts of a round on the device may lie past the context; they stand in nobody's slot.
+        # Drafts of a round on the device may lie past the context; they lie in slot 0.
         slots = pad(slots, (0, keys - len(slots)))
         k = k_cache[slots].float().repeat_interleave(group, 1)
         v = v_cache[slots].float().repeat_interleave(group, 1)

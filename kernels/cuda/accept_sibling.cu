@@ -36,7 +36,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const long long* positions, long long* ends, long long* out, int vocab, int num_nodes,
     int stride_target, int stride_request, int stride_node) {
   extern __shared__ __align__(16) unsigned char shared[];
-  Seat seat = seated((u64*)shared);
+  ClusterThread thread = thread_in_cluster((u64*)shared);
   const int request = blockIdx.y, first = request * num_nodes;
   wait_for_last_kernel();
 
@@ -50,12 +50,12 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   all_have_begun();
   do {  // down to a node
     const long long row = roots[request] + end;
-    child = nodes.child(end, 0, seat.lane);
+    child = nodes.child(end, 0, thread.lane);
     // Where nothing was drafted, weights are those that plain decoding samples from.
     const double total = child ? totals[row] : 1.;
 #pragma unroll
     for (int j = 0; j < PER; j++) {
-      const int place = seat.place(j);
+      const int place = thread.place(j);
       const double weight = place < vocab ? targets[row * stride_target + place] : 0.f;
       left[j] = total > 0. ? __ddiv_rn(weight, total) : 0.;
     }
@@ -67,13 +67,13 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
       double told[3] = {0., 0., 0.};  // mass of the draft, and what either says of the token
 #pragma unroll
       for (int j = 0; j < PER; j++) {
-        const int place = seat.place(j);
+        const int place = thread.place(j);
         const bool is_read = reads_draft && place < vocab && !(taken >> j & 1);
         draft[j] = is_read ? drafts[(u64)next * stride_node + place] : 0.f;
         told[0] = __dadd_rn(told[0], draft[j]);
         if (place == token) told[1] = left[j], told[2] = draft[j];
       }
-      tell<double, 3, 0>(seat, told, nullptr);
+      tell<double, 3, 0>(thread, told, nullptr);
       const double mass = or_1(told[0]);
       const long long number = HAS_NUMBERS ? nodes.numbers[next] : next;
       const double coin =
@@ -89,14 +89,14 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
         const double rest = __dsub_rn(left[j], __ddiv_rn((double)draft[j], mass));
         missing = __dadd_rn(missing, rest > 0. ? rest : 0.);
       }
-      missing = sum_of_all(seat, missing);
+      missing = sum_of_all(thread, missing);
 #pragma unroll
       for (int j = 0; j < PER; j++) {
         const double rest = __dsub_rn(left[j], __ddiv_rn((double)draft[j], mass));
         if (missing > 0.) left[j] = __ddiv_rn(rest > 0. ? rest : 0., missing);
-        if (seat.place(j) == token) taken |= 1u << j;
+        if (thread.place(j) == token) taken |= 1u << j;
       }
-      next = nodes.child(end, next, seat.lane);
+      next = nodes.child(end, next, thread.lane);
     }
     if (!stands) break;
   } while (true);
@@ -104,9 +104,9 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
   u64 total = 0;
 #pragma unroll
   for (int j = 0; j < PER; j++) total += fixed_point(left[j]);
-  total = sum_of_all(seat, total);
+  total = sum_of_all(thread, total);
   const double uniform = uniform_of(seed, position + nodes.depths[end], child ? RESIDUAL : SAMPLE);
-  const int token = drawn(seat, uniform, total, [&](int j) { return fixed_point(left[j]); });
+  const int token = drawn(thread, uniform, total, [&](int j) { return fixed_point(left[j]); });
   if (token >= 0) out[request] = token;
-  if (seat.is_first()) ends[request] = end;
+  if (thread.is_first()) ends[request] = end;
 }

@@ -6,8 +6,8 @@
 // the next layer, product by product, as soon as this layer has read its own.
 //
 // Blocks do not meet: what one computes for the others lies in memory, where empty places are all
-// ones, which no result is. Who needs a value reads its place until it has come. So a product waits
-// for one trip through L2, and for nobody who is late without being needed. Two sets of places serve
+// ones, which no result is. A block that needs a value reads its place until it has come. So a product
+// waits for one trip through L2, and only for blocks whose values it needs. Two sets of places serve
 // launches by turns; a launch empties the set of the one before. Within a launch each layer has places
 // of its own, so that none is written twice. All blocks must be there at once: two launches that run
 // beside each other on one device may wait for ever. Which multiprocessor has which share is the host's
@@ -61,7 +61,7 @@ __device__ __forceinline__ void fetch_weights(const Share& mine, const Layer* la
   }
 }
 
-// What all blocks of a launch know. Rows past the requests' own belong to nobody: none of them is
+// What all blocks of a launch know. Rows past the requests' own belong to no request: none of them is
 // computed, since no block would leave their heads.
 struct Launch {
   const u16* x;
@@ -207,7 +207,7 @@ struct Turn {
   __device__ __forceinline__ Turn(const int* counters)
       : launches(counters[0]), set(launches & 1), old_rows(counters[2 + (set ^ 1)]) {}
 
-  // A layer's places of the other set. Whoever uses them waits for this kernel's end.
+  // A layer's places of the other set. The launch that uses them waits for this kernel's end.
   __device__ __forceinline__ void empty(uint4* places) const {
 #pragma unroll 1
     for (int i = blockIdx.x * THREADS + threadIdx.x; i < old_rows * (ROW_SIZE / 8);
@@ -260,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1) decoder_stack(
   const int block = prepare(layers, num_layers, placement);
   const Share mine(block);
   const Layer* all_layers = (const Layer*)(shared + LAYERS_AT);
-  if (warp_of() == WARPS) {  // it meets nobody from here on
+  if (warp_of() == WARPS) {  // it waits for no other warp from here on
     if (lane_of() == 0) fetch_weights(mine, all_layers, num_layers);
     return;
   }

@@ -6,7 +6,7 @@
 // One block a multiprocessor. A warp takes tiles of 16 outputs by turns, each with its whole depth: sums
 // stay in one thread, so that a row's result does not depend on NT, on the grid or on what stands beside
 // it. Each warp has a ring in shared memory, and asks for weights as far ahead as that reaches: across
-// tiles, and at the start before the kernel ahead has ended. It meets nobody. Rows are in shared memory
+// tiles, and at the start before the kernel ahead has ended. Warps do not wait for each other. Rows are in shared memory
 // too, where every warp reads them. Values of a 16-byte piece go into the matrix unit in an order of their
 // own, the same for weights and rows, which the sum does not see.
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ u64 key_of(float value, int output) {
 }
 
 // The rows into shared memory, all at once. What lies in place of rows that are not there does no harm:
-// columns of the matrix unit know nothing of each other, and nobody reads theirs.
+// columns of the matrix unit know nothing of each other, and theirs are not read.
 __device__ __forceinline__ void fetch_rows(u32 rows, u32 landed, const u16* x, int num_rows,
                                            int stride_x) {
   if (threadIdx.x == 0) {

@@ -22,7 +22,7 @@
 #define MAIL (2 * MOST_TOLD * WARPS)                // u64 [2][MOST_TOLD][CLUSTER]
 #define LAID_OUT (MAIL + 2 * MOST_TOLD * CLUSTER)  // u64 [SPAN], of the values of one warp
 
-struct Seat {
+struct ClusterThread {
   u64* shared;
   int block, warp, lane, turn;
 
@@ -39,7 +39,7 @@ struct Seat {
 
 // Every block must have begun before another writes into its shared memory: before the first `tell` stands
 // `all_have_begun`.
-__device__ __forceinline__ Seat seated(u64* shared) {
+__device__ __forceinline__ ClusterThread thread_in_cluster(u64* shared) {
   arrive_in_cluster();
   return {shared, (int)(blockIdx.x % CLUSTER), (int)(threadIdx.x >> 5), (int)(threadIdx.x & 31), 0};
 }
@@ -70,21 +70,21 @@ __device__ __forceinline__ void set_bits(double& value, u64 bits) { value = __lo
 // Sums, and maxima, of all threads of the cluster; everybody gets them. What blocks and warps told still lies
 // in mail() and of_warps(), until it is told again.
 template <class T, int SUMS, int PEAKS>
-__device__ __forceinline__ void tell(Seat& seat, T* sums, u32* peaks) {
-  seat.turn ^= 1;
+__device__ __forceinline__ void tell(ClusterThread& thread, T* sums, u32* peaks) {
+  thread.turn ^= 1;
 #pragma unroll
   for (int n = 0; n < SUMS; n++) {
     const T mine = sum_of_warp(sums[n]);
-    if (seat.lane == 0) seat.of_warps(n)[seat.warp] = bits_of(mine);
+    if (thread.lane == 0) thread.of_warps(n)[thread.warp] = bits_of(mine);
   }
 #pragma unroll
   for (int n = 0; n < PEAKS; n++) {
     const u32 mine = __reduce_max_sync(ALL, peaks[n]);
-    if (seat.lane == 0) seat.of_warps(SUMS + n)[seat.warp] = mine;
+    if (thread.lane == 0) thread.of_warps(SUMS + n)[thread.warp] = mine;
   }
   __syncthreads();
-  for (int n = seat.warp; n < SUMS + PEAKS; n += WARPS) {
-    u64 mine = seat.lane < WARPS ? seat.of_warps(n)[seat.lane] : 0;
+  for (int n = thread.warp; n < SUMS + PEAKS; n += WARPS) {
+    u64 mine = thread.lane < WARPS ? thread.of_warps(n)[thread.lane] : 0;
     if (n < SUMS) {
       T part;
       set_bits(part, mine);
@@ -92,29 +92,29 @@ __device__ __forceinline__ void tell(Seat& seat, T* sums, u32* peaks) {
     } else {
       mine = __reduce_max_sync(ALL, (u32)mine);
     }
-    if (seat.lane < CLUSTER) store_in_block(seat.mail(n) + seat.block, seat.lane, mine);
+    if (thread.lane < CLUSTER) store_in_block(thread.mail(n) + thread.block, thread.lane, mine);
   }
   arrive_in_cluster();
   wait_for_cluster();
 #pragma unroll
   for (int n = 0; n < SUMS; n++) {
     T part;
-    set_bits(part, seat.lane < CLUSTER ? seat.mail(n)[seat.lane] : 0);
+    set_bits(part, thread.lane < CLUSTER ? thread.mail(n)[thread.lane] : 0);
     sums[n] = sum_of_warp(part);
   }
 #pragma unroll
   for (int n = 0; n < PEAKS; n++)
-    peaks[n] = __reduce_max_sync(ALL, (u32)seat.mail(SUMS + n)[seat.lane % CLUSTER]);
+    peaks[n] = __reduce_max_sync(ALL, (u32)thread.mail(SUMS + n)[thread.lane % CLUSTER]);
 }
 
 template <class T>
-__device__ __forceinline__ T sum_of_all(Seat& seat, T mine) {
-  tell<T, 1, 0>(seat, &mine, nullptr);
+__device__ __forceinline__ T sum_of_all(ClusterThread& thread, T mine) {
+  tell<T, 1, 0>(thread, &mine, nullptr);
   return mine;
 }
 
-__device__ __forceinline__ u32 largest_of_all(Seat& seat, u32 mine) {
-  tell<u64, 0, 1>(seat, nullptr, &mine);
+__device__ __forceinline__ u32 largest_of_all(ClusterThread& thread, u32 mine) {
+  tell<u64, 0, 1>(thread, nullptr, &mine);
   return mine;
 }
 
@@ -129,29 +129,29 @@ __device__ __forceinline__ u64 fixed_point(double weight) {
 // As sample_rows_ref.invert_cdf: the first place up to which the weights exceed a share of their sum, which
 // was told last. Known to one lane of the cluster; all others get -1. weight_of(j): that of a lane's value.
 template <class Weight>
-__device__ __forceinline__ int drawn(const Seat& seat, double uniform, u64 total, Weight weight_of) {
-  if (total == 0) return seat.is_first() ? 0 : -1;
+__device__ __forceinline__ int drawn(const ClusterThread& thread, double uniform, u64 total, Weight weight_of) {
+  if (total == 0) return thread.is_first() ? 0 : -1;
   const u64 target = min((u64)__double2ll_rz(__dmul_rn(uniform, (double)(long long)total)), total - 1);
   u64 before = 0;
-  for (int block = 0; block < seat.block; block++) before += seat.mail(0)[block];
-  for (int warp = 0; warp < seat.warp; warp++) before += seat.of_warps(0)[warp];
-  if (before > target || before + seat.of_warps(0)[seat.warp] <= target) return -1;
-  u64* laid_out = seat.shared + LAID_OUT;  // of one warp alone: nobody else comes here
+  for (int block = 0; block < thread.block; block++) before += thread.mail(0)[block];
+  for (int warp = 0; warp < thread.warp; warp++) before += thread.of_warps(0)[warp];
+  if (before > target || before + thread.of_warps(0)[thread.warp] <= target) return -1;
+  u64* laid_out = thread.shared + LAID_OUT;  // of one warp alone: no other warp comes here
 #pragma unroll
-  for (int j = 0; j < PER; j++) laid_out[32 * j + seat.lane] = weight_of(j);
+  for (int j = 0; j < PER; j++) laid_out[32 * j + thread.lane] = weight_of(j);
   __syncwarp();
   u64 mine = 0;
-  for (int j = 0; j < PER; j++) mine += laid_out[seat.lane * PER + j];
+  for (int j = 0; j < PER; j++) mine += laid_out[thread.lane * PER + j];
   u64 upto = mine;
   for (int distance = 1; distance < 32; distance *= 2) {
     const u64 theirs = __shfl_up_sync(ALL, upto, distance);
-    if (seat.lane >= distance) upto += theirs;
+    if (thread.lane >= distance) upto += theirs;
   }
   before += upto - mine;
   if (before > target || before + mine <= target) return -1;
   int j = 0;
-  while ((before += laid_out[seat.lane * PER + j]) <= target && j < PER - 1) j++;
-  return seat.first() + seat.lane * PER + j;
+  while ((before += laid_out[thread.lane * PER + j]) <= target && j < PER - 1) j++;
+  return thread.first() + thread.lane * PER + j;
 }
 
 __device__ __forceinline__ u64 mixed(u64 x) {

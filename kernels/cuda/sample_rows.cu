@@ -10,7 +10,7 @@
 
 #define PIVOTS 3  // that a search tries at once
 
-struct Wish {
+struct SampleParams {
   float temperature, min_p;
   double top_p;
   int top_k;
@@ -54,7 +54,7 @@ struct Weights {
 
 // The smallest bits such that what lies above them amounts, by number or weight, to less than limit.
 template <bool BY_WEIGHT>
-__device__ __forceinline__ int threshold(Seat& seat, const Weights& weights, double limit) {
+__device__ __forceinline__ int threshold(ClusterThread& thread, const Weights& weights, double limit) {
   int low = -1, high = 0x3f800000;  // the best token's
   while (high - low > 1) {
     int pivots[PIVOTS];
@@ -77,7 +77,7 @@ __device__ __forceinline__ int threshold(Seat& seat, const Weights& weights, dou
         peaks[PIVOTS + i] = max(peaks[PIVOTS + i], is_above ? (u32)(NOWHERE - bits) : 0u);
       }
     }
-    tell<u64, PIVOTS, 2 * PIVOTS>(seat, amounts, peaks);
+    tell<u64, PIVOTS, 2 * PIVOTS>(thread, amounts, peaks);
     int fits = 0;  // the first pivot that does, as all behind it do
 #pragma unroll
     for (int i = 0; i < PIVOTS; i++) fits += (double)(long long)amounts[i] >= limit;
@@ -92,30 +92,30 @@ __device__ __forceinline__ int threshold(Seat& seat, const Weights& weights, dou
 }
 
 // The bits of the least weight that stays.
-__device__ __forceinline__ int floor_of(Seat& seat, const Weights& weights, const Wish& wish,
-                                        int vocab) {
-  int floor = __float_as_int(wish.min_p), pivot = -1;
+__device__ __forceinline__ int floor_of(ClusterThread& thread, const Weights& weights,
+                                        const SampleParams& params, int vocab) {
+  int floor = __float_as_int(params.min_p), pivot = -1;
   u64 beside = 0;  // the weight of those that are equal to the last of top-k
-  if (wish.top_k < vocab) {
-    pivot = threshold<false>(seat, weights, (double)wish.top_k);
+  if (params.top_k < vocab) {
+    pivot = threshold<false>(thread, weights, (double)params.top_k);
     floor = max(floor, pivot);
     u64 number = 0;
 #pragma unroll
     for (int j = 0; j < PER; j++) number += weights.bits[j] > pivot;
-    beside = (wish.top_k - sum_of_all(seat, number)) * fixed_point(__int_as_float(pivot));
+    beside = (params.top_k - sum_of_all(thread, number)) * fixed_point(__int_as_float(pivot));
   }
-  if (wish.top_p < 1.) {
+  if (params.top_p < 1.) {
     u64 total = 0;
 #pragma unroll
     for (int j = 0; j < PER; j++) total += weights.fixed_above(j, pivot);
-    total = sum_of_all(seat, total) + beside;
-    const double limit = __dmul_rn(wish.top_p, (double)(long long)total);
-    floor = max(floor, threshold<true>(seat, weights, limit));
+    total = sum_of_all(thread, total) + beside;
+    const double limit = __dmul_rn(params.top_p, (double)(long long)total);
+    floor = max(floor, threshold<true>(thread, weights, limit));
   }
   return floor;
 }
 
-__device__ __forceinline__ Wish wish_of(const long long* words, int stride, long long position) {
+__device__ __forceinline__ SampleParams params_of(const long long* words, int stride, long long position) {
   return {(float)__longlong_as_double(words[0]), (float)__longlong_as_double(words[3 * stride]),
           __longlong_as_double(words[2 * stride]), (int)words[stride],
           uniform_of(words[4 * stride], position + words[5 * stride], STREAM)};
@@ -126,57 +126,57 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
     const long long* starts, const long long* depths, long long* out, int vocab, int nodes,
     int stride_logits, int stride_weights, int stride_slot, int stride_word) {
   extern __shared__ __align__(16) unsigned char shared[];
-  Seat seat = seated((u64*)shared);
+  ClusterThread thread = thread_in_cluster((u64*)shared);
   const int row = blockIdx.y, request = row / nodes;
   wait_for_last_kernel();
 
   const float* mine = logits + (u64)row * stride_logits;
   float x[PER];
 #pragma unroll
-  for (int j = 0; j < PER; j++) x[j] = seat.place(j) < vocab ? mine[seat.place(j)] : 0.f;
+  for (int j = 0; j < PER; j++) x[j] = thread.place(j) < vocab ? mine[thread.place(j)] : 0.f;
   const long long position =
       starts[request] + (HAS_DEPTHS ? depths[row] : (long long)(row % nodes));
-  const Wish wish = wish_of(words + slots[request] * stride_slot, stride_word, position);
+  const SampleParams params = params_of(words + slots[request] * stride_slot, stride_word, position);
   u32 best = 0;
 #pragma unroll
   for (int j = 0; j < PER; j++)
-    if (seat.place(j) < vocab && x[j] == x[j]) best = max(best, ordered(x[j]));
+    if (thread.place(j) < vocab && x[j] == x[j]) best = max(best, ordered(x[j]));
   all_have_begun();
-  best = largest_of_all(seat, best);
+  best = largest_of_all(thread, best);
 
   float* left = weights_out + (u64)row * stride_weights;
-  if (!(wish.temperature > 0.f)) {
+  if (!(params.temperature > 0.f)) {
     u32 first = 0;  // of equals
 #pragma unroll
     for (int j = 0; j < PER; j++)
-      if (seat.place(j) < vocab && best && x[j] == x[j] && ordered(x[j]) == best)
-        first = max(first, (u32)(NOWHERE - seat.place(j)));
-    first = largest_of_all(seat, first);
+      if (thread.place(j) < vocab && best && x[j] == x[j] && ordered(x[j]) == best)
+        first = max(first, (u32)(NOWHERE - thread.place(j)));
+    first = largest_of_all(thread, first);
     const int token = first ? NOWHERE - (int)first : 0;
-    if (seat.is_first()) out[row] = token;
+    if (thread.is_first()) out[row] = token;
 #pragma unroll
     for (int j = 0; WEIGHS && j < PER; j++)
-      if (seat.place(j) < vocab) left[seat.place(j)] = seat.place(j) == token ? 1.f : 0.f;
+      if (thread.place(j) < vocab) left[thread.place(j)] = thread.place(j) == token ? 1.f : 0.f;
     return;
   }
 
   Weights weights;
-  const float top = __fdiv_rn(value_of(best), wish.temperature);
+  const float top = __fdiv_rn(value_of(best), params.temperature);
 #pragma unroll
   for (int j = 0; j < PER; j++) {
-    const float e = exp_below(__fsub_rn(__fdiv_rn(x[j], wish.temperature), top));
-    weights.bits[j] = seat.place(j) < vocab ? __float_as_int(e) : -1;
+    const float e = exp_below(__fsub_rn(__fdiv_rn(x[j], params.temperature), top));
+    weights.bits[j] = thread.place(j) < vocab ? __float_as_int(e) : -1;
   }
-  const int floor = floor_of(seat, weights, wish, vocab);
+  const int floor = floor_of(thread, weights, params, vocab);
   u64 total = 0;
 #pragma unroll
   for (int j = 0; j < PER; j++) total += weights.fixed_above(j, floor - 1);
-  total = sum_of_all(seat, total);
-  const int token = drawn(seat, wish.uniform, total,
+  total = sum_of_all(thread, total);
+  const int token = drawn(thread, params.uniform, total,
                           [&](int j) { return weights.fixed_above(j, floor - 1); });
   if (token >= 0) out[row] = token;
 #pragma unroll
   for (int j = 0; WEIGHS && j < PER; j++)
-    if (seat.place(j) < vocab)
-      left[seat.place(j)] = weights.fixed_above(j, floor - 1) ? weights.value(j) : 0.f;
+    if (thread.place(j) < vocab)
+      left[thread.place(j)] = weights.fixed_above(j, floor - 1) ? weights.value(j) : 0.f;
 }

@@ -26,8 +26,8 @@ struct SMPlacement {
     return number;
   }
 
-  // By one thread, when its block is done. Not before all have a number: who still looks for one would
-  // take this, and leave another to nobody. launches: of this kind, before this one.
+  // By one thread, when its block is done. Not before all have a number: a block that still looks for one
+  // would take this one, and leave another unused. launches: of this kind, before this one.
   __device__ __forceinline__ void leave(int number, int launches) const {
     const u32 all = ((u32)launches + 1) * gridDim.x;
     while ((int)((u32)seen_in_memory(arrived) - all) < 0) look_again();

@@ -43,7 +43,8 @@ class SMPlacement:
     def choose(
         self, launch: Callable[[], object], seconds: Callable[[Callable[[], object]], float]
     ) -> None:
-        """Seat blocks as they came by themselves, from whichever of them on that is fastest.
+        """Place blocks in the order in which they came by themselves, from the first block on for
+        which that is fastest.
 
         launch: the kernel, with a block on each multiprocessor; it may run again and again, and its
         blocks wait for each other as they will later.

@@ -14,7 +14,7 @@ def kv_move(buffers: KVBuffers, paths: KVPaths) -> None:
     source_BW = lens_B1 + nodes_BW
     moves = (order_W <= paths.accepted_B[:, None]) & (rows_B1 != 0)
     moves &= (source_BW < req_to_token.shape[1]) & (nodes_BW != order_W)
-    # What does not move goes from slot 0 to slot 0, which nobody owns.
+    # What does not move goes from slot 0 to slot 0, which no request owns.
     source_BW = source_BW.where(moves, 0)
     target_BW = (lens_B1 + order_W).where(moves, 0)
     source = req_to_token[rows_B1, source_BW].long().where(moves, 0).flatten()

@@ -30,7 +30,7 @@ def row_places(
                 slots[b, j] = req_to_token[rows[b], place] if place < C else 0
 
     req_to_token: int32 [num_rows, C]; rows_B, lens_B: int64 [B]; depths_T: int64 [B * W], of a
-    tree's nodes. Places past the end of the table share slot 0, which belongs to nobody. Any
+    tree's nodes. Places past the end of the table share slot 0, which no request owns. Any
     device; Triton on CUDA.
     """
     given = req_to_token, rows_B, lens_B, width, offset, depths_T

@@ -19,7 +19,7 @@ from specengine.kernels.linear import few_row_ref
 # sixteen rows read all weights, so that rows are few where weights are many.
 MAX_ROWS = 128
 MAX_WORK = 500_000_000  # rows x weights, of a decoder layer
-MAX_PRODUCT = 100_000_000  # likewise, of a product by itself
+MAX_PRODUCT = 100_000_000  # rows x weights, of a product by itself
 MAX_HIDDEN = 2048
 MAX_HIDDEN_OF_ONE_ROW = 8192
 

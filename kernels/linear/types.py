@@ -97,7 +97,7 @@ class StackKV:
 
 @dataclass(frozen=True)
 class StackOutput:
-    """stream: [T, H] behind the last layer; captured: likewise, behind each captured layer."""
+    """stream: [T, H] behind the last layer; captured: [T, H] behind each captured layer."""
 
     stream: Tensor
     captured: list[Tensor]

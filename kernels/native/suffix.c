@@ -1,7 +1,7 @@
 /* Suffix trees of many growing texts, and the chains that they promise, in one call.
  *
  * Drafts equal those of draft/suffix/tree.py and expand.py, where the terms are explained, in every
- * bit: whoever changes one changes the other. The children of all nodes of a text are in one hash
+ * bit: change both together. The children of all nodes of a text are in one hash
  * table, by node and token. */
 
 #include <stdint.h>
@@ -87,7 +87,7 @@ static int32_t deepest(const Text *text, int32_t node, int32_t length, int32_t s
 }
 
 /* The array with room for as many as are needed; NULL without memory: it stays. */
-static void *grown(void *items, int64_t *room, int64_t needed, size_t size) {
+static void *with_room(void *items, int64_t *room, int64_t needed, size_t size) {
     int64_t larger = *room ? *room : FIRST_ROOM;
     while (larger < needed) larger *= 2;
     if (larger == *room) return items;
@@ -115,9 +115,9 @@ static int grow_edges(Text *text, int64_t needed) {
 static int make_room(Text *text) {
     int64_t counted = (int64_t)text->length + 1;
     int32_t *tokens =
-        grown(text->tokens, &text->token_room, text->num_tokens + 1, sizeof *tokens);
+        with_room(text->tokens, &text->token_room, text->num_tokens + 1, sizeof *tokens);
     if (tokens) text->tokens = tokens;
-    Node *nodes = grown(text->nodes, &text->node_room, text->num_nodes + counted, sizeof *nodes);
+    Node *nodes = with_room(text->nodes, &text->node_room, text->num_nodes + counted, sizeof *nodes);
     if (nodes) text->nodes = nodes;
     return tokens && nodes && grow_edges(text, text->num_edges + 2 * counted);
 }
@@ -148,7 +148,7 @@ static void count_up(Text *text, int32_t node, Child child, int32_t count) {
     }
 }
 
-/* A new node of `depth` tokens on an edge. Whoever counts below it next makes it the best child of
+/* A new node of `depth` tokens on an edge. The next count below it makes it the best child of
  * the node above, where the one that it parts was. */
 static int32_t fork_edge(Text *text, Edge *edge, int32_t depth) {
     Child child = edge->child;
@@ -337,7 +337,7 @@ int64_t texts_extend(Text *const *texts, const int32_t *tokens, int64_t *num_new
 }
 
 /* Of each text its last token and the best chain of at most most[i] tokens behind it, int64
- * [num_texts, width], and the probability of each, float64 likewise, padded with 0; counts[i]: how
+ * [num_texts, width], and the probability of each, float64 [num_texts, width], padded with 0; counts[i]: how
  * many these are, at most `width`. No text is empty. */
 void texts_draft(Text *const *texts, const int64_t *most, int64_t num_texts, int64_t width,
                  const Rules *rules, int64_t *drafts, double *probs, int64_t *counts) {

@@ -91,7 +91,7 @@ class ChainRules:
         is_compensated = sum([1.0, 1e100, 1.0, -1e100]) != 0.0
         limits = max_suffixes, is_compensated, min_match
         self._rules = _Rules(address(self._sizes), min_prob, *limits)
-        self.address = ctypes.addressof(self._rules)  # for as long as somebody keeps these rules
+        self.address = ctypes.addressof(self._rules)  # valid while these rules are kept
 
 
 def longest_match(texts: Sequence[SuffixText]) -> int:
@@ -105,7 +105,7 @@ def draft(
     texts: Sequence[SuffixText], most: Sequence[int], rules: ChainRules
 ) -> tuple[Tensor, Tensor, list[int]]:
     """Of each text, none of them empty, its last token and at most most[i] that might follow ->
-    int64 [B, N], padded with 0; their probabilities, float32 likewise; and how many of each row
+    int64 [B, N], padded with 0; their probabilities, float32 [B, N]; and how many of each row
     these are, at least 1, at most N."""
     shape = len(texts), _width(most, rules)
     drafts, probs = torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float64)

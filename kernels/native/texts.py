@@ -31,7 +31,7 @@ def functions_of(name: str, signatures: Signatures) -> Functions:
 
 
 class NativeText:
-    """A text in C, for as long as somebody holds it. Raises MemoryError."""
+    """A text in C, freed when this object is. Raises MemoryError."""
 
     __slots__ = ("_free", "num_tokens", "pointer")
 
@@ -71,5 +71,5 @@ def pointers(texts: Sequence[NativeText]) -> array[int]:
 
 
 def address(numbers: array[Any]) -> int:
-    """For as long as somebody keeps the array."""
+    """Valid while the array is kept."""
     return numbers.buffer_info()[0]

@@ -1,4 +1,4 @@
-"""Edits of logits in Triton: programs of rows that nobody edits end at once."""
+"""Edits of logits in Triton: programs of rows without edits end at once."""
 
 # A jit body only looks like typed Python.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators

@@ -36,7 +36,7 @@ _FIRST_CANDIDATES = 256  # most nuclei fit; more are looked at where one does no
 
 @dataclass(frozen=True)
 class RowFilters:
-    """What [R] rows of logits go through, and what of it somebody asks for."""
+    """What [R] rows of logits go through, and what of it any request asks for."""
 
     temperature: Tensor  # float32, above 0
     top_k: Tensor  # int64, V where off
@@ -129,7 +129,7 @@ def invert_cdf(weights_RV: Tensor, uniforms_R: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RowWishes:
+class RowParams:
     """How [R] rows want their tokens chosen."""
 
     greedy: Tensor  # bool
@@ -137,7 +137,7 @@ class RowWishes:
     uniforms: Tensor  # float64
 
 
-def row_wishes(table: ChoiceTable, places: DrawPlaces, stream: int, vocab: int) -> RowWishes:
+def row_params(table: ChoiceTable, places: DrawPlaces, stream: int, vocab: int) -> RowParams:
     slots_R = places.slots_B.repeat_interleave(places.nodes)
     depths_R = places.depths_R
     if depths_R is None:
@@ -152,13 +152,13 @@ def row_wishes(table: ChoiceTable, places: DrawPlaces, stream: int, vocab: int) 
         vocab=vocab,
     )
     position_R = places.starts_B.repeat_interleave(places.nodes) + depths_R + rows[SHIFT]
-    return RowWishes(greedy, filters, keyed_uniform(rows[SEED], position_R, stream))
+    return RowParams(greedy, filters, keyed_uniform(rows[SEED], position_R, stream))
 
 
 def sample_rows(logits_RV: Tensor, table: ChoiceTable, places: DrawPlaces, stream: int) -> Tensor:
-    wishes = row_wishes(table, places, stream, logits_RV.shape[1])
-    tokens_R = invert_cdf(kept_weights(logits_RV, wishes.filters), wishes.uniforms)
-    return torch.where(wishes.greedy, logits_RV.argmax(-1), tokens_R)
+    params = row_params(table, places, stream, logits_RV.shape[1])
+    tokens_R = invert_cdf(kept_weights(logits_RV, params.filters), params.uniforms)
+    return torch.where(params.greedy, logits_RV.argmax(-1), tokens_R)
 
 
 def _filters(

@@ -209,7 +209,7 @@ def _sample_rows_kernel(
         target = (_uniform(seed, position, OFFSET) * total.to(tl.float64)).to(tl.int64)
         token = _find(e_ptr, vocab, floor, tl.minimum(target, total - 1), BLOCK)
         if WEIGHS:
-            tl.debug_barrier()  # likewise, the other way round
+            tl.debug_barrier()  # all have read before any writes
             _cut(e_ptr, vocab, floor, BLOCK)
     elif WEIGHS:
         tl.debug_barrier()  # all have read the logits that are written over

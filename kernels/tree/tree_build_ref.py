@@ -49,7 +49,7 @@ def choose_within(roots_B: Tensor, found: Found, num_nodes: int, limits: TreeLim
     stays_BM = (nodes_N[1:] < most_B[:, None]) & (order_BM < kept_B1) & (tokens_BM >= 0)
     node_BM = stays_BM.cumsum(1)
     # One place before all candidates for the root, and one behind them for what does not stay; the
-    # same of nodes, behind which is nobody.
+    # same for nodes; the place behind them stays empty.
     nowhere_BM = order_BM.masked_fill(~stays_BM, count)
     node_of = roots_B.new_zeros(batch_size, count + 2).scatter_(1, nowhere_BM + 1, node_BM)
     parents_BM = node_of.gather(1, found.parents_BC.gather(1, order_BM) + 1)

@@ -16,7 +16,7 @@ _OF_NODES_ALONE = 1  # tree_mask_mode: n x n, without the keys before the tree
 
 @dataclass(frozen=True)
 class Links:
-    """A tree as sglang-kernel walks it; -1 where there is nobody."""
+    """A tree as sglang-kernel walks it; -1 where there is no node."""
 
     index_BN: Tensor  # int64, among the nodes of the batch
     child_BN: Tensor  # int64, the first

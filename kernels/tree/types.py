@@ -1,4 +1,4 @@
-"""Draft trees on the device, grown and finished."""
+"""Draft trees on the device, while they are expanded and when they are done."""
 
 from __future__ import annotations
 

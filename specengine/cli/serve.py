@@ -31,10 +31,10 @@ def serve_forever(config: EngineConfig) -> None:
         def build() -> ServedEngine:
             from specengine.engine.async_engine import AsyncEngine
             from specengine.engine.build import build_engine
-            from specengine.engine.garbage import settled
+            from specengine.engine.garbage import frozen_objects
 
             engine = build_engine(config)
-            until_the_end.enter_context(settled())
+            until_the_end.enter_context(frozen_objects())
             return AsyncEngine(engine, prepares=True)
 
         serve(config.server, build, config.limits)

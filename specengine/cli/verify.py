@@ -109,10 +109,10 @@ def open_record(
 def models(config: EngineConfig, model: str | None) -> Iterator[tuple[EngineConfig, list[Subject]]]:
     """The configuration with a model, and what is proved: the algorithm that was asked for, or all
     that can be had."""
+    from specengine.engine.factories import check_algorithm
     from specengine.engine.proof.catalogue import with_models, without_models
     from specengine.engine.proof.subjects import Subject
     from specengine.engine.proof.tiny_model import save_tiny_models
-    from specengine.engine.registry import check_algorithm
 
     spec = config.spec
     if model is not None or config.model.model != ModelConfig().model:

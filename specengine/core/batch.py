@@ -69,7 +69,7 @@ class ScheduleBatch:
         )
 
     def _logits_rows(self) -> list[int] | None:
-        """Flat rows that somebody reads logits of: the last one of each request that samples, and
+        """Flat rows whose logits are read: the last one of each request that samples, and
         every row of a request that wants prompt logprobs."""
         if not self.forward_mode.is_prefill():
             return None

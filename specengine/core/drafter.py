@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
     from specengine.kernels.tree.types import DraftTree, TreeLimits
 
-Device = Literal["host", "model", "lookup"]
+DraftsOn = Literal["host", "lookup", "device"]
 
 
 class Drafter(ABC):
@@ -36,11 +36,11 @@ class Drafter(ABC):
     Capability fields say what else a drafter can do. The engine reads these fields, never the
     class. The methods of a capability are called only where its field says so.
 
-    device: where the rounds of this drafter may run.
+    drafts_on: where it drafts, and so where its rounds may run.
         "host": the host drafts between two forwards, and observes every round.
         "lookup": the host drafts from the text of requests alone, and `observe` may be left out.
             The rest of the round runs on the device.
-        "model": the whole round runs on the device, drafting included: `draft_rows` or
+        "device": the whole round runs on the device, drafting included: `draft_rows` or
             `draft_tree_rows`, and `observe_rows`. These three and `sync_accepted` are captured in
             a CUDA graph: they may not wait for the device, nor branch on values that lie there.
             They take over from `draft` and `observe`, on the same state.
@@ -63,17 +63,17 @@ class Drafter(ABC):
     # The most nodes a proposal can have, root included; at most context.spec.max_nodes.
     max_nodes: int = 1
 
-    device: Device = "host"
-    can_pause: bool = False  # "model": rounds may go by that it does not observe; see mark_stale
+    drafts_on: DraftsOn = "host"
+    can_pause: bool = False  # "device": rounds may go by that it does not observe; see mark_stale
     begins_async: bool = False  # begin_async may take the place of begin
     drafts_ahead: bool = False  # "lookup": draft_ahead
     predicts_shape: bool = False  # predict_shape may give a shape
-    # "model": on the host, too, a draft may be one graph of `draft_rows` or `draft_tree_rows`. It
+    # "device": on the host, too, a draft may be one graph of `draft_rows` or `draft_tree_rows`. It
     # has the fields `runner`, `loops` and `device_rounds` of draft.worker.DraftWorker.
     has_draft_loops: bool = False
-    draft_slots: int = 0  # "model": KV slots past those that stand which drafting writes
-    topk: int = 1  # "model": children of a node of its trees
-    may_be_unready: bool = False  # "model": is_ready may be False
+    draft_slots: int = 0  # "device": KV slots past those that stand which drafting writes
+    topk: int = 1  # "device": children of a node of its trees
+    may_be_unready: bool = False  # "device": is_ready may be False
     # A "lookup" drafter whose drafts take the place of `model`'s, where there are two sources.
     lookup: Drafter | None = None
 
@@ -110,7 +110,7 @@ class Drafter(ABC):
         return None
 
     @property
-    def model(self) -> Drafter:
+    def model_drafter(self) -> Drafter:
         """The drafter beside `lookup`; where there is none, this one."""
         return self
 
@@ -134,7 +134,7 @@ class Drafter(ABC):
         stands beside a model."""
         return True
 
-    # "model"
+    # "device"
 
     @property
     def max_steps(self) -> int:

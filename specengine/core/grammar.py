@@ -1,6 +1,6 @@
 """What an output must follow: the grammar asked for, where it stands, and what a row may say.
 
-llguidance compiles and follows them (engine/grammar); this is what the other rooms see of it.
+llguidance compiles and follows them (engine/grammar); this is what other packages see of it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _as_json(value: Any, param: str) -> str:
 
 class GrammarState(Protocol):
     """Where the output of one request stands in its grammar. Between forwards it stands after the
-    committed tokens; whoever explores a draft takes its tokens back before the next forward."""
+    committed tokens; code that explores a draft takes its tokens back before the next forward."""
 
     @property
     def is_complete(self) -> bool:

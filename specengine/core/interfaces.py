@@ -1,4 +1,4 @@
-"""Protocols between rooms that may not import each other (design: one-way imports)."""
+"""Protocols between packages that may not import each other (design: one-way imports)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KVPool(Protocol):
     """memory.MHATokenToKVPool: one K and one V tensor a layer."""
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """K and V of a layer, each [S, num_kv_heads, head_dim]. Slot 0 belongs to nobody."""
+        """K and V of a layer, each [S, num_kv_heads, head_dim]. No request owns slot 0."""
         ...
 
     def keep_paths(self, paths: KVPaths) -> None:

@@ -85,7 +85,7 @@ class SamplingBatch:
     device: torch.device
     logprobs: list[int | None]  # [B], alternatives asked for; None is off
     output_lens: list[int]  # [B], output tokens counted so far
-    output_pos: Tensor | None  # int64 [B], index of the next output token; None: nobody reads it
+    output_pos: Tensor | None  # int64 [B], index of the next output token; None: it is not read
     random: RandomParams | None  # None: every request is greedy
     edits: LogitEdits | None
     mask: TokenMask | None = None  # one slot a row; set where the engine has tokens chosen

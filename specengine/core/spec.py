@@ -68,7 +68,7 @@ class VerifyResult:
     logprobs: list[list[TokenLogprob]] | None = None  # beside tokens, where any request asks
     is_lossy: bool = False  # the rule does not keep the target's distribution
     depth: DepthChoice | None = None  # that the round ran under; the engine fills it in
-    # Likewise: of each request the ranks of the drafts that stand, where the proposal has ranks.
+    # [B], the ranks of the accepted drafts, where the proposal has ranks; the engine fills it in.
     path_ranks: list[list[int]] | None = None
 
 

@@ -41,7 +41,7 @@ class SpecStats:
     depth: DepthChoice | None = None  # of the last round that was not beside a prefill
 
     def record(self, drafted: int, accepted: int, depth: DepthChoice | None = None) -> None:
-        """depth: None for a round beside a prefill, in which nobody drafts."""
+        """depth: None for a round beside a prefill, in which there are no drafts."""
         self.num_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted += accepted

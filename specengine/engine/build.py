@@ -16,12 +16,14 @@ from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.model import DecoderModel
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
+from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
-from specengine.engine.cost_facts import engine_facts, keep_at_the_end, settle_costs
-from specengine.engine.depth_build import fixed_depth, make_adaptive
+from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
 from specengine.engine.detokenizer import decoder_of
+from specengine.engine.draft_build import load_draft, make_draft_runners
 from specengine.engine.draft_depth import NodeLimit
-from specengine.engine.drafting import load_draft, make_draft_runners
+from specengine.engine.factories import make_drafter, make_verifier, max_nodes
+from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs, graph_bytes
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
 from specengine.engine.parts import EngineParts
@@ -29,8 +31,6 @@ from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import can_precompile, compile_ahead, precompile_calls
-from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs, graph_bytes
-from specengine.engine.registry import make_drafter, make_verifier, max_nodes
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.spec_options import check_sizes, draft_slots
@@ -114,11 +114,11 @@ def build_engine(
         costs.facts = engine_facts(config, loaded, draft, backend.name)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
-    follows_drafts = getattr(engine.parts.verifier, "follows_drafts", False)
-    engine.ragged_counters |= add_draft_loops(config, engine.drafter, follows_drafts)
+    text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
+    engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
     _capture(config, engine, runner, phases, costs)
     keep_at_the_end(costs, engine)
-    engine.round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
+    engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()
     logger.info("ready after %.1f s", phases.total)
@@ -135,7 +135,7 @@ def _capture(
     """All graphs that are made at start."""
     sizes = None if config.graph.disable_cuda_graph else config.graph.cuda_graph_bs
     if sizes is None:
-        settle_costs(costs, engine, None)
+        apply_cost_file(costs, engine, None)
         return
     gc.collect()  # once for all captures: what engines that are gone have left is free for graphs
     parts = engine.parts
@@ -144,7 +144,7 @@ def _capture(
         rounds = make_rounds(config, runner, parts.drafter, parts.verifier, chooses)
     except HostRoundsError as error:
         engine.no_rounds = NoGraphs("round", str(error))
-    settle_costs(costs, engine, rounds)
+    apply_cost_file(costs, engine, rounds)
     with phases.phase("compile kernels"):
         compile_ahead(config, runner, rounds)
     with tally() as compiled:
@@ -225,7 +225,7 @@ def _assemble(
     )
     check_sizes(config.spec, drafter)
     verifier = make_verifier(config.spec, drafter)
-    if verifier.follows_drafts:  # else no text depends on the state of the drafter
+    if verifier.text_depends_on_drafts:  # else no text depends on the state of the drafter
         scheduler.ledger.cache.lookahead = drafter.kv_lookahead
     by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:

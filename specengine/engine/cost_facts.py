@@ -25,8 +25,8 @@ from specengine.engine.round.timing import max_context
 from specengine.kernels import dispatch
 from specengine.runner.loader.loaded_model import LoadedModel
 
-# Options that no round takes longer for, or that are told in other words.
-_IDLE = {
+# Options that change no round's cost, or that other facts state.
+_UNRELATED = {
     "served_model_name",
     "chat_template",
     "cache_dir",
@@ -41,7 +41,7 @@ _IDLE = {
     "adaptive",
     "cost_table",
 }
-_TOLD = {"model", "draft_model_path", "device", "attention_backend"}
+_STATED = {"model", "draft_model_path", "device", "attention_backend"}
 _SOURCES = {".py", ".cu", ".cuh", ".cpp", ".c", ".h"}
 _PACKAGES = ("triton", "flashinfer-python", "sglang-kernel")
 
@@ -63,20 +63,20 @@ def engine_facts(
         "attention_backend": backend,
     }
     for section in (config.model, config.memory, config.schedule, config.graph, config.spec):
-        for field in section.options().keys() - _IDLE - _TOLD:
+        for field in section.options().keys() - _UNRELATED - _STATED:
             facts[section.flag_prefix + field] = getattr(section, field)
     return dict(sorted(facts.items()))
 
 
-def settle_costs(costs: CostFile | None, engine: Engine, rounds: RoundExecutor | None) -> None:
+def apply_cost_file(costs: CostFile | None, engine: Engine, rounds: RoundExecutor | None) -> None:
     """Before minutes are spent on graphs. rounds: those that will run on the device, if any.
     Raises ConfigError for a table that was measured for something else."""
     adaptive = engine.parts.adaptive
     if costs is None or adaptive is None:
         return
-    costs.settle(_round_facts(rounds))
+    costs.add_facts(_round_facts(rounds))
     if rounds is None:
-        costs.start(adaptive.steps.costs)
+        costs.start(adaptive.chooser.costs)
 
 
 def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
@@ -89,15 +89,15 @@ def keep_at_the_end(costs: CostFile | None, engine: Engine) -> None:
 def _round_facts(rounds: RoundExecutor | None) -> Facts:
     if rounds is None:
         return {"rounds": "run by the host"}
-    drafts = "drafts of the host" if rounds.has_lookup else "on the device"
+    drafts = "drafts of the host" if rounds.host_drafts else "on the device"
     sizes = {bs: rounds.smaller_trees(bs) for bs in rounds.batch_sizes}
     return {
         "rounds": f"in graphs, {drafts}",
         "round_batch_sizes": rounds.batch_sizes,
         "round_depths": rounds.steps,
         "round_smaller_trees": {bs: found for bs, found in sizes.items() if found},
-        "round_sleeps": rounds.may_pause,
-        "round_most_text": max_context(rounds),
+        "round_may_pause": rounds.may_pause,
+        "round_max_context": max_context(rounds),
     }
 
 

@@ -23,10 +23,10 @@ class HostTree:
         return self.parents == list(range(-1, len(self.parents) - 1))
 
     def depths_of(self, is_kept: Sequence[bool]) -> list[int]:
-        """Of some of the drafts, the others left out; the root's children have 1."""
+        """Depths of the drafts that are kept, in order, without the root; its children have 1."""
         depths = [0]
         for node, parent in enumerate(self.parents[1:], start=1):
-            # What is its own parent is not there.
+            # A node that is its own parent is padding.
             depths.append(1 + depths[parent] if parent < node else 0)
         return [depth for depth, kept in zip(depths[1:], is_kept[1:], strict=True) if kept]
 
@@ -69,7 +69,7 @@ def keep_nodes(
 
 def best_nodes(proposal: DraftProposal, most: int) -> DraftProposal:
     """The proposal with no more than the `most` best nodes of each request, root included; as it is
-    where nobody knows which they are."""
+    where the proposal has no ranks."""
     if proposal.ranks is None or max(proposal.num_nodes) <= most:
         return proposal
     confidence = proposal.confidence
@@ -84,7 +84,7 @@ def best_nodes(proposal: DraftProposal, most: int) -> DraftProposal:
 
 
 def path_ranks(proposal: DraftProposal, result: VerifyResult) -> list[list[int]] | None:
-    """Of the drafts that stand, root left out; None where nobody knows."""
+    """Of the drafts that stand, root left out; None where the proposal has no ranks."""
     if proposal.ranks is None:
         return None
     chains = [list(range(1 + count)) for count in result.num_accepted]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def frozen_objects() -> Iterator[None]:
     """While inside, collections pass over what exists by now.
 
     With an engine loaded these are 350,000 objects, most of them PyTorch's. A full collection takes

@@ -22,7 +22,7 @@ class RoundResult(NamedTuple):
 class Launched:
     """A round in flight, and how it came to be launched."""
 
-    round: InFlightRound
+    in_flight: InFlightRound
     choice: Decision
     paused: bool  # the drafter does not observe it
     followed: bool  # it was launched before the one before it was collected

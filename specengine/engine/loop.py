@@ -39,12 +39,12 @@ class Engine:
         self.parts = parts
         self.scheduler = parts.scheduler
         self.drafter = parts.drafter
-        self.round = HostRound(parts.worker, parts.drafter, parts.verifier)
-        # Set by build.py: rounds on the device, or the one reason why there are none.
+        self.host_round = HostRound(parts.worker, parts.drafter, parts.verifier)
+        # Set by build._capture: rounds on the device, or the one reason why there are none.
         self.pipeline: RoundPipeline | None = None
         self.no_rounds: NoGraphs | None = None
-        self.at_end: Callable[[], object] = lambda: None  # set by build.py
-        self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.py
+        self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
+        self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
         self.seeds = random.Random(parts.config.model.random_seed)
@@ -126,9 +126,9 @@ class Engine:
             done = self.pipeline.collect()
             self._commit(done.reqs, done.result)
             self.pipeline.send_masks()
-            return self._collect()
+            return self._take_outputs()
         batch = self.scheduler.schedule()
-        self._release_drafts()
+        self._release_requests()
         if batch is not None:
             if batch.forward_mode.is_prefill():
                 self._prefill(batch)
@@ -136,14 +136,15 @@ class Engine:
                 self.pipeline.launch(batch)
             else:
                 self._commit(batch.reqs, self._run(batch))
-            self._release_drafts()
-        return self._collect()
+            self._release_requests()
+        return self._take_outputs()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Where there is no work: whether there may be more to do than to wait for some.
-        may_capture: graphs. is_wanted: asked amid a capture, which ends early where it holds."""
+        """To be called while there is no work: does a piece of what can be done then. False: there
+        is nothing more to do until a request comes. may_capture: whether the piece may be the
+        capture of a graph. is_wanted: asked amid a capture, which ends early where it holds."""
         if self.pipeline is None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
@@ -158,22 +159,22 @@ class Engine:
         elif self.no_rounds is not None:
             self.no_rounds.count()
         adaptive = self.parts.adaptive
-        if adaptive is None or self.round.recorders:
-            return self.round.run(batch)
-        return adaptive.run(self.round, batch)
+        if adaptive is None or self.host_round.recorders:
+            return self.host_round.run(batch)
+        return adaptive.run(self.host_round, batch)
 
     def _runs_on_device(self, pipeline: RoundPipeline, batch: ScheduleBatch) -> bool:
-        if self.round.recorders:
-            count_fallback(pipeline.rounds.counters, "round", OBSERVED)
+        if self.host_round.recorders:
+            count_fallback(pipeline.executor.counters, "round", OBSERVED)
             return False
-        return pipeline.rounds.can_run(batch)
+        return pipeline.executor.can_run(batch)
 
     def _commit(self, reqs: list[Req], result: VerifyResult) -> None:
         if result.depth is None:
             result.depth = self.parts.fixed_depth
         self.scheduler.commit_round(reqs, result)
         self.watch.check(self.scheduler.spec_totals)
-        self._release_drafts()
+        self._release_requests()
 
     def stats(self) -> EngineStats:
         scheduler, graphs = self.scheduler, self._graph_stats()
@@ -199,7 +200,7 @@ class Engine:
 
     @property
     def device_rounds(self) -> RoundExecutor | None:
-        return None if self.pipeline is None else self.pipeline.rounds
+        return None if self.pipeline is None else self.pipeline.executor
 
     def _depth_in_use(self) -> Decision | None:
         """Of rounds on the device once there were any, else of the others."""
@@ -207,10 +208,10 @@ class Engine:
         return next((one for one in found if one is not None), None)
 
     def choosers(self) -> Iterator[AdaptiveSteps]:
-        if self.pipeline is not None and self.pipeline.depths is not None:
-            yield self.pipeline.depths
+        if self.pipeline is not None and self.pipeline.chooser is not None:
+            yield self.pipeline.chooser
         if self.parts.adaptive is not None:
-            yield self.parts.adaptive.steps
+            yield self.parts.adaptive.chooser
 
     def _tell_depths(self, ended: list[Req]) -> None:
         """Once, to requests that have ended, and once for all that ended under the same choice:
@@ -254,11 +255,11 @@ class Engine:
             return None
         return partial(self.drafter.begin_async, batch, output)
 
-    def _release_drafts(self) -> None:
+    def _release_requests(self) -> None:
         for req in self.scheduler.take_released():
             self.drafter.release(req)
 
-    def _collect(self) -> list[RequestOutput]:
+    def _take_outputs(self) -> list[RequestOutput]:
         outputs, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)

@@ -14,7 +14,7 @@ from specengine.core.drafter import Drafter
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.spec import PrefillResult, Verifier
 from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive_round import AdaptiveRound
+from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.scheduler import Scheduler

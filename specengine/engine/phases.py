@@ -1,4 +1,4 @@
-"""Start-up phases, each logged with its time, so that nobody watches a silent terminal."""
+"""Start-up phases, each logged with its time, so that the terminal is never silent for long."""
 
 from __future__ import annotations
 

@@ -28,48 +28,50 @@ _PAUSED_EVERY = 8  # rounds of a paused drafter, one of which is learned from
 
 
 class RoundPipeline:
-    """Launches rounds, lets the next one follow before the last is collected, and collects them.
+    """Launches rounds, and collects each after its successor was launched.
 
-    At most one round is in flight and not followed: `collect` launches its successor first, then
-    waits. Where drafts come from lookup, they depend on the text that the round in flight emits, so
-    that only rounds without drafts follow at once; a drafter that drafts ahead follows when the
-    round is collected, before it is committed (LookupPrefetch). Where lookup stands beside a model,
-    the model's drafts follow at once while no text can match.
+    Between two calls at most one round is in flight. `collect` first launches the next round, then
+    waits for the one in flight: two are in flight during that wait alone.
+
+    Drafts from lookup depend on the text that the round in flight emits. So only a round without
+    drafts can be launched while it runs. A round with drafts is launched once it is collected, and
+    before it is committed where the drafter drafts ahead (LookupPrefetch). Where lookup stands
+    beside a model, rounds with the model's drafts are launched at once while no text can match.
     """
 
     def __init__(
         self,
-        rounds: RoundExecutor,
+        executor: RoundExecutor,
         drafter: Drafter,
         scheduler: Scheduler,
-        depths: AdaptiveSteps | None,
+        chooser: AdaptiveSteps | None,
         overlaps: bool,
     ) -> None:
-        """drafter: of the whole engine. depths: chooses how deep to draft; None drafts as deep as
+        """drafter: of the whole engine. chooser: chooses how deep to draft; None drafts as deep as
         there are rounds. overlaps: whether rounds follow each other at all."""
-        self.rounds = rounds
+        self.executor = executor
         self.drafter = drafter
         self.scheduler = scheduler
-        self.depths = depths
+        self.chooser = chooser
         self.overlaps = overlaps
         self.launched: Launched | None = None
-        self.background_capture = BackgroundCapture(rounds, drafter)
-        self.pause = DrafterPause() if depths is not None and rounds.may_pause else None
-        self._deepest = Decision(rounds.steps[-1], "as deep as there are graphs", None)
+        self.background_capture = BackgroundCapture(executor, drafter)
+        self.pause = DrafterPause() if chooser is not None and executor.may_pause else None
+        self._deepest = Decision(executor.steps[-1], "as deep as there are graphs", None)
         self._num_choices = 0
         self._num_paused = 0
         self._chosen: Decision | None = None  # for the next round, which could not follow
         self._collected: float | None = None  # when the last round was, if nothing has run since
         self._last: tuple[int, DraftShape] | None = None  # the last collected round's batch size
         # What drafts from text: the drafter itself, or the other half of a hybrid.
-        self._lookup = drafter if drafter.device == "lookup" else drafter.lookup
+        self._lookup = drafter if drafter.drafts_on == "lookup" else drafter.lookup
         self._beside_model = drafter.lookup is not None
         self._index: IndexAhead | None = None
         self._prefetch: LookupPrefetch | None = None
         if self._lookup is not None:
             self._index = IndexAhead(self._lookup)
             if overlaps and self._lookup.drafts_ahead:
-                cuts = rounds.sampling.stochastic or self._beside_model
+                cuts = executor.sampling.stochastic or self._beside_model
                 self._prefetch = LookupPrefetch(self._lookup, scheduler, cuts)
 
     @property
@@ -77,7 +79,7 @@ class RoundPipeline:
         return self.launched is not None
 
     def launch(self, batch: ScheduleBatch) -> None:
-        """A batch that rounds.can_run accepts."""
+        """Launch a round of a batch. No round is in flight; `executor.can_run` was True for it."""
         started = perf_counter() if self._collected is None else self._collected
         choice, paused = self._choose(batch.reqs)
         depth, drafting = choice.num_steps, 0.0
@@ -85,12 +87,12 @@ class RoundPipeline:
         if self._lookup is not None and depth:
             start = perf_counter()
             proposal = draft_within_limits(self._lookup, batch, depth)
-            plan = self.rounds.source.send(proposal, plan.num_drafted)
+            plan = self.executor.source.send(proposal, plan.num_drafted)
             drafting = perf_counter() - start
-        captures = self.rounds.counters["captures"]
+        captures = self.executor.counters["captures"]
         with self._all_or_nothing():
-            in_flight = self.rounds.launch(batch.reqs, plan)
-        if self.rounds.counters["captures"] != captures:
+            in_flight = self.executor.launch(batch.reqs, plan)
+        if self.executor.counters["captures"] != captures:
             # The time of a capture is no round's.
             started, drafting, self._last = perf_counter(), 0.0, None
         self.launched = Launched(in_flight, choice, paused, False, started, drafting)
@@ -106,57 +108,58 @@ class RoundPipeline:
         reads prompts in it, and observes what runs along; None: a round on the host, which it
         observes."""
         self._collected = self._chosen = None  # it was chosen for the requests that ran
-        self.rounds.host_view.forget()
+        self.executor.host_view.forget()
         if prefill is not None:
-            self.rounds.begin(prefill.prompt_reqs)
+            self.executor.begin(prefill.prompt_reqs)
         if prefill is None or prefill.forward_mode is ForwardMode.MIXED:
-            self.rounds.resume()
+            self.executor.resume()
 
     def collect(self) -> RoundResult:
         """Wait for the round in flight, the next already launched where it may be. The result must
         be committed, and then `send_masks` called, before anything else runs."""
         done = self.launched
         assert done is not None
+        in_flight = done.in_flight
         depth, learns = done.choice.num_steps, self._learns_from(done)
         with self._all_or_nothing():
             self.launched = self._follow(done) if self.overlaps else None
             if self._index is not None and not depth:
-                self._index.advance(done.round.reqs, lambda: self.rounds.is_done(done.round))
-            useful = self._useful_levels(done.round) if depth else done.round.num_drafted
+                self._index.advance(in_flight.reqs, lambda: self.executor.is_done(in_flight))
+            useful = self._useful_levels(in_flight) if depth else in_flight.num_drafted
             if learns:
                 self._learn_host(done)
-            result = self.rounds.collect(done.round)
-        self._collected = self.rounds.collected_at
+            result = self.executor.collect(in_flight)
+        self._collected = self.executor.collected_at
         if self.launched is not None:
             self.launched.started = self._collected
         elif self._prefetch is not None:
             with self._all_or_nothing():
-                self.launched = self._follow_collected(self._prefetch, done.round, result.tokens)
-        self._last = len(done.round.reqs), done.choice.shape
-        if self.depths is not None:
+                self.launched = self._follow_collected(self._prefetch, in_flight, result.tokens)
+        self._last = len(in_flight.reqs), done.choice.shape
+        if self.chooser is not None:
             result.depth = done.choice
             if learns:
-                self._learn(self.depths, done, result)
-        if useful != done.round.num_drafted:
-            result = replace(result, num_drafted=self._counted(done.round, useful, result))
-        return RoundResult(done.round.reqs, result)
+                self._learn(self.chooser, done, result)
+        if useful != in_flight.num_drafted:
+            result = replace(result, num_drafted=self._counted(in_flight, useful, result))
+        return RoundResult(in_flight.reqs, result)
 
     def _learns_from(self, done: Launched) -> bool:
         """Called before the next round is launched."""
-        if self.depths is None:
+        if self.chooser is None:
             return False
         if done.paused:
             # All alike, and so many that learning from each would be most of what they cost.
             self._num_paused += 1
             if self._num_paused % _PAUSED_EVERY:
                 return False
-            self.depths.skipped(len(done.round.reqs), _PAUSED_EVERY - 1)
+            self.chooser.skipped(len(done.in_flight.reqs), _PAUSED_EVERY - 1)
         # Where all requests had ended, it was in flight until the next came, and drafted past ends.
-        return not all(req.is_finished for req in done.round.reqs)
+        return not all(req.is_finished for req in done.in_flight.reqs)
 
-    def _learn(self, depths: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
-        in_flight, choice = done.round, done.choice
-        depth, took = choice.num_steps, self.rounds.collected_at - done.started
+    def _learn(self, chooser: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
+        in_flight, choice = done.in_flight, done.choice
+        depth, took = choice.num_steps, self.executor.collected_at - done.started
         # Plain rounds overlap: the first of them tells nothing of what they cost.
         is_usual = done.followed or depth > 0 or self._lookup is None
         observation = RoundObservation(
@@ -171,21 +174,21 @@ class RoundPipeline:
             took if is_usual or not self.overlaps else None,
             done.drafting,
         )
-        depths.observe(observation)
+        chooser.observe(observation)
 
     def _learn_host(self, done: Launched) -> None:
         """How long the host was busy with the round collected last, now that it waits for this one.
         Where a request ended there, it has as much to do whatever was drafted: the last rounds of a
         batch would tell of their depth that the host cannot keep up with it, for good."""
-        if self.depths is None or self._collected is None or self._last is None:
+        if self.chooser is None or self._collected is None or self._last is None:
             return
         took, (size, shape) = perf_counter() - self._collected, self._last
-        reqs = done.round.reqs
+        reqs = done.in_flight.reqs
         # The next round was launched before the results were known; its requests are unfinished.
-        go_on = self.launched is not None and len(self.launched.round.reqs) == len(reqs)
+        go_on = self.launched is not None and len(self.launched.in_flight.reqs) == len(reqs)
         is_late = done.followed and not go_on and any(req.is_finished for req in reqs)
         if not is_late and (done.followed or len(reqs) >= size):
-            self.depths.observe_host(size, shape, took)
+            self.chooser.observe_host(size, shape, took)
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -194,8 +197,8 @@ class RoundPipeline:
             yield
         except BaseException:
             self.launched = self._collected = None
-            self.rounds.host_view.forget()
-            self.rounds.sampling.edits.forget()
+            self.executor.host_view.forget()
+            self.executor.sampling.edits.forget()
             if self._prefetch is not None:
                 self._prefetch.forget()
             raise
@@ -203,7 +206,7 @@ class RoundPipeline:
     def send_masks(self) -> None:
         """To the round in flight, if it waits for them: its grammars follow what was committed."""
         if self.launched is not None:
-            self.rounds.send_masks(self.launched.round)
+            self.executor.send_masks(self.launched.in_flight)
 
     def _useful_levels(self, in_flight: InFlightRound) -> list[int]:
         """Of its drafts. Where an output ends, a graph drafts past it. The host would not, so that
@@ -221,7 +224,7 @@ class RoundPipeline:
         self, in_flight: InFlightRound, useful: list[int], result: VerifyResult
     ) -> list[int]:
         """Drafts of each request; of those that drafted past their end, as many as are useful."""
-        drafts = self.rounds.num_drafts(in_flight, useful)
+        drafts = self.executor.num_drafts(in_flight, useful)
         pairs = zip(useful, in_flight.num_drafted, strict=True)
         are_cut = [least < count for least, count in pairs]
         triples = zip(are_cut, drafts, result.num_drafted, strict=True)
@@ -238,18 +241,18 @@ class RoundPipeline:
         was_plain = before.choice.num_steps == 0
         if not was_plain and self._lookup is not None and not self._beside_model:
             return None
-        reqs = self.scheduler.follow(before.round.reqs, self._slots)
-        if not reqs or (not was_plain and self._waits_for_text(reqs, before.round)):
+        reqs = self.scheduler.follow(before.in_flight.reqs, self._slots)
+        if not reqs or (not was_plain and self._waits_for_text(reqs, before.in_flight)):
             return None
         choice, paused = self._choose(reqs)
-        if was_plain and choice.num_steps and self._waits_for_text(reqs, before.round):
+        if was_plain and choice.num_steps and self._waits_for_text(reqs, before.in_flight):
             self._chosen = choice
             return None
         depth = choice.num_steps
         if self._beside_model:
-            depth = min(depth, self.rounds.source.model_steps)
+            depth = min(depth, self.executor.source.model_steps)
         plan = RoundPlan(depths_within(reqs, depth), paused, choice.num_nodes)
-        following = self.rounds.follow(reqs, plan)
+        following = self.executor.follow(reqs, plan)
         if following is None:  # until there is a graph of it, which the next launch makes
             self._chosen = None if paused else choice
             return None
@@ -267,9 +270,9 @@ class RoundPipeline:
         if choice.num_steps:
             start = perf_counter()
             proposal = prefetch.draft(reqs, choice.num_steps)
-            plan = self.rounds.source.send(proposal, plan.num_drafted)
+            plan = self.executor.source.send(proposal, plan.num_drafted)
             drafting = perf_counter() - start
-        following = self.rounds.follow(reqs, plan)
+        following = self.executor.follow(reqs, plan)
         if following is None:  # until there is a graph of it
             self._chosen = choice
             return None
@@ -279,28 +282,28 @@ class RoundPipeline:
     @property
     def _slots(self) -> int:
         """For the tokens of a round that is not committed, and those of the next."""
-        return self.rounds.num_nodes + self.rounds.num_slots
+        return self.executor.most_tokens + self.executor.round_slots
 
     def _choose(self, reqs: list[Req]) -> tuple[Decision, bool]:
         """What to draft, and whether the drafter stays paused."""
         batch_size = len(reqs)
-        if self.depths is None:
+        if self.chooser is None:
             return self._deepest, False
         if self._num_choices % _CONTEXT_EVERY == 0:
             context = sum(req.kv_len for req in reqs) / batch_size
-            if self.depths.set_context_length(batch_size, context) and self.pause is not None:
+            if self.chooser.set_context_length(batch_size, context) and self.pause is not None:
                 self.pause.resume()
         self._num_choices += 1
         if self.pause is not None:
-            standing = self.depths.standing(batch_size)
-            if self.pause.is_paused(None if standing is None else standing.num_steps):
-                assert standing is not None
+            kept = self.chooser.kept(batch_size)
+            if self.pause.is_paused(None if kept is None else kept.num_steps):
+                assert kept is not None
                 self._chosen = None
-                return standing, True
+                return kept, True
         if self._chosen is not None:
             choice, self._chosen = self._chosen, None
             return choice, False
-        return self.depths.choose(batch_size), False
+        return self.chooser.choose(batch_size), False
 
 
 def _limits(in_flight: InFlightRound, depth: int) -> list[int]:

@@ -20,7 +20,7 @@ _APART = 2  # one of so many batch sizes is measured so
 def make_pipeline(
     config: EngineConfig, parts: EngineParts, rounds: RoundExecutor, costs: CostFile | None = None
 ) -> RoundPipeline:
-    """Captures the rounds. costs: settled."""
+    """Captures the rounds. costs: with all its facts."""
     wanted = rounds.batch_sizes
     rounds.capture()
     if rounds.batch_sizes != wanted and costs is not None and costs.by_hand is None:
@@ -28,7 +28,7 @@ def make_pipeline(
     overlaps = not config.schedule.disable_overlap_schedule
     depths = None
     if parts.adaptive is not None:
-        depths = _depths(rounds, parts.drafter.device == "model", costs, HostSeconds(overlaps))
+        depths = _depths(rounds, parts.drafter.drafts_on == "device", costs, HostSeconds(overlaps))
     return RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps)
 
 
@@ -38,7 +38,7 @@ def _depths(
     """What rounds cost on the device is measured now, if there is no file of it; the time of the
     host, and of drafts that it makes, is learned from the rounds."""
     steps, by_hand = rounds.steps, None if costs is None else costs.by_hand
-    if rounds.has_lookup:
+    if rounds.host_drafts:
         model_steps = rounds.source.model_steps if is_model else None
         if costs is None or not costs.has_table:
             learned = RunningCosts(_without_context(rounds))

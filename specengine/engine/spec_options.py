@@ -8,7 +8,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.registry import DRAFTERS, VERIFIERS
-from specengine.engine.registry import check_algorithm, drafters_with_models, max_nodes
+from specengine.engine.factories import check_algorithm, drafters_with_models, max_nodes
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8

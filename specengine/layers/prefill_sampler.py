@@ -53,7 +53,7 @@ def sample_prefill(
 
     `output` has the rows that batch.get_model_worker_batch() asked for. meanwhile: called with the
     first tokens, int64 [S] on the device, before the host waits for them, if any request samples.
-    What it runs may write over `output`: nobody may ask for logprobs then.
+    What it runs may write over `output`: no request may ask for logprobs then.
     """
     layout = _layout(batch)
     sampled = [rows for rows in layout if batch.samples[rows.index]]

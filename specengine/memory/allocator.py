@@ -14,7 +14,7 @@ IntArray = NDArray[Any]
 
 class TokenToKVPoolAllocator:
     """A stack of free pages, on the host alone. Page p holds slots p * page_size and those that
-    follow; page 0 is never handed out, so that slot 0 belongs to nobody.
+    follow; page 0 is never handed out, so that no request owns slot 0.
 
     num_slots: slots of the KV pool, those of page 0 included; a last incomplete page is not used.
     """
@@ -26,7 +26,7 @@ class TokenToKVPoolAllocator:
             raise ValueError(f"{num_slots} KV slots are less than two pages of {page_size}")
         self._stack: IntArray = np.arange(self.num_pages, 0, -1, dtype=np.int32)
         self._num_free = self.num_pages
-        # Page 0 counts as free here, and is not in the stack: nobody may free it.
+        # Page 0 counts as free here, and is not in the stack: it must not be freed.
         self._is_free = np.ones(self.num_pages + 1, dtype=np.bool_)
 
     @property
@@ -55,7 +55,7 @@ class TokenToKVPoolAllocator:
         """Raises InvariantError for a page that is free already, or reserved."""
         index = pages.astype(np.intp)  # numpy looks up few places faster so
         if np.count_nonzero(self._is_free[index]):
-            raise InvariantError(f"pages {pages.tolist()} freed, some of which are nobody's")
+            raise InvariantError(f"pages {pages.tolist()} freed, some free already or reserved")
         self._is_free[index] = True
         end = self._num_free + len(pages)
         self._stack[self._num_free : end] = pages[::-1]

@@ -18,8 +18,8 @@ class ReqToTokenPool:
     """One row a request, kept twice: the scheduler reads and writes the host copy, forwards read
     the device copy. On CPU the two are one.
 
-    Row 0 belongs to nobody and stays all zeros: graph padding points there, and from there to KV
-    slot 0, which belongs to nobody either. So does one more behind the last row: attention of a
+    Row 0 belongs to no request and stays all zeros: graph padding points there, and from there to
+    KV slot 0, which belongs to none either. So does one more behind the last row: attention of a
     token past the context's end looks for keys behind its request's row, and must find slots there.
     """
 
@@ -73,6 +73,6 @@ class ReqToTokenPool:
 
 
 def _zeros(size: int, max_context_len: int, device: torch.device) -> Tensor:
-    """The rows of requests, and before them nobody's; the one behind them is not shown."""
+    """Row 0, then the rows of requests; the one behind them is not shown."""
     rows = torch.zeros(size + 2, max_context_len, dtype=torch.int32, device=device)
     return rows[: size + 1]

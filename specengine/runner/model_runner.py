@@ -68,7 +68,7 @@ class ModelRunner:
         self.capture_layers = capture_layers
         self.decode_graphs: DecodeGraphs | None = None  # set by capture_graphs, as are these two
         self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
-        self.ragged_graphs: RaggedGraphs | None = None  # set by the engine (ragged_build.py)
+        self.ragged_graphs: RaggedGraphs | None = None  # set by the engine (forward_graphs_build)
         self.graph_memory = graph_memory or GraphMemory()
         self.guards_graphs = False  # check the inputs of graphs before each replay
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile

@@ -132,8 +132,8 @@ class KVLedger:
         self.allocator.free_pages(self.allocator.pages_of(gone))
 
     def check(self, live: Sequence[Req]) -> None:
-        """Raise InvariantError unless free + cached + private slots are all there are, and likewise
-        the rows."""
+        """Raise InvariantError unless free + cached + private slots are all there are, and free +
+        used rows all rows."""
         pages_for = self.allocator.pages_for
         private = sum(pages_for(r.reserved_len) - pages_for(r.cached_len) for r in live)
         free = self.allocator.available // self.allocator.page_size

@@ -41,7 +41,7 @@ class SchedulePolicy:
         ]
 
     def left_after(self, reqs: Iterable[Req], said: Iterable[Sequence[int]]) -> list[int]:
-        """`remaining_tokens` of each when it has said so much more; likewise without a call."""
+        """`remaining_tokens` of each once it has emitted so many more, without a call of each."""
         context = self.context_len
         return [
             min(

@@ -35,59 +35,59 @@ class RoundMemory:
         self.exits = exits
         self.demand = demand
 
-    def reserve(self, nodes: int) -> None:
-        """Have slots for `nodes` more tokens of each running request; some may leave."""
+    def reserve(self, slots: int) -> None:
+        """Have slots for `slots` more tokens of each running request; some may leave."""
         self.demand.decay()
-        short, ahead = self._short(self.queues.running, nodes)
+        short, ahead = self._short(self.queues.running, slots)
         if not short:
             return
         short.sort(key=lambda r: r.arrival_time)
-        if self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short]):
+        if self.ledger.reserve_all(short, [self._wanted(req, slots, ahead) for req in short]):
             return
         for req in short:
-            self._secure(req, nodes, ahead)
+            self._secure(req, slots, ahead)
 
-    def reserve_unseen(self, reqs: list[Req], nodes: int) -> bool:
-        """Have slots for `nodes` more tokens of these requests, whose last round is still on its
+    def reserve_unseen(self, reqs: list[Req], slots: int) -> bool:
+        """Have slots for `slots` more tokens of these requests, whose last round is still on its
         way. False where that would be at the cost of others."""
-        short, ahead = self._short(reqs, nodes)
+        short, ahead = self._short(reqs, slots)
         if not short:
             return True
-        return self.ledger.reserve_all(short, [self._wanted(req, nodes, ahead) for req in short])
+        return self.ledger.reserve_all(short, [self._wanted(req, slots, ahead) for req in short])
 
-    def _short(self, reqs: list[Req], nodes: int) -> tuple[list[Req], int]:
-        """Who lacks slots for the next round, and how many to reserve past it. While memory is
-        plentiful whoever would be next comes along: what is reserved takes a copy to the device,
-        and requests that run beside each other would ask for one in round after round."""
-        short = self._below(reqs, nodes)
-        if not short or not self._is_plenty(len(reqs), nodes):
+    def _short(self, reqs: list[Req], slots: int) -> tuple[list[Req], int]:
+        """Which requests lack slots for the next round, and how many to reserve past it. While
+        memory is plentiful, those that would lack some soon are among them: each reservation takes
+        a copy to the device, and otherwise some request would ask for one in every round."""
+        short = self._below(reqs, slots)
+        if not short or not self._is_plenty(len(reqs), slots):
             return short, 0
-        return self._below(reqs, nodes + AHEAD // 2), AHEAD
+        return self._below(reqs, slots + AHEAD // 2), AHEAD
 
-    def _below(self, reqs: list[Req], nodes: int) -> list[Req]:
+    def _below(self, reqs: list[Req], slots: int) -> list[Req]:
         """Asked in every round, of every request."""
         context = self.policy.context_len
-        return [req for req in reqs if req.reserved_len < min(req.kv_len + nodes, context)]
+        return [req for req in reqs if req.reserved_len < min(req.kv_len + slots, context)]
 
-    def _is_plenty(self, requests: int, nodes: int) -> bool:
+    def _is_plenty(self, requests: int, slots: int) -> bool:
         """What the cache would give up counts: it fills all memory in time."""
-        return self.ledger.obtainable > 2 * requests * (AHEAD + nodes)
+        return self.ledger.obtainable > 2 * requests * (AHEAD + slots)
 
-    def _bound(self, req: Req, nodes: int) -> int:
-        return min(req.kv_len + nodes, self.policy.context_len)
+    def _bound(self, req: Req, slots: int) -> int:
+        return min(req.kv_len + slots, self.policy.context_len)
 
-    def _wanted(self, req: Req, nodes: int, ahead: int) -> int:
-        return self._bound(req, nodes + min(ahead, self.policy.remaining_tokens(req)))
+    def _wanted(self, req: Req, slots: int, ahead: int) -> int:
+        return self._bound(req, slots + min(ahead, self.policy.remaining_tokens(req)))
 
-    def _secure(self, req: Req, nodes: int, ahead: int) -> None:
+    def _secure(self, req: Req, slots: int, ahead: int) -> None:
         if req.state is ReqState.RUNNING and ahead:
-            self.ledger.reserve(req, self._wanted(req, nodes, ahead))
-        wanted = self._bound(req, nodes)
+            self.ledger.reserve(req, self._wanted(req, slots, ahead))
+        wanted = self._bound(req, slots)
         while req.state is ReqState.RUNNING and not self.ledger.reserve(req, wanted):
             if self.queues.num_live == 1:
                 self._take_the_rest(req, wanted)
                 return
-            if not self._take_back(nodes):
+            if not self._take_back(slots):
                 self.exits.retract(self.queues.newest())
                 self.demand.grow()
 
@@ -97,9 +97,9 @@ class RoundMemory:
         if req.reserved_len <= req.kv_len:
             self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
 
-    def _take_back(self, nodes: int) -> bool:
+    def _take_back(self, slots: int) -> bool:
         """Whether slots reserved ahead of need were found."""
         before = self.ledger.obtainable
         for req in self.queues.running:
-            self.ledger.trim(req, self._bound(req, nodes))
+            self.ledger.trim(req, self._bound(req, slots))
         return self.ledger.obtainable > before

@@ -93,15 +93,15 @@ class Scheduler:
         self.ledger.flush()
         return batch
 
-    def follow(self, reqs: list[Req], nodes: int) -> list[Req]:
+    def follow(self, reqs: list[Req], slots: int) -> list[Req]:
         """Of requests whose round is on its way, those to run a further round of before that one's
-        outcome is known, with slots for `nodes` tokens more than stand; none, where something else
-        is to run first or memory is short."""
+        outcome is known, with slots for `slots` tokens more than are committed; none, where
+        something else is to run first or memory is short."""
         waits = self.queues.waiting and self.ledger.rows.num_free
         if waits or self.queues.prefilling:
             return []
         going = self.policy.going_on(reqs)
-        if not self.rounds.reserve_unseen(going, nodes):
+        if not self.rounds.reserve_unseen(going, slots):
             return []
         self.ledger.flush()
         return going
@@ -206,7 +206,7 @@ class Scheduler:
             return None
         mixed = self.policy.enable_mixed_chunk
         if mixed:
-            self.rounds.reserve(nodes=1)
+            self.rounds.reserve(slots=1)
         chunks = self.admission.plan()
         if not chunks:
             return None

@@ -33,7 +33,7 @@ class TreeVerifier(ABC):
     takes_trees = True  # or chains alone
     needs_draft_probs = False
     is_lossy = False
-    follows_drafts = False  # the tokens of a seed depend on which drafts were verified
+    text_depends_on_drafts = False  # the tokens of a seed depend on which drafts were verified
     # How rounds on the device decide as this rule does: "match" by the target's tokens alone;
     # "stochastic" and "relaxed" by the methods of that verifier in engine/round/rules.py. None: not
     # at all, and rounds run on the host.
@@ -55,7 +55,7 @@ class TreeVerifier(ABC):
         return cls()
 
     def prepare(self, batch: ScheduleBatch, proposal: DraftProposal) -> ModelWorkerBatch:
-        """A plain DECODE where nobody drafted, else TARGET_VERIFY over the nodes that exist."""
+        """A plain DECODE without drafts, else TARGET_VERIFY over the nodes that exist."""
         worker_batch = batch.get_model_worker_batch()
         if proposal.is_empty:
             return worker_batch

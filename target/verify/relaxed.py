@@ -29,7 +29,7 @@ class RelaxedVerifier(MatchVerifier):
     the target's, and every result says so."""
 
     is_lossy = True
-    follows_drafts = True
+    text_depends_on_drafts = True
     device_rule = "relaxed"
 
     def __init__(self, top_k: int, delta: float, backend: Backend = "auto") -> None:
@@ -66,7 +66,7 @@ class RelaxedVerifier(MatchVerifier):
 
 
 def _edited(logits_TV: Tensor, sampling: SamplingBatch, rows: RowMap) -> Tensor:
-    """What drafts are weighed by; logits_TV itself where nobody edits."""
+    """The logits that drafts are compared by; logits_TV itself where no request edits."""
     if sampling.edits is None and sampling.mask is None:
         return logits_TV
     return edited_by_chunks(logits_TV, sampling, rows)

@@ -29,14 +29,14 @@ from specengine.target.verify.walk import Walk, to_host
 
 class SampledVerifier(MatchVerifier):
     """Draws are keyed by output position: coins from Stream.ACCEPT, the token in place of a
-    rejected one from Stream.RESIDUAL. After a node that nobody drafted below, the token is the one
+    rejected one from Stream.RESIDUAL. After a node without drafts below it, the token is the one
     that plain decoding samples (Stream.SAMPLE).
 
     Rounds without sampled drafts or without sampling requests are matched: no rule accepts more.
     """
 
     needs_draft_probs = True
-    follows_drafts = True
+    text_depends_on_drafts = True
     device_rule = "stochastic"
     coins = KeyedCoins
     # (probs, draws, backend=): the whole rule at once, by the same numbers as judge, coins and
@@ -79,7 +79,7 @@ class SampledVerifier(MatchVerifier):
         return followed(drafts, verdict, next_uniforms(drafts, verdict.ends_B, draws))
 
     def has_keyed_numbers(self) -> bool:
-        """Whether nobody has put others in their place, as proofs do."""
+        """Whether no others were put in their place, as proofs do."""
         replaced = type(self).next_uniforms is not SampledVerifier.next_uniforms
         return self.coins is KeyedCoins and not replaced
 

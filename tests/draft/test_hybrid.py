@@ -16,7 +16,7 @@ from specengine.core.request import Req
 from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
 from specengine.draft.hybrid import HybridDrafter
 from specengine.draft.proposals import Draft, assemble
-from specengine.engine.registry import make_drafter
+from specengine.engine.factories import make_drafter
 from specengine.kernels.native import suffix
 from tests.support.draft_batches import begin, decode_batch, nodes, request, suffix_drafter
 
@@ -28,7 +28,7 @@ class FakeNeural(Drafter):
     """Drafts 11 and 12 below the root, or 11 - 12 in a chain; remembers what it was asked."""
 
     needs_hidden = writes_kv = True
-    device = "model"
+    drafts_on = "device"
     max_nodes = 3
 
     def __init__(self, tree: bool = False, probs: bool = False) -> None:

@@ -76,7 +76,7 @@ def test_index_ahead_keeps_nothing_of_unknown_requests(
     name: str,
 ) -> None:
     made, req = MAKE[name](), request([1, 2, 1], [2])
-    assert made.device == "lookup"
+    assert made.drafts_on == "lookup"
     made.index_ahead(req, 9)
     assert not any(texts(made))
     begin(made, req)

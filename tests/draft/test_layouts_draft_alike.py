@@ -61,7 +61,7 @@ def test_the_same_drafts_as_a_plain_reading(layout: str, converted: Path) -> Non
     )
     llm = LLM("tiny", spec, dtype="float32", device="cpu", disable_radix_cache=True)
     keeper = Keeper()
-    llm.engine.round.recorders.append(keeper)
+    llm.engine.host_round.recorders.append(keeper)
     llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
     reading = EagleReading(draft, shipped_directory("tiny"))
     drafting = [one for one in keeper.rounds if one.drafted]

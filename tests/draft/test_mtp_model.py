@@ -145,7 +145,7 @@ def test_fused_layer_equals_the_plain_one(
 def test_streamed_layer_equals_the_plain_one(
     checkpoint: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likewise of a wide model."""
+    """As above, of a wide model."""
     monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
     folder, rows = checkpoint[1], list[int]()
     hidden = Reading.of(folder).hidden(TOKENS[:9])

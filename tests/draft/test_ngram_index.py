@@ -41,8 +41,8 @@ def matches(text: list[int], tail: list[int], low: int, high: int) -> list[int]:
 def test_lookup_is_longest_then_latest(
     most_whole: int, parts: list[list[int]], low: int, more: int, first: int, data: st.DataObject
 ) -> None:
-    """However the text has grown, and whoever looked when. first: the smallest token; small ints
-    are one object each."""
+    """However the text was extended, and whenever it was looked at. first: the smallest token;
+    small ints are one object each."""
     high, text = low + more, list[int]()
     index = NgramIndex(low, high)
     with patch.object(ngram_index, "_MOST_WHOLE", most_whole):

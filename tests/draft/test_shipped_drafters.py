@@ -14,7 +14,7 @@ from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import draft_directory
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
-from specengine.engine.registry import drafters_with_models
+from specengine.engine.factories import drafters_with_models
 from specengine.runner.loader.builtin import BUILTIN_MODELS, shipped_directory
 
 NAME = "smollm2-135m-eagle3"

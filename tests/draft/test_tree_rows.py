@@ -1,4 +1,4 @@
-"""Trees grown by kernels against those that draft/tree.py grows, on the same logits."""
+"""Trees expanded by kernels against those of draft/tree.py, on the same logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Depths that follow past rounds, through the real engine: no token changes whoever drafts and
+"""Depths that follow past rounds, through the real engine: no token changes whatever drafts and
 however the depth goes up and down, and what was chosen can be seen."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import ConfigError
 from specengine.core.spec import DraftProposal
 from specengine.engine.adaptive.choose import Decision
-from specengine.engine.adaptive_round import AdaptiveRound
+from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from tests.e2e.test_spec_control import CASES, NEW_TOKENS, PROMPTS, Case, folders
 
 __all__ = ["folders"]
@@ -64,7 +64,7 @@ def choose(llm: LLM, depth_of: Callable[[], int], monkeypatch: pytest.MonkeyPatc
         chosen.append(depth_of())
         return Decision(chosen[-1], "as the test says", None)
 
-    monkeypatch.setattr(adaptive_of(llm).steps, "choose", decide)
+    monkeypatch.setattr(adaptive_of(llm).chooser, "choose", decide)
     return chosen
 
 
@@ -187,7 +187,7 @@ def test_rounds_that_somebody_looks_at_keep_their_depth(folders: dict[str, Path]
             self.most = max(self.most, *proposal.num_nodes)
 
     llm, seen = make(folders, ("STANDALONE", {"num_steps": 3})), Widths()
-    llm.engine.round.recorders.append(seen)
+    llm.engine.host_round.recorders.append(seen)
     run(llm)
     assert seen.most == 4
     assert llm.engine.stats().depth is None

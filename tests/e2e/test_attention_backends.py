@@ -74,9 +74,11 @@ def test_backend_in_pytorch_changes_no_token(
     llm = make(SPECS[name], device="cpu", enable_plan_stream=True)
     run_on(llm, backend)
     parts = llm.engine.parts
-    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts.worker.runner, parts.drafter)
+    llm.engine.host_round.plan_ahead = make_plan_ahead(
+        parts.config, parts.worker.runner, parts.drafter
+    )
     predicts = backend.limits.plans_on_host and name in ("chain", "tree")
-    assert (llm.engine.round.plan_ahead is not None) == predicts
+    assert (llm.engine.host_round.plan_ahead is not None) == predicts
     assert tokens(llm) == plain
     assert tokens(llm) == plain  # on what the cache has by then
 
@@ -96,7 +98,9 @@ def test_backend_with_fixed_buffers_changes_no_token(
     counters = graphs_on_the_cpu(llm)
     run_on(llm, backend)
     parts = llm.engine.parts
-    llm.engine.round.plan_ahead = make_plan_ahead(parts.config, parts.worker.runner, parts.drafter)
+    llm.engine.host_round.plan_ahead = make_plan_ahead(
+        parts.config, parts.worker.runner, parts.drafter
+    )
     assert tokens(llm) == plain
     assert counters["verify"]["replays"] > 2
 

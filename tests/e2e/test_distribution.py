@@ -123,7 +123,7 @@ def test_sampling_follows_the_target(spec: SpecConfig | None, target: tuple[Path
 def test_a_wrong_acceptance_rule_is_caught(target: tuple[Path, Joint]) -> None:
     folder, joint = target
     llm = make(folder, CHAIN, disable_cuda_graph=True)  # whose rule is captured with it
-    llm.engine.round.verifier = AcceptsLikelyDrafts()
+    llm.engine.host_round.verifier = AcceptsLikelyDrafts()
     assert p_value(draw(llm), joint) < 1e-6
 
 

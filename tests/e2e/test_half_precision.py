@@ -55,13 +55,13 @@ def num_stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def num_heads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Likewise of every head that chooses tokens without writing logits."""
+    """As above, of every head that chooses tokens without writing logits."""
     return count_rows(head_best_cuda, "head_best", monkeypatch)
 
 
 @pytest.fixture
 def num_shares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Likewise of every head that tells a tree what it needs of its logits."""
+    """As above, of every head that tells a tree what it needs of its logits."""
     return count_rows(head_topk_cuda, "head_topk", monkeypatch)
 
 

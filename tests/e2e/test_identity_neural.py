@@ -131,7 +131,7 @@ def test_greedy_output_is_plain_decodings(
 def test_suffix_matches_may_take_a_drafters_place(
     algorithm: str, shape: str, target: Path, drafts: dict[str, Path], plain: list[list[int]]
 ) -> None:
-    """What the drafter keeps of a request follows the text, whoever drafted it."""
+    """What the drafter keeps of a request follows the text, whatever drafted it."""
     spec = spec_of(
         algorithm,
         drafts[algorithm],

@@ -1,5 +1,5 @@
 """Requests that limit their own drafts: no token changes, theirs or others', and nothing deeper is
-drafted for them, whoever drafts."""
+drafted for them, whatever the drafter."""
 
 from __future__ import annotations
 

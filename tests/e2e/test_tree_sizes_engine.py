@@ -36,7 +36,7 @@ class Seen:
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds: list[tuple[DraftShape, DraftProposal]] = []
-        steps, prepare = adaptive_of(llm).steps, llm.engine.round.verifier.prepare
+        steps, prepare = adaptive_of(llm).chooser, llm.engine.host_round.verifier.prepare
         rng, self.shape = random.Random(1), DraftShape(0)
         cut = [one for one in steps.shapes if one.num_nodes is not None]
 
@@ -49,7 +49,7 @@ class Seen:
             return prepare(batch, proposal)
 
         monkeypatch.setattr(steps, "choose", choose)
-        monkeypatch.setattr(llm.engine.round.verifier, "prepare", watched)
+        monkeypatch.setattr(llm.engine.host_round.verifier, "prepare", watched)
 
 
 @pytest.mark.parametrize("case", [*TREES, *UNRANKED], ids=str)
@@ -71,7 +71,7 @@ def test_what_smaller_trees_accept_is_known_from_whole_ones(
 ) -> None:
     """They are verified before each round of the whole one, which writes over what they leave."""
     llm = make(folders, case)
-    inner, steps = llm.engine.round, adaptive_of(llm).steps
+    inner, steps = llm.engine.host_round, adaptive_of(llm).chooser
     run_whole, draft, told = inner.run, inner.drafter.draft, []
     monkeypatch.setattr(steps, "choose", lambda _: Decision(steps.steps[-1], "whole", None))
 
@@ -110,7 +110,7 @@ def test_left_to_itself_it_learns_of_sizes(
     expected = run(make(folders, None), **asks) if ruled else plain
     for _ in range(2):
         assert run(llm, **asks) == expected
-    assert adaptive_of(llm).steps.acceptance.has_ranks
+    assert adaptive_of(llm).chooser.acceptance.has_ranks
 
 
 @pytest.mark.parametrize("case", TREES, ids=str)
@@ -123,7 +123,7 @@ def test_a_request_that_limits_its_depth_teaches_nothing_of_deeper_places(
         max_tokens=40, temperature=0.0, ignore_eos=True, speculative=SpecControl(num_steps=1)
     )
     llm.generate(["abcabcabcabc"] * 2, shallow)
-    found = adaptive_of(llm).steps.acceptance
+    found = adaptive_of(llm).chooser.acceptance
     sources = [found.model, found.lookup] if isinstance(found, HybridAcceptance) else [found]
     places = [one.smallest.tried for one in sources]
     assert any(first > 0 for first, *_ in places)

@@ -38,7 +38,7 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 
 def sampling_sizes(rounds: RoundExecutor) -> list[int]:
     """Of the graphs of rounds that sample, in the order of their capture."""
-    return [one.batch_size for one in rounds.captured if one.features == rounds.sampling.sampled]
+    return [one.batch_size for one in rounds.captured if one.sampling == rounds.sampling.sampled]
 
 
 @ON_CPU
@@ -97,7 +97,7 @@ def test_captures_end_where_one_is_impossible(
         def fail(*_: Any) -> None:
             raise error("none left")
 
-        monkeypatch.setattr(rounds.executor, "prepare", fail)
+        monkeypatch.setattr(rounds.mode, "prepare", fail)
     while llm.engine.use_idle_moment():
         pass
     assert sampling_sizes(rounds) == [1]

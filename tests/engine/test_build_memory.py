@@ -9,7 +9,7 @@ import pytest
 
 from specengine.core.config import EngineConfig, MemoryConfig, ModelConfig, SpecConfig
 from specengine.engine.build import build_engine
-from specengine.engine.ragged_build import _kept_weights
+from specengine.engine.forward_graphs_build import _kept_weights
 
 
 def test_memory_that_is_no_whole_number_of_pages(small_models: dict[str, Path]) -> None:

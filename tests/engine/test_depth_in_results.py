@@ -60,7 +60,7 @@ def make(target: Path, spec: SpecConfig | None, **flags: Any) -> LLM:
 def steer(llm: LLM, depth: Callable[[int], int]) -> Steered:
     adaptive = llm.engine.parts.adaptive
     assert adaptive is not None
-    adaptive.steps = steered = Steered(depth)
+    adaptive.chooser = steered = Steered(depth)
     return steered
 
 
@@ -184,7 +184,7 @@ def test_a_round_beside_a_prefill_is_of_depth_0(
         ({"verify": "target_only"}, "K=5, fixed: seeds would not repeat with this verifier"),
         ({"algorithm": None}, "K=0, nothing drafts without --speculative-algorithm"),
         ({"trace": "t.trace"}, "K=5, fixed: rounds are traced"),
-        ({}, "K=5, fixed while somebody looks at rounds"),
+        ({}, "K=5, fixed while rounds are recorded"),
     ],
     ids=str,
 )
@@ -195,7 +195,7 @@ def test_a_fixed_depth_says_why(
     spec = replace(TEXT, **{name: value for name, value in options.items() if name != "trace"})
     llm = make(target, spec if spec.algorithm else None, **flags)
     if not options:
-        llm.engine.round.recorders.append(Blind())
+        llm.engine.host_round.recorders.append(Blind())
     found = llm.generate(PROMPTS[0], GREEDY)[0].spec
     assert found.depth is not None
     assert (found.depth.reason, found.depth.expected_gain) == (expected, None)
@@ -212,7 +212,7 @@ def test_choice_that_stands_is_reported_with_its_last_figures(target: Path, tmp_
     llm = make(target, replace(TEXT, cost_table=str(table)))
     found = llm.generate(PROMPTS[0], GREEDY)[0].spec.depth
     assert llm.engine.parts.adaptive is not None
-    stood = llm.engine.parts.adaptive.steps.standing(1)
+    stood = llm.engine.parts.adaptive.chooser.kept(1)
     assert found is not None
     assert stood is not None
     assert found == llm.engine.stats().depth
@@ -253,8 +253,8 @@ def check_pipeline(
 ) -> None:
     """A round is launched before the last is collected; one request leaves during its round."""
     plan = [3, 0, 0, 1, 0, 2, 2]
-    pipeline.depths = steered = Steered(lambda number: plan[number % 7])
-    collected = watch_rounds(pipeline.rounds, monkeypatch)
+    pipeline.chooser = steered = Steered(lambda number: plan[number % 7])
+    collected = watch_rounds(pipeline.executor, monkeypatch)
     first, gone = add(llm, "first", PROMPTS[0]), add(llm, "gone", PROMPTS[2])
     step_until(llm, lambda: gone.spec.num_steps == 4)
     assert pipeline.has_in_flight == overlaps

@@ -177,8 +177,8 @@ def test_device_trees_are_those_of_the_host(kind: str, asked: str, spec_of: Spec
     assert batch is not None
     assert rounds.can_run(batch)
     given, key = rounds.host_view.write(batch.reqs), rounds.plain_key(4, rounds.steps[-1])
-    key = key._replace(features=rounds.sampling.features_of(batch.reqs))
-    rounds.sampling.write(batch.reqs, given, key.features)
+    key = key._replace(sampling=rounds.sampling.features_of(batch.reqs))
+    rounds.sampling.write(batch.reqs, given, key.sampling)
     drafter = engine.parts.drafter
     expected = drafter.draft(batch)
     rows_B = torch.cat([given, torch.zeros(1, dtype=torch.int64)]).flip(0)
@@ -206,7 +206,7 @@ def test_device_trees_accept_what_host_trees_do(
     host = make(folder, spec, disable_cuda_graph=True)
     llm, rounds = make_on_device(where, folder, spec)
     mine, its = Accepted(), Accepted()
-    host.engine.round.recorders.append(its)
+    host.engine.host_round.recorders.append(its)
     collect = rounds.collect
 
     def watched(in_flight: InFlightRound) -> VerifyResult:

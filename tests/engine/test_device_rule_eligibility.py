@@ -260,7 +260,7 @@ def test_stochastic_rule_of_judge_alone_has_hosts_text_in_device_rounds(
     assert not fallbacks(rounds)
     assert rounds.counters["replays"] > 8
     assert isinstance(rounds.round.rule, Stochastic)
-    assert any(key.features.stochastic for key in rounds.captured)
+    assert any(key.sampling.stochastic for key in rounds.captured)
     if verifier is FirstDraftOnly:
         sampled = [
             one for one, wanted in zip(found, subject.ends, strict=True) if wanted.temperature

@@ -100,7 +100,7 @@ def test_the_best_nodes_stay() -> None:
     assert torch.equal(cut.confidence, confidence[:, :4])
     assert best_nodes(proposal, 6) is proposal
     unknown = proposal_of([TREE])
-    assert best_nodes(unknown, 2) is unknown, "nobody knows which are the best"
+    assert best_nodes(unknown, 2) is unknown, "it has no ranks"
 
 
 def test_what_a_depth_leaves_is_ranked_anew() -> None:

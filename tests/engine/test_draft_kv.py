@@ -12,7 +12,7 @@ import pytest
 
 from specengine import SpecConfig
 from specengine.draft.standalone.worker import StandaloneWorker
-from specengine.engine.ragged_build import add_draft_loops
+from specengine.engine.forward_graphs_build import add_draft_loops
 from tests.support.cpu_graphs import use_functions
 from tests.support.device_rounds import run_on_device
 from tests.support.draft_kv import assert_same_kv

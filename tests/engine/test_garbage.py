@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
-from specengine.engine.garbage import settled
+from specengine.engine.garbage import frozen_objects
 
 
 class Knot:
@@ -18,7 +18,7 @@ class Knot:
 def test_only_what_comes_later_is_looked_at() -> None:
     gc.unfreeze()  # the suite's own
     standing = len(gc.get_objects())
-    with settled():
+    with frozen_objects():
         assert len(gc.get_objects()) < standing // 2
         later = weakref.ref(Knot())
         gc.collect()
@@ -28,7 +28,7 @@ def test_only_what_comes_later_is_looked_at() -> None:
 def test_what_was_there_is_looked_at_again_afterwards() -> None:
     before = Knot()
     seen = weakref.ref(before)
-    with settled():
+    with frozen_objects():
         del before
         gc.collect()
         assert seen() is not None

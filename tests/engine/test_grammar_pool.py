@@ -1,4 +1,4 @@
-"""Grammars of strangers: refused in words, within their time, while the event loop goes on."""
+"""Untrusted grammars: refused in words, within their time, while the event loop goes on."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_others_wait_in_a_bounded_queue_and_the_loop_goes_on(make_pool: Make) ->
         while not tasks[3].done():
             await asyncio.sleep(0.001)
             ticks += 1
-        await pool.start(GrammarSpec.regex("z"))  # kept: it waits for nobody
+        await pool.start(GrammarSpec.regex("z"))  # kept: it waits for no other
         os.kill(process_of(pool), signal.SIGCONT)
         return ticks, await asyncio.gather(*tasks, return_exceptions=True)
 

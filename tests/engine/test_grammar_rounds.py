@@ -216,7 +216,7 @@ def test_rounds_of_a_paused_drafter_serve_grammars(
     llm.engine.pipeline.pause = DrafterPause(paused=3, active=2)
     for batch in ("one of four", "all"):
         assert tokens(llm, BATCHES[batch]) == expected[batch]
-    assert {key.paused for key in rounds.captured if key.features.masks} == {True, False}
+    assert {key.paused for key in rounds.captured if key.sampling.masks} == {True, False}
     assert max(parts.drafter.first_keys) > 8  # type: ignore[attr-defined]
 
 

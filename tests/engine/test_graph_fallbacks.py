@@ -15,8 +15,8 @@ import torch
 from specengine import LLM, SpecConfig
 from specengine.draft.worker import DraftWorker
 from specengine.engine import build
+from specengine.engine.forward_graphs_build import add_draft_loops
 from specengine.engine.phases import Phases
-from specengine.engine.ragged_build import add_draft_loops
 from specengine.runner import model_runner
 from specengine.server.metrics import ServerMetrics
 from tests.support.device_lengths import DeviceLengths
@@ -125,7 +125,7 @@ def test_every_round_without_a_graph_is_counted(
     messages = [one.getMessage() for one in caplog.records]
     assert f"no round graphs: {of_rounds}" in messages
     assert (f"no draft loop graphs: {of_drafts}" in messages) == (of_drafts is not None)
-    rounds = count_calls(engine.round, "run", monkeypatch)
+    rounds = count_calls(engine.host_round, "run", monkeypatch)
     drafts = count_calls(getattr(engine.drafter, "inner", engine.drafter), "start", monkeypatch)
     found = [one.token_ids for one in llm.generate(PROMPTS, GREEDY)]
     assert found == [one.token_ids for one in plain.generate(PROMPTS, GREEDY)]

@@ -12,7 +12,7 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager, Part, RoundCache
+from specengine.engine.round.launch_modes import Eager, Part, RoundCache
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.graph_cache import Graph
@@ -47,7 +47,7 @@ class Card:
     def holds(self, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rounds are captured on this GPU."""
         monkeypatch.setattr(graph_cache, "capture_parts", self.taken_by(Eager().prepare))
-        rounds.executor = Recorded()
+        rounds.mode = Recorded()
 
     def taken_by(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         def taking(run: Any, pool: Any) -> Any:
@@ -84,14 +84,14 @@ def test_rounds_without_a_graph_run_on_the_host(
     card.holds(rounds, monkeypatch)
     memory, on_host = rounds.runner.graph_memory, 0
     memory.budget = GRAPH + 1
-    run = llm.engine.round.run
+    run = llm.engine.host_round.run
 
     def counted(*given: Any) -> Any:
         nonlocal on_host
         on_host += 1
         return run(*given)
 
-    monkeypatch.setattr(llm.engine.round, "run", counted)
+    monkeypatch.setattr(llm.engine.host_round, "run", counted)
     for params, on_device in (
         ([GREEDY], True),
         ([GREEDY] * 2, True),  # spends the rest

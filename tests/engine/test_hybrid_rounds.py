@@ -20,9 +20,9 @@ from specengine.engine.adaptive.acceptance import HybridAcceptance, RoundObserva
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
+from specengine.engine.forward_graphs_build import _kinds_of_rounds
 from specengine.engine.launched import Launched
 from specengine.engine.pipeline import RoundPipeline
-from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundPlan
 from specengine.engine.round.sampling import PLAIN
@@ -171,7 +171,7 @@ def test_hybrid_trees_emit_and_accept_what_host_rounds_do(
     llm, rounds, sources = on_device(where, folder, spec, monkeypatch, **flags)
     its, mine = Drafted(), Drafted()
     mine.watch(llm, monkeypatch)
-    host.engine.round.recorders.append(its)
+    host.engine.host_round.recorders.append(its)
     for count in (4, 1):
         prompts, params = torn[folder][:count], TREE_PARAMS[asked][:count]
         found, _ = (one.generate(prompts, params) for one in (llm, host))
@@ -208,7 +208,7 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
     assert llm.engine.pipeline._prefetch is None
     its, mine = Drafted(), Drafted()
     mine.watch(llm, monkeypatch)
-    host.engine.round.recorders.append(its)
+    host.engine.host_round.recorders.append(its)
     if shape == "chains":
         for count in (1, 3):
             assert_same(host, llm, PROMPTS[:count], [LONG] * count)
@@ -301,10 +301,10 @@ def test_rounds_of_the_model_follow_at_once_where_no_match_can_be_long_enough(
 
     def watched(before: Launched) -> Launched | None:
         following = follow(before)
-        if following is not None and following.round.key.num_steps:
-            assert all(drafter.suffix.match_length(req) < 5 for req in following.round.reqs)
+        if following is not None and following.in_flight.key.num_steps:
+            assert all(drafter.suffix.match_length(req) < 5 for req in following.in_flight.reqs)
             assert following.drafting == 0.0
-            followed[len(following.round.reqs)] += 1
+            followed[len(following.in_flight.reqs)] += 1
         return following
 
     monkeypatch.setattr(pipeline, "_follow", watched)
@@ -471,7 +471,7 @@ def test_depths_chosen_by_cost_learn_from_either_source(
     assert acceptance.model.smallest.tried[0] > 0
     assert acceptance.lookup.smallest.tried[0] > 0
     assert 0.0 < acceptance.lookup_share < 1.0
-    assert depths.standing(3) is not None
+    assert depths.kept(3) is not None
     assert None not in {depths.costs.of(4, one) for one in rounds.steps}
     assert len({key.num_steps for key in sources.keys}) > 2
     assert not fallbacks(rounds)

@@ -28,7 +28,7 @@ def test_rounds_after_a_failed_capture_read_what_was_decided(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds.executor, "prepare", fail)
+        patch.setattr(rounds.mode, "prepare", fail)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY)
     (found,) = llm.generate(PROMPTS[:1], GREEDY)

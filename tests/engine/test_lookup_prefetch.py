@@ -12,7 +12,7 @@ import torch
 
 from specengine import LLM, SamplingParams, SpecConfig, SpecControl
 from specengine.core.batch import ScheduleBatch
-from specengine.core.drafter import Device, Drafter
+from specengine.core.drafter import Drafter, DraftsOn
 from specengine.core.grammar import GrammarSpec
 from specengine.core.request import Req
 from specengine.core.spec import DraftProposal
@@ -53,7 +53,7 @@ def request(output: int = 3, **sampling: Any) -> Req:
 class Text(Drafter):
     """Notes how it was asked to draft ahead."""
 
-    device: Device = "lookup"
+    drafts_on: DraftsOn = "lookup"
     drafts_ahead = True
     max_nodes = 6
 
@@ -175,7 +175,7 @@ def run_rounds(rounds: ScriptedRounds, plan: list[int], count: int) -> Any:
     pipeline.launch(cast(Any, SimpleNamespace(reqs=[request(), request()], batch_size=2)))
     for _ in range(count):
         pipeline.collect()
-    return pipeline.depths
+    return pipeline.chooser
 
 
 def test_rounds_with_drafts_follow_collected_rounds() -> None:
@@ -194,7 +194,7 @@ def test_next_round_is_launched_before_costs_are_learned(monkeypatch: pytest.Mon
     """The device would wait meanwhile."""
     rounds = rounds_of()
     pipeline, launched = pipeline_of(rounds, [0, 3, 3]), list[int]()
-    monkeypatch.setattr(pipeline.depths, "observe", lambda *_, **__: launched.append(rounds.count))
+    monkeypatch.setattr(pipeline.chooser, "observe", lambda *_, **__: launched.append(rounds.count))
     pipeline.launch(cast(Any, SimpleNamespace(reqs=[request()], batch_size=1)))
     for _ in range(2):
         pipeline.collect()

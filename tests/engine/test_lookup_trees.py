@@ -97,7 +97,7 @@ class Collected:
                 self.idle += in_flight.drafted_nodes.count(0)
                 nodes = in_flight.outcome[:, steps + 2 :].tolist()
                 for path, count in zip(nodes, result.num_accepted, strict=True):
-                    assert max(path[:count], default=0) < rounds.num_slots
+                    assert max(path[:count], default=0) < rounds.round_slots
                     self.moved += path[:count] != list(range(1, 1 + count))
                 for count, drafted in zip(result.num_accepted, result.num_drafted, strict=True):
                     assert count <= drafted, "padding is never accepted"
@@ -250,7 +250,7 @@ def test_lookup_trees_serve_a_grammar_beside_other_requests(
         check(llm, target, [given[i] for i in order], [params[i] for i in order])
     check(llm, target, prompts[2:], params[:1])
     assert rounds.counters.keys() == {"captures", "replays"}
-    assert {key.num_steps for key in rounds.captured if key.features.masks} >= {0, 11}
+    assert {key.num_steps for key in rounds.captured if key.sampling.masks} >= {0, 11}
     assert collected.moved
 
 
@@ -264,7 +264,7 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
     pipeline = llm.engine.pipeline
     assert pipeline is not None
     plan = [11, 0, 0, 3, 0, 1, 11, 11, 2]
-    pipeline.depths = steered = ChosenDepths(lambda number: plan[number % len(plan)])
+    pipeline.chooser = steered = ChosenDepths(lambda number: plan[number % len(plan)])
     seen, observe = list[RoundObservation](), steered.observe
 
     def watched(observation: RoundObservation) -> None:
@@ -282,7 +282,7 @@ def test_chosen_depths_change_no_token_of_lookup_trees(
         assert limits is not None
         assert drew or not any(limits)
         assert not drew or set(limits) in ({steps}, {min(2, steps)})
-        assert not drew or max(drafted) < rounds.num_slots
+        assert not drew or max(drafted) < rounds.round_slots
     assert any(max(one.num_drafted) > one.num_steps > 0 for one in seen), "nodes, and not levels"
 
 
@@ -296,10 +296,10 @@ def test_depths_of_lookup_trees_are_chosen_by_cost(
     rounds, collected = watched_rounds(llm, monkeypatch)
     pipeline = llm.engine.pipeline
     assert pipeline is not None
-    pipeline.depths = steps = AdaptiveSteps(rounds.steps)
+    pipeline.chooser = steps = AdaptiveSteps(rounds.steps)
     for params in ([LONG] * 3, DRAWN, [LONG] * 3):
         check(llm, target, prompts, params)
-    assert steps.standing(3) is not None
+    assert steps.kept(3) is not None
     assert {one for one in rounds.steps if steps.costs.of(4, one) is None} == set()
     assert isinstance(steps.acceptance, Acceptance)
     assert steps.acceptance.smallest.tried[0] > 0

@@ -65,7 +65,9 @@ def make(spec: SpecConfig, **flags: Any) -> LLM:
 def plan_ahead(llm: LLM) -> Counter[str]:
     """An engine prepares verifications whatever its backend; counts of how, by round."""
     parts, counts = llm.engine.parts, Counter[str]()
-    llm.engine.round.plan_ahead = Counting(PlanStream(parts.worker.runner), parts.drafter, counts)
+    llm.engine.host_round.plan_ahead = Counting(
+        PlanStream(parts.worker.runner), parts.drafter, counts
+    )
     return counts
 
 
@@ -82,7 +84,7 @@ class Counting(PlanAhead):
 
 def logits_of(llm: LLM, params: list[SamplingParams]) -> tuple[list[list[int]], list[Tensor]]:
     logits = Logits()
-    llm.engine.round.recorders = [logits]
+    llm.engine.host_round.recorders = [logits]
     tokens = [one.token_ids for one in llm.generate(PROMPTS[: len(params)], params)]
     llm.engine.scheduler.check_invariant()
     return tokens, logits.rows
@@ -137,7 +139,7 @@ def test_drafts_of_another_shape_than_predicted_are_planned_again() -> None:
 
 def test_plan_stream_is_made_where_the_host_plans(caplog: pytest.LogCaptureFixture) -> None:
     llm = make(SHAPES["chain"], enable_plan_stream=True)
-    assert llm.engine.round.plan_ahead is None
+    assert llm.engine.host_round.plan_ahead is None
     parts, runner = llm.engine.parts, llm.engine.parts.worker.runner
     with caplog.at_level("INFO"):
         assert make_plan_ahead(parts.config, runner, parts.drafter) is None
@@ -199,8 +201,8 @@ def test_streams_wait_for_events_at_each_hand_over(monkeypatch: pytest.MonkeyPat
     plan_ahead(llm)
     runner = llm.engine.parts.worker.runner
     log = Log(monkeypatch)
-    assert llm.engine.round.plan_ahead is not None
-    llm.engine.round.plan_ahead.stream.stream = log.plan
+    assert llm.engine.host_round.plan_ahead is not None
+    llm.engine.host_round.plan_ahead.stream.stream = log.plan
     log.watch(runner, "new_forward_batch", monkeypatch)
     log.watch(runner.attn_backend, "init_forward_metadata", monkeypatch)
     log.watch(runner.model, "forward", monkeypatch)
@@ -248,7 +250,7 @@ def late(call: Callable[..., Any], before: int, after: int) -> Callable[..., Any
 def stall(llm: LLM, where: str) -> None:
     """The device is late at one hand-over, while the host goes on."""
     runner, drafter = llm.engine.parts.worker.runner, llm.engine.parts.drafter
-    ahead = llm.engine.round.plan_ahead
+    ahead = llm.engine.host_round.plan_ahead
     assert ahead is not None
     before, after = SLEEP * (where in ("plan", "producer", "consumer")), 0
     if where in ("planned", "draft", "consumed"):

@@ -20,6 +20,7 @@ from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
 from specengine.draft.proposals import Draft, assemble
 from specengine.draft.worker import DraftWorker
+from specengine.engine.factories import drafter_class, drafters_with_models, registered_verifiers
 from specengine.engine.loop import Engine
 from specengine.engine.proof.catalogue import with_models, without_models
 from specengine.engine.proof.check import AS_REPORTED, Check
@@ -38,7 +39,6 @@ from specengine.engine.proof.subjects import (
 )
 from specengine.engine.proof.suite import ALL_STATES, FULL, QUICK, sections, together
 from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
-from specengine.engine.registry import drafter_class, drafters_with_models, registered_verifiers
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from scipy.stats import chisquare, combine_pvalues
 
+from specengine.engine.factories import registered_verifiers
 from specengine.engine.proof.check import Check, chi_squared_p, combined_p
 from specengine.engine.proof.enumeration import Drafts, judged, matched
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.rules import Effort, rule_checks
 from specengine.engine.proof.shapes import CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair
-from specengine.engine.registry import registered_verifiers
 from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.sampled import SampledVerifier

@@ -116,7 +116,7 @@ def watch_state(rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> list[
             rows, state = rows_of(reqs), rounds.state
             assert state.lens[rows].tolist() == [req.kv_len for req in reqs]
             assert state.roots[rows].tolist() == [req.last_token for req in reqs]
-            assert state.limits[rows].tolist() == depths_within(reqs, rounds.steps[-1])
+            assert state.max_accepted[rows].tolist() == depths_within(reqs, rounds.steps[-1])
         return were_known[-1]
 
     monkeypatch.setattr(rounds.host_view, "is_known", checked)
@@ -133,9 +133,9 @@ def let_rounds_differ(
         engine, "_runs_on_device", lambda *given: draw.random() < 0.8 and runs_on_device(*given)
     )
     assert engine.pipeline is not None
-    if rounds.has_lookup:
+    if rounds.host_drafts:
         depth = rounds.steps[-1]
-        engine.pipeline.depths = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
+        engine.pipeline.chooser = ChosenDepths(lambda number: 0 if number % 5 < 3 else depth)
     engine.scheduler.admission.demand.share = 0.0
     return were_known
 
@@ -172,5 +172,5 @@ def test_random_workload_changes_no_text(
     llm, rounds = make_on_device(where, target, spec, sizes=(1, 2, 4, 8), **FLAGS, **CASES[name])
     alone = make(target, None, disable_cuda_graph=True, **FLAGS)
     if where == "cpu":
-        rounds.executor = NotReady()
+        rounds.mode = NotReady()
     check_workload(llm, rounds, alone, let_rounds_differ(llm, rounds, monkeypatch))

@@ -68,8 +68,8 @@ def accepted(found: list[Generation]) -> list[list[int]]:
 def test_registered_drafter_matches_plain_decoding_on_the_host_and_in_device_rounds(
     name: str, tiny: TinyModels
 ) -> None:
-    """Drafts that are matched change no token, and those that are weighed are judged alike in both.
-    A model drafts the same chains in both."""
+    """Drafts that are matched change no token, and those that a stochastic rule judges
+    are judged alike in both. A model drafts the same chains in both."""
     plain = tokens(said(made(tiny, None)))
     for subject in subjects_of(name, tiny):
         host, llm = made(tiny, subject.spec), made(tiny, subject.spec)
@@ -77,7 +77,7 @@ def test_registered_drafter_matches_plain_decoding_on_the_host_and_in_device_rou
         assert drafter.emits_probs or tokens(expected) == plain, subject.name
         assert host.engine.stats().spec.num_accepted_tokens > 0, subject.name
         prepare_drafter(llm)
-        if llm.engine.drafter.device == "host":
+        if llm.engine.drafter.drafts_on == "host":
             with pytest.raises(HostRoundsError, match=ROUND_NEEDS_HOST):
                 make_eager_rounds(llm)
             continue
@@ -86,5 +86,5 @@ def test_registered_drafter_matches_plain_decoding_on_the_host_and_in_device_rou
         assert tokens(found) == tokens(expected), subject.name
         assert rounds.counters["replays"] > 5, subject.name
         has_chains = drafter.lookup is None and not drafter.proposes_tree
-        if has_chains and llm.engine.drafter.device == "model":
+        if has_chains and llm.engine.drafter.drafts_on == "device":
             assert accepted(found) == accepted(expected), subject.name

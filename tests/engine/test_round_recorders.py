@@ -35,6 +35,6 @@ def test_recorders_see_emitted_tokens_before_the_commit(small_models: dict[str, 
         max_total_tokens=1024,
     )
     emitted = Emitted()
-    llm.engine.round.recorders.append(emitted)
+    llm.engine.host_round.recorders.append(emitted)
     [one] = llm.generate("abcabcabc", SamplingParams(max_tokens=20, ignore_eos=True))
     assert emitted.tokens[: len(one.token_ids) - 1] == one.token_ids[1:]

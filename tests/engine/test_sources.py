@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, SpecConfig
-from specengine.core.drafter import Device, Drafter
+from specengine.core.drafter import Drafter, DraftsOn
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
@@ -25,12 +25,12 @@ from specengine.engine.adaptive.acceptance import HybridAcceptance
 from specengine.engine.adaptive.costs import RunningCosts
 from specengine.engine.adaptive.estimate import HostSeconds
 from specengine.engine.cost_facts import _round_facts
+from specengine.engine.forward_graphs_build import _kinds_of_rounds
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pipeline_build import _depths
-from specengine.engine.ragged_build import _kinds_of_rounds
 from specengine.engine.round import lookup as lookup_module
 from specengine.engine.round.build import HostRoundsError, drafted_by, make_rounds
-from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.hybrid import HybridDraft
 from specengine.engine.round.key import RoundKey, RoundPlan
@@ -75,7 +75,7 @@ def key_of(size: int, num_steps: int, model_steps: int | None = None) -> RoundKe
 class Lookup(Drafter):
     """Trees of so many levels have 1 + 2 * levels nodes, and `max_nodes` at most."""
 
-    device: Device = "lookup"
+    drafts_on: DraftsOn = "lookup"
     proposes_tree = True
 
     def __init__(self, max_nodes: int) -> None:
@@ -91,7 +91,7 @@ class Lookup(Drafter):
 class Model(Drafter):
     """Drafts 50 and what follows it; three levels. Notes what is called."""
 
-    device: Device = "model"
+    drafts_on: DraftsOn = "device"
     max_nodes = 4
 
     def __init__(self) -> None:
@@ -405,10 +405,10 @@ def test_hybrid_trees_count_nodes_of_lookup_and_levels_of_the_model() -> None:
 
 
 def test_drafts_past_an_end_are_not_counted_and_accepted_padding_is() -> None:
-    device = ScriptedRounds(chains_beside(Model()), steps=(0, 3, 5), num_nodes=6)
+    device = ScriptedRounds(chains_beside(Model()), steps=(0, 3, 5), most_tokens=6)
     policy = SimpleNamespace(left_after=lambda reqs, emitted: [req.left for req in reqs])
     model = Model()
-    drafter: Any = SimpleNamespace(device="model", lookup=Lookup(6), captures=model.captures)
+    drafter: Any = SimpleNamespace(drafts_on="device", lookup=Lookup(6), captures=model.captures)
     given: Any = device, drafter, SimpleNamespace(policy=policy), None, False
     pipeline, reqs = RoundPipeline(*given), [scripted_request() for _ in range(3)]
     for req, left in zip(reqs, (2, 9, 9), strict=True):
@@ -455,7 +455,7 @@ def test_hybrid_rounds_have_a_key_for_each_mixture_of_sources(
     if kind is not None:
         source = source_of(rounds)
         own, own_lookup = source._model_num_nodes(3), source.lookup.num_nodes
-        assert [own, rounds.num_slots] == [4 if kind == "text" else 11, NODES]
+        assert [own, rounds.round_slots] == [4 if kind == "text" else 11, NODES]
         expected = [2, 4, NODES] if kind == "model" else [3, NODES, NODES]
         assert [own_lookup(n) for n in (1, 3, most)] == expected
     rounds.steps = [0, 1, 2, *rounds.steps]
@@ -619,7 +619,7 @@ def test_engine_learns_the_costs_of_lookup_trees_and_cuts_none(
     assert isinstance(made.source, LookupDraft)
     assert not made.tree_sizes
     assert not made.may_pause
-    assert (made.steps, made.num_nodes, made.num_slots) == ([0, 3, 11], 12, 12)
+    assert (made.steps, made.most_tokens, made.round_slots) == ([0, 3, 11], 12, 12)
     assert {key.num_nodes for key in made.keys(4, PLAIN)} == {None}
     monkeypatch.setattr(
         "specengine.engine.pipeline_build.seconds_of", lambda rounds, size, steps, *_: 1.0 + steps

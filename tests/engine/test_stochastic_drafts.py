@@ -92,7 +92,7 @@ def test_token_after_the_path_that_equals_the_next_draft_is_not_counted_as_accep
     found = llm.generate(PROMPTS, [replace(SAMPLED[0], max_tokens=21)] * 3)
     assert [one.spec.histogram for one in found] == [[0, 10]] * 3
     assert tempted[True] > 20
-    assert all(key.features.stochastic for key in rounds.captured)
+    assert all(key.sampling.stochastic for key in rounds.captured)
 
 
 @ON_CPU

@@ -157,7 +157,7 @@ def test_seed_has_hosts_text_with_drafts_of_either_source_or_both(
     assert 10 < totals.num_accepted_tokens < totals.num_draft_tokens - 10
     assert sources.rounds.keys() == {"model", "both", "text"}
     assert min(sources.accepted["model"], sources.accepted["text"]) > 0
-    judged = {key.num_steps for key in sources.keys if key.features.stochastic}
+    judged = {key.num_steps for key in sources.keys if key.sampling.stochastic}
     assert judged == {3, 7 if shape == CHAIN else NODES - 1}
 
 
@@ -245,7 +245,7 @@ def test_greedy_requests_alone_are_matched(
         check(host, llm, params, prompts)
     else:
         assert_same_tokens(host, llm, prompts, params)
-    assert not any(key.features.stochastic for key in rounds.captured)
+    assert not any(key.sampling.stochastic for key in rounds.captured)
     assert not fallbacks(rounds)
     assert sources.rounds.keys() >= {"model", "both"}
 
@@ -392,4 +392,4 @@ class TestOnTheGpu:
         host, llm = self.pair(folders, name, spec_of(folders[name][1], rule, shape))
         come_and_go(host, llm, prompts_of(torn, folders, name), MIXED * 2, monkeypatch)
         assert llm.engine.pipeline is not None
-        assert fallbacks(llm.engine.pipeline.rounds) <= {NEARLY_FULL}
+        assert fallbacks(llm.engine.pipeline.executor) <= {NEARLY_FULL}

@@ -85,7 +85,7 @@ def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Fol
     llm, rounds = device_rounds(folders, tree_spec(folders, rule))
     assert p_value(llm, joint(plain, prompt), prompt) > MIN_P
     assert rounds.counters["replays"] > 20
-    assert all(key.features.stochastic for key in rounds.captured)
+    assert all(key.sampling.stochastic for key in rounds.captured)
     assert llm.engine.scheduler.spec_totals.num_accepted_tokens > REQUESTS
 
 
@@ -132,7 +132,7 @@ def test_texts_of_a_model_beside_lookup_are_as_likely_as_the_target_says(
     (llm, rounds), sources = device_rounds(folders, spec), Sources()
     sources.watch(rounds, monkeypatch)
     assert p_value(llm, joint(plain, prompt), prompt) > MIN_P
-    assert all(key.features.stochastic for key in sources.keys)
+    assert all(key.sampling.stochastic for key in sources.keys)
     assert sources.rounds["both"] > 10
     assert sources.accepted["text"] > REQUESTS / 20
 

@@ -85,10 +85,10 @@ def test_seed_has_hosts_text_to_the_end_of_output_and_context(
     assert all(one.spec.is_lossy == ("relaxed" in rule) for one in found)
     if name in LOOKUP:
         check_smaller_batches(host, llm, subject)
-        judged = {key.num_steps for key in rounds.captured if key.features.stochastic}
+        judged = {key.num_steps for key in rounds.captured if key.sampling.stochastic}
         assert judged == {*rounds.steps}
     assert rounds.counters["replays"] > 8
-    assert any(key.features.stochastic for key in rounds.captured)
+    assert any(key.sampling.stochastic for key in rounds.captured)
     totals = llm.engine.scheduler.spec_totals
     assert totals == host.engine.scheduler.spec_totals
     assert 10 < totals.num_accepted_tokens < totals.num_draft_tokens - 10
@@ -140,7 +140,7 @@ def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
     check(host, llm, shortened(params) if subject.is_tree else params)
     assert not fallbacks(rounds)
     assert rounds.counters["replays"] > 8
-    assert NEEDED[feature] in {key.features for key in rounds.captured if key.num_steps}
+    assert NEEDED[feature] in {key.sampling for key in rounds.captured if key.num_steps}
     totals = llm.engine.scheduler.spec_totals
     assert totals == host.engine.scheduler.spec_totals
     assert (name not in LOOKUP) < totals.num_accepted_tokens < totals.num_draft_tokens
@@ -160,7 +160,7 @@ def test_last_rounds_draft_less_where_slots_are_plenty(
         params = [replace(SAMPLED[4], seed=seed, max_tokens=3 + seed + i) for i in range(count)]
         check(host, llm, params, PROMPTS[:count])
     assert not fallbacks(rounds)
-    assert all(key.features.stochastic for key in rounds.captured)
+    assert all(key.sampling.stochastic for key in rounds.captured)
 
 
 @ON_CPU
@@ -182,7 +182,7 @@ def test_greedy_requests_alone_are_matched(
     host, llm, rounds = pair_of(*given, context_length=ROOMY)
     assert_same_tokens(host, llm, PROMPTS, [replace(GREEDY, **feature), GREEDY, GREEDY])
     assert rounds.counters["replays"] > 5
-    assert not any(key.features.stochastic for key in rounds.captured)
+    assert not any(key.sampling.stochastic for key in rounds.captured)
     assert not fallbacks(rounds)
 
 
@@ -204,7 +204,7 @@ def test_relaxed_rule_judges_greedy_requests_too(
     host, llm, rounds = pair_of(*given, context_length=max(ROOMY, subject.context))
     check(host, llm, shortened(params), subject.prompts)
     assert isinstance(rounds.round.rule, Relaxed)
-    assert all(key.features.stochastic for key in rounds.captured)
+    assert all(key.sampling.stochastic for key in rounds.captured)
     assert not fallbacks(rounds)
 
 

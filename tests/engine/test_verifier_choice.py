@@ -8,9 +8,9 @@ from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.registry import VERIFIERS
 from specengine.draft.empty import EmptyDrafter
+from specengine.engine.factories import make_verifier, registered_verifiers
 from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import CHAIN, TREE
-from specengine.engine.registry import make_verifier, registered_verifiers
 
 RULES = registered_verifiers()
 CERTAIN = EmptyDrafter()

@@ -81,7 +81,7 @@ class World:
         trees: list[list[int]] | None = None,
         first_keys: list[int] | None = None,
     ) -> World:
-        """trees: the parents of each request's new tokens. Slot 0 belongs to nobody: NaN."""
+        """trees: the parents of each request's new tokens. No request owns slot 0: NaN."""
         shape, device = weights.shape, weights.cos_sin.device
         dtype = weights.layers[0].qkv.dtype
         ends = [one.prefix + one.new for one in lengths]

@@ -1,4 +1,4 @@
-"""The head's kernels on a CPU, for whoever asks a head for its best tokens."""
+"""The head's kernels on a CPU, for all code that asks a head for its best tokens."""
 
 from __future__ import annotations
 

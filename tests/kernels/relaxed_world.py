@@ -68,7 +68,7 @@ class Spread:
 
 
 def with_gaps(drafts: RelaxedRound, rng: random.Random) -> Spread:
-    """The same nodes among others that are nobody's children, all requests as large as any."""
+    """The same nodes among others that are no node's children, all requests as large as any."""
     most = drafts.tokens_BN.shape[1]
     width, vocab = most + 3, drafts.logits_TV.shape[1]
     rows, chosen, trees, places = list[Tensor](), list[int](), [], []

@@ -31,7 +31,7 @@ def round_of(
     parents: list[list[int]], tokens: list[list[int]], target: Tensor, draft: Tensor, greedy: Tensor
 ) -> SampledRound:
     """parents and tokens of the nodes that exist, the root's parent 0; target [T, V]; draft
-    [B, N, V], of which rows that nobody may look at are made absurd."""
+    [B, N, V], of which rows that must not be read are made absurd."""
     counts, width = [len(row) for row in parents], draft.shape[1]
     padded = [[*row, *[0] * (width - len(row))] for row in parents]
     depths = []

@@ -36,7 +36,7 @@ def test_request_limits_how_many_drafts_are_accepted(device: torch.device, backe
     drafts = torch.tensor([[5, 6], [5, 6], [1, 6]], device=device)
     rows = torch.tensor([1, 3, 2], device=device)
     state = state_of([0, 10, 20, 30], [0, 1, 2, 3], 2, device)
-    state.limits.copy_(torch.tensor([2, 1, 0, 2]))
+    state.max_accepted.copy_(torch.tensor([2, 1, 0, 2]))
     accepted = accept_chain(state, rows, chosen, drafts, 100, backend=backend)  # type: ignore[arg-type]
     assert accepted.tolist() == [1, 1, 0]
     if device.type == "cuda":
@@ -44,7 +44,7 @@ def test_request_limits_how_many_drafts_are_accepted(device: torch.device, backe
     assert state.outcomes[0, :3, 0].tolist() == [1, 1, 0]
     assert state.lens.tolist() == [0, 12, 21, 32]
     assert state.roots.tolist() == [0, 6, 1, 9]
-    state.limits.zero_()
+    state.max_accepted.zero_()
     accept_chain(state, rows, chosen, drafts, 100, Simulated(2, 0.0), backend=backend)  # type: ignore[arg-type]
     assert state.lens.tolist() == [0, 13, 22, 33]
 

@@ -193,7 +193,8 @@ def test_tensors_may_lie_anyhow(device: torch.device) -> None:
     [(1, 5, 49_152, False), (16, 9, 151_936, False), (8, 64, 128_256, True)],
 )
 class TestOnTheDevice:
-    """Against the reference there, which is faster; and again, whoever comes last to a meeting."""
+    """Against the reference there, which is faster; and again, whichever program
+    comes last to a meeting."""
 
     pytestmark = on_gpu
 

@@ -114,7 +114,7 @@ def test_large_vocabularies(name: str, tree: bool, vocab: int, batch: int) -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @kinds
 def test_every_launch_decides_the_same(name: str, tree: bool) -> None:
-    """Whoever comes last to a meeting."""
+    """Whichever program comes last to a meeting."""
     drafts = moved(round_for(name, 3, 32, 9, 50_000, tree), torch.device("cuda"))
     draws = draws_of(32, drafts.roots_B.device)
     first = RULES[name](drafts, draws)
@@ -252,7 +252,7 @@ def _one_row_off(drafts: SampledRound, draws: Draws) -> tuple[SampledRound, Draw
 
 
 def _cut_draft(drafts: SampledRound, draws: Draws) -> tuple[SampledRound, Draws]:
-    """Only the best token of the draft is weighed; it was drawn from all."""
+    """Only the best token of the draft has weight; it was drawn from all."""
     assert drafts.draft_BNV is not None
     best = drafts.draft_BNV >= drafts.draft_BNV.amax(-1, keepdim=True)
     return replace(drafts, draft_BNV=drafts.draft_BNV.masked_fill(~best, 0.0)), draws

@@ -75,7 +75,7 @@ def test_tensors_may_lie_anyhow() -> None:
 
 def test_a_target_that_says_nothing() -> None:
     """As of a request that has ended, whose rows are whatever lay in memory: its token exists, and
-    nobody else feels it."""
+    no other request feels it."""
     drafts = random_round(random.Random(2), 4, 6, 300, tree=True)
     expected = decided(drafts, 7)
     for nothing in (0.0, float("nan")):

@@ -18,7 +18,7 @@ backends = pytest.mark.parametrize("backend", ["torch", "triton"])
 
 
 def rounds(parents: list[int], tokens: list[int], target: list[list[float]]) -> SampledRound:
-    """As many requests that draft the same, and nobody says what from."""
+    """As many requests that draft the same, without draft weights."""
     rows, greedy = torch.tensor(target).repeat(BATCH, 1), torch.zeros(BATCH, dtype=torch.bool)
     drafts = torch.zeros(BATCH, len(parents), rows.shape[1])
     made = round_of([parents] * BATCH, [tokens] * BATCH, rows, drafts, greedy)

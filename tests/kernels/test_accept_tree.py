@@ -90,7 +90,7 @@ def test_a_request_may_limit_what_stands(
 ) -> None:
     tree = tree_of([[-1, 0, 0, 2, 3]], [[5, 6, 7, 7, 7]], device)
     state = state_of([0, 3], device)
-    state.limits[1] = limit
+    state.max_accepted[1] = limit
     chosen, rows = torch.full((1, 5), 7, device=device), torch.tensor([1], device=device)
     chosen[0, 3] = 8
     found = accept_tree(state, rows, chosen, tree, 3, CONTEXT, backend=backend)

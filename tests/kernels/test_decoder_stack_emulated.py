@@ -99,20 +99,20 @@ def test_blocks_that_have_no_share_of_a_product(monkeypatch: pytest.MonkeyPatch)
 def test_wherever_blocks_sit(
     spare: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None has the number of another, whoever comes where and when, and though some blocks have
-    nothing to do; and all are free afterwards."""
+    """None has the number of another, whichever block comes where and when, and though some
+    blocks have nothing to do; and all are free afterwards."""
     monkeypatch.setattr(decoder_stack_cuda, "spare_of", lambda blocks: spare)
     weights = draw_weights(StackShape(96, 2, 1, 64, 128, 3), 800, "cpu")
     world = World.draw(weights, [Lengths(20, 2)])
-    seats = SMPlacement(8, world.x.device)
-    seats.numbers[:8] = torch.tensor(numbers)
+    placement = SMPlacement(8, world.x.device)
+    placement.numbers[:8] = torch.tensor(numbers)
     expected = world.run(weights, "torch")
-    with patch.object(SMPlacement, "of", return_value=seats):
+    with patch.object(SMPlacement, "of", return_value=placement):
         for _ in range(2):
             agree(world.run(weights, "cuda"), expected)
-            assert seats.taken.tolist() == [0] * 8
-    assert sorted(set(seats.seen.tolist()) - {-1}) == [
-        seat for seat, number in enumerate(numbers) if number < 0
+            assert placement.taken.tolist() == [0] * 8
+    assert sorted(set(placement.seen.tolist()) - {-1}) == [
+        sm for sm, number in enumerate(numbers) if number < 0
     ]
 
 
@@ -136,20 +136,20 @@ def test_rows_of_no_request_keep_nobody_waiting(requests: int) -> None:
 def test_seats_are_chosen_where_all_rows_belong_to_requests(
     rows: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for a warm-up of rows of nobody, whose blocks have nothing to tell each other."""
+    """Not for a warm-up of rows of no request, whose blocks have nothing to tell each other."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     weights = draw_weights(SHAPE, 100, "cpu")
     world = World.draw(weights, [Lengths(30, 3), Lengths(5, 2)])
     bounds = torch.tensor([0, min(rows, 3), rows])
-    seats = SMPlacement(8, world.x.device)
-    seats.are_chosen = False
+    placement = SMPlacement(8, world.x.device)
+    placement.are_chosen = False
     with (
-        patch.object(SMPlacement, "of", return_value=seats),
+        patch.object(SMPlacement, "of", return_value=placement),
         patch.object(decoder_stack_cuda, "seconds_of_launch", return_value=1.0),
     ):
         replace(world, batch=replace(world.batch, qo_indptr=bounds)).run(weights, "cuda")
-    assert seats.are_chosen == chosen
-    assert (seats.numbers >= 0).sum() == 8 * chosen
+    assert placement.are_chosen == chosen
+    assert (placement.numbers >= 0).sum() == 8 * chosen
 
 
 def test_products_have_the_bits_of_few_row(monkeypatch: pytest.MonkeyPatch) -> None:

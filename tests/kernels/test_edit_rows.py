@@ -96,7 +96,7 @@ def test_trees(device: torch.device, backend: str) -> None:
 
 
 def test_levels_of_trees_that_grow(device: torch.device, backend: str) -> None:
-    """Two beams of two levels below roots that nobody names: 2 and 3 stand below 1."""
+    """Two beams of two levels below unnamed roots: 2 and 3 stand below 1."""
     tables = tables_of(device)
     rows, starts = torch.tensor([3, 1], device=device), torch.tensor([10, 5], device=device)
     tokens = torch.tensor([[7, 8, 9, 10], [20, 3, 20, 60]], device=device)

@@ -13,43 +13,45 @@ CPU = torch.device("cpu")
 CAME = [6, 7, 2, 3, 0, 1, 4, 5]  # by blockIdx, where blocks came by themselves
 
 
-def choose(seats: SMPlacement, came: list[int], seconds: Callable[[dict[int, int]], float]) -> int:
+def choose(
+    placement: SMPlacement, came: list[int], seconds: Callable[[dict[int, int]], float]
+) -> int:
     """seconds: of a launch, by the multiprocessors of numbers -> launches but for the timed."""
     launches = 0
 
     def launch() -> None:
         nonlocal launches
         launches += 1
-        for block, seat in enumerate(came):
-            if int(seats.numbers[seat]) < 0:
-                seats.seen[block] = seat
+        for block, sm in enumerate(came):
+            if int(placement.numbers[sm]) < 0:
+                placement.seen[block] = sm
 
-    seats.choose(launch, lambda given: seconds(numbers_of(seats)))
+    placement.choose(launch, lambda given: seconds(numbers_of(placement)))
     return launches
 
 
-def numbers_of(seats: SMPlacement) -> dict[int, int]:
+def numbers_of(placement: SMPlacement) -> dict[int, int]:
     """Multiprocessors by number."""
-    return {number: seat for seat, number in enumerate(seats.numbers.tolist()) if number >= 0}
+    return {number: sm for sm, number in enumerate(placement.numbers.tolist()) if number >= 0}
 
 
 @pytest.mark.parametrize("fastest", [6, 2, 0, 4])
 def test_the_fastest_of_the_ways_is_kept_to(fastest: int) -> None:
     """Each goes on as blocks came, and begins elsewhere."""
-    seats = SMPlacement(8, CPU)
-    assert choose(seats, CAME, lambda of: 1.0 if of[0] == fastest else 2.0) == 1
+    placement = SMPlacement(8, CPU)
+    assert choose(placement, CAME, lambda of: 1.0 if of[0] == fastest else 2.0) == 1
     first = CAME.index(fastest)
-    assert [numbers_of(seats)[number] for number in range(8)] == [*CAME[first:], *CAME[:first]]
-    assert seats.are_chosen
+    assert [numbers_of(placement)[number] for number in range(8)] == [*CAME[first:], *CAME[:first]]
+    assert placement.are_chosen
 
 
 @pytest.mark.parametrize("came", [[0, 1, 2, 2], [0, 1, 2, MOST_SMS], [0, 1, 2, -1]])
 def test_what_is_no_block_on_each_multiprocessor_is_left_alone(came: list[int]) -> None:
-    seats = SMPlacement(4, CPU)
-    seats.seen[:] = torch.tensor(came)
-    choose(seats, [], lambda of: 1.0)
-    assert seats.are_chosen
-    assert numbers_of(seats) == {}
+    placement = SMPlacement(4, CPU)
+    placement.seen[:] = torch.tensor(came)
+    choose(placement, [], lambda of: 1.0)
+    assert placement.are_chosen
+    assert numbers_of(placement) == {}
 
 
 def test_launches_of_one_kind_share_a_choice() -> None:

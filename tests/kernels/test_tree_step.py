@@ -295,7 +295,7 @@ def test_nodes_without_a_token_are_left_out(backend: Backend, device: torch.devi
     roots = torch.tensor([9], device=device)
     for nodes, tokens, candidates in (
         (6, [9, 10, 20, 0, 0, 0], [0, 0, 2, 0, 0, 0]),
-        (3, [9, 10, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),  # nobody moves up in place of the second
+        (3, [9, 10, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]),  # no node moves up in place of the second
     ):
         limits = TreeLimits(2, roots.new_tensor([nodes]), roots.new_tensor([2]))
         tree = tree_build(roots, found, 6, 2, limits, backend=backend)

@@ -211,7 +211,7 @@ def test_the_same_paths_are_accepted(seed: int) -> None:
     given = torch.tensor([3, 0, 1], device=DEVICE), torch.tensor(chosen, device=DEVICE), tree
     states = [state_of([0, 10, 20, CONTEXT - 2], DEVICE) for _ in range(2)]
     for state in states:
-        state.limits.copy_(torch.tensor([STEPS, STEPS, seed % 3, STEPS]))
+        state.max_accepted.copy_(torch.tensor([STEPS, STEPS, seed % 3, STEPS]))
     ours = accept_tree(states[0], *given, STEPS, CONTEXT, backend="torch")
     theirs = accept_tree(states[1], *given, STEPS, CONTEXT, backend="sgl")
     assert paths_of(theirs) == paths_of(ours)

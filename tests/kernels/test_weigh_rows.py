@@ -11,15 +11,15 @@ from specengine.kernels.sample.sample_rows import sample_rows
 from specengine.kernels.sample.sample_rows_ref import WEIGHT_BITS, exp_below_
 from specengine.kernels.sample.types import ChoiceTable, DrawPlaces
 from specengine.kernels.sample.weigh_rows import weigh_rows
-from tests.kernels.test_sample_rows import CPU, WISHES, Wish, one_by_one, table_of
+from tests.kernels.test_sample_rows import CPU, EVERY_KIND, Params, one_by_one, table_of
 
 
 def weighed(
-    logits: Tensor, wishes: list[Wish], nodes: int = 1, backend: Backend = "auto"
+    logits: Tensor, options: list[Params], nodes: int = 1, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Tokens and weights, on the CPU."""
-    one = one_by_one(len(wishes), logits.device)
-    table, weights = table_of(wishes, logits.shape[1], logits.device), logits.clone()
+    one = one_by_one(len(options), logits.device)
+    table, weights = table_of(options, logits.shape[1], logits.device), logits.clone()
     places = DrawPlaces(one.slots_B, one.starts_B, nodes)
     tokens = weigh_rows(weights, table, places, 1, backend=backend)
     return tokens.cpu(), weights.cpu()
@@ -32,53 +32,55 @@ def random_logits(rows: int, vocab: int, seed: int = 3) -> Tensor:
     return logits
 
 
-def kept_plainly(logits: Tensor, wish: Wish) -> list[float]:
+def kept_plainly(logits: Tensor, option: Params) -> list[float]:
     """The docstrings, a token at a time."""
-    if wish.temperature == 0.0:
+    if option.temperature == 0.0:
         best = logits.tolist().index(float(logits.max()))
         return [float(token == best) for token in range(len(logits))]
-    scaled = logits[None] / torch.tensor(wish.temperature)
+    scaled = logits[None] / torch.tensor(option.temperature)
     e = exp_below_(scaled - scaled.max())[0].tolist()
     order = sorted(range(len(e)), key=lambda token: -e[token])
-    best_k = order[: wish.top_k] if wish.top_k else order
-    floor, last = e[best_k[-1]] if wish.top_k else 0.0, 0.0
+    best_k = order[: option.top_k] if option.top_k else order
+    floor, last = e[best_k[-1]] if option.top_k else 0.0, 0.0
     weights = [math.floor(x * 2**WEIGHT_BITS) for x in e]
-    if wish.top_p < 1.0:
-        limit, before = wish.top_p * float(sum(weights[token] for token in best_k)), 0
+    if option.top_p < 1.0:
+        limit, before = option.top_p * float(sum(weights[token] for token in best_k)), 0
         for token in order:
             last = e[token] if before < limit else last
             before += weights[token]
         floor = max(floor, last)
-    floor = max(floor, float(torch.tensor(wish.min_p)))
+    floor = max(floor, float(torch.tensor(option.min_p)))
     pairs = zip(e, weights, strict=True)
     return [x if x >= floor and weight else 0.0 for x, weight in pairs]
 
 
 def test_the_reference_reads_as_its_docstring() -> None:
-    wishes = [Wish(**{**vars(one), "top_k": one.top_k % 40}) for one in WISHES]
-    logits = random_logits(len(wishes), 40)
-    _, weights = weighed(logits, wishes)
-    for row, wish, found in zip(logits, wishes, weights.tolist(), strict=True):
-        assert found == kept_plainly(row, wish), wish
+    options = [Params(**{**vars(one), "top_k": one.top_k % 40}) for one in EVERY_KIND]
+    logits = random_logits(len(options), 40)
+    _, weights = weighed(logits, options)
+    for row, option, found in zip(logits, options, weights.tolist(), strict=True):
+        assert found == kept_plainly(row, option), option
 
 
 @pytest.mark.parametrize("vocab", [300, 9000])
 def test_the_kernel_gives_the_same_bits(
     vocab: int, device: torch.device, row_backend: Backend
 ) -> None:
-    wishes = WISHES if vocab < 1000 else [Wish(0.9), Wish(0.0), Wish(top_k=4000, top_p=0.99)]
-    logits = random_logits(2 * len(wishes), vocab)
-    found = weighed(logits.to(device), wishes, nodes=2, backend=row_backend)
-    expected = weighed(logits, wishes, nodes=2, backend="torch")
+    options = (
+        EVERY_KIND if vocab < 1000 else [Params(0.9), Params(0.0), Params(top_k=4000, top_p=0.99)]
+    )
+    logits = random_logits(2 * len(options), vocab)
+    found = weighed(logits.to(device), options, nodes=2, backend=row_backend)
+    expected = weighed(logits, options, nodes=2, backend="torch")
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1].view(torch.int32), expected[1].view(torch.int32))
 
 
 @pytest.mark.parametrize("row_backend", ["torch", "triton", "cuda"], indirect=True)
 def test_tokens_are_those_that_are_sampled(device: torch.device, row_backend: Backend) -> None:
-    logits = random_logits(2 * len(WISHES), 200).to(device)
-    found, _ = weighed(logits, WISHES, nodes=2, backend=row_backend)
-    one, table = one_by_one(len(WISHES), CPU), table_of(WISHES, 200, CPU)
+    logits = random_logits(2 * len(EVERY_KIND), 200).to(device)
+    found, _ = weighed(logits, EVERY_KIND, nodes=2, backend=row_backend)
+    one, table = one_by_one(len(EVERY_KIND), CPU), table_of(EVERY_KIND, 200, CPU)
     places = DrawPlaces(one.slots_B, one.starts_B, 2)
     assert found.tolist() == sample_rows(logits.cpu(), table, places, 1).tolist()
 
@@ -88,7 +90,7 @@ def test_rows_that_lie_apart_and_depths(device: torch.device, row_backend: Backe
     """Nothing between the rows is written."""
     logits = random_logits(4, 100).to(device)
     expected = logits.clone()
-    table = ChoiceTable(table_of([Wish(seed=5)], 100, device).words)
+    table = ChoiceTable(table_of([Params(seed=5)], 100, device).words)
     slot, start = torch.tensor([0], device=device), torch.tensor([9], device=device)
     tokens = weigh_rows(expected, table, DrawPlaces(slot, start, 4), 0, backend=row_backend)
     wide = torch.full((4, 160), 7.0, device=device)
@@ -105,8 +107,8 @@ def test_rows_that_lie_apart_and_depths(device: torch.device, row_backend: Backe
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("vocab", [49_152, 128_256])
 def test_large_vocabularies(vocab: int, row_backend: Backend) -> None:
-    wishes = [Wish(**{**vars(one), "seed": seed}) for seed in range(4) for one in WISHES]
-    logits = random_logits(len(wishes), vocab)
-    found, expected = weighed(logits.cuda(), wishes, backend=row_backend), weighed(logits, wishes)
+    options = [Params(**{**vars(one), "seed": seed}) for seed in range(4) for one in EVERY_KIND]
+    logits = random_logits(len(options), vocab)
+    found, expected = weighed(logits.cuda(), options, backend=row_backend), weighed(logits, options)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1].view(torch.int32), expected[1].view(torch.int32))

@@ -103,7 +103,7 @@ def test_settings_see_the_same_conversations(plan: Plan) -> None:
     for setting in report.settings:
         assert [run.temperature for run in setting.runs] == [0.0, 1.0]
         for run in setting.runs:
-            # Matched drafts change no token, whoever drafts, at any temperature.
+            # Matched drafts change no token, whatever the drafter, at any temperature.
             assert (run.answers, run.same_answers) == (5, 5)
             assert run.conversation == "n-gram"
             assert [group.label for group in run.summary.by_turn] == ["turn 1", "turn 2"]
@@ -260,7 +260,7 @@ def test_recorders_leave_with_the_run(plan: Plan, prompts: PromptSet) -> None:
     engine = made._engine(NGRAM.spec)
     sampling = Sampling(0.0, 8, seed=3)
     first = measure(engine, made.script, sampling, None, lambda tokens: None)
-    assert engine.round.recorders == []
+    assert engine.host_round.recorders == []
     assert draft_vocabulary(engine.drafter, 320) is None
     again = measure(engine, made.script, sampling, first.replies, lambda tokens: None)
     assert again.answers == first.answers

@@ -89,7 +89,7 @@ def test_acceptance_is_the_engines(algorithm: str, target: Path, tmp_path: Path)
     loaded = load(replace(config, spec=spec), Phases())
     found, rows = judged(loaded.config, loaded, draft)
     engine, rounds = build_engine(loaded.config, loaded), Rounds()
-    engine.round.recorders.append(rounds)
+    engine.host_round.recorders.append(rounds)
     for one in rows:
         prompt = one.text.token_ids[: one.text.prompt_len]
         engine.add_request(str(one.text.prompt), prompt, SamplingParams(40, temperature=0.0))

@@ -56,7 +56,7 @@ SIZES = {
     "rms_norm_eps",
 }
 TOKENS = [[(7 * i * i + 3 * i) % 300 for i in range(12)], [5, 9, 301]]
-# A field that somebody adds, and that no path knows yet.
+# A field that is added, and that no path knows yet.
 NovelLayer = make_dataclass("NovelLayer", [("novel", float, 1.0)], bases=(LayerSpec,), frozen=True)
 NovelHead = make_dataclass("NovelHead", [("novel", float, 1.0)], bases=(HeadSpec,), frozen=True)
 
@@ -118,7 +118,7 @@ def everything(path: ComputePath, kind: dict[str, Any]) -> ComputePath:
 
 @pytest.fixture
 def _plain_computes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where somebody adds a feature to the plain path alone."""
+    """As where a feature is added to the plain path alone."""
     monkeypatch.setattr(decoder, "PLAIN", everything(PLAIN, LAYER_FIELDS))
     monkeypatch.setattr(eagle, "DRAFT_LAYER", everything(DRAFT_LAYER, LAYER_FIELDS))
     monkeypatch.setattr(head, "HEAD_LOGITS", everything(HEAD_LOGITS, HEAD_FIELDS))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.tree import Tree
-from specengine.engine.ragged_build import _LARGE_PREFILLS
+from specengine.engine.forward_graphs_build import _LARGE_PREFILLS
 from specengine.runner.forward_graphs.inputs import ForwardInputs, num_forward_inputs, pack_forward
 from specengine.runner.forward_graphs.keys import (
     LARGE_MAX_REQUESTS,

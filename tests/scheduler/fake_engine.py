@@ -160,7 +160,7 @@ class FakeEngine:
         assert req.req_pool_idx is not None
         end = start + len(tokens)
         row = self.scheduler.ledger.rows.req_to_token[req.req_pool_idx, :end].tolist()
-        assert 0 not in row, "slot 0 belongs to nobody"
+        assert 0 not in row, "slot 0 belongs to no request"
         assert len(set(row)) == end
         value = 0
         for slot, token in zip(row[:start], req.token_ids, strict=False):

@@ -39,7 +39,7 @@ def mostly(chosen: Sequence[T]) -> T:
 
 
 def changes(run: Callable[[], object], steps: AdaptiveSteps) -> int:
-    """Of the standing shape, in 800 rounds."""
+    """Of the kept shape, in 800 rounds."""
     stood = []
     for _ in range(800):
         run()

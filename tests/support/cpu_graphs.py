@@ -11,7 +11,7 @@ import torch
 
 from specengine import LLM
 from specengine.draft.worker import DraftWorker
-from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
+from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from specengine.runner import graph_cache
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs

@@ -17,8 +17,8 @@ from specengine.draft.worker import DraftWorker
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager
 from specengine.engine.round.key import RoundEvent
+from specengine.engine.round.launch_modes import Eager
 from tests.support.device_lengths import DeviceLengths
 from tests.support.rounds import make
 

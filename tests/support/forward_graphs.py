@@ -10,7 +10,7 @@ import torch
 
 from specengine import LLM
 from specengine.draft.worker import DraftWorker
-from specengine.engine.ragged_build import add_draft_loops, add_ragged_graphs
+from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from tests.support.device_lengths import DeviceLengths
 from tests.support.rounds import with_graphs
 

@@ -129,7 +129,7 @@ class Drafted:
     def watch(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rounds on the device, and those on the host between them."""
         assert llm.engine.pipeline is not None
-        collect, run = llm.engine.pipeline.collect, llm.engine.round.run
+        collect, run = llm.engine.pipeline.collect, llm.engine.host_round.run
 
         def watched() -> RoundResult:
             done = collect()
@@ -142,7 +142,7 @@ class Drafted:
             return result
 
         monkeypatch.setattr(llm.engine.pipeline, "collect", watched)
-        monkeypatch.setattr(llm.engine.round, "run", run_watched)
+        monkeypatch.setattr(llm.engine.host_round, "run", run_watched)
 
     def until(self, rid: str, num_tokens: int) -> list[tuple[int, int]]:
         """Of rounds that began before so many tokens were emitted; the prefill emits the first."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig, SpecControl
-from specengine.engine.registry import registered_verifiers
+from specengine.engine.factories import registered_verifiers
 from specengine.engine.round.sampling import SamplingFeatures
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.target.verify.base import TreeVerifier

@@ -43,7 +43,7 @@ def padded_attention(
     keys_K, queries_N = (torch.arange(n, device=q.device) for n in (num_keys, num_queries))
     rows_BN = starts_B[:, None] + queries_N
     read_BN = rows_BN.clamp(max=total - 1)
-    # Drafts of a round on the device may lie past the context; they stand in nobody's slot.
+    # Drafts of a round on the device may lie past the context; they lie in slot 0.
     width = batch.req_to_token.shape[1]
     slots_BK = batch.req_to_token[batch.req_pool_indices, :num_keys]
     if num_keys > width:

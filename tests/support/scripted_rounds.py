@@ -23,9 +23,9 @@ class ScriptedRounds:
 
     source: Any = None
     steps: tuple[int, ...] = (0, 3)
-    num_nodes: int = 4
+    most_tokens: int = 4
     may_pause: bool = False
-    num_slots: int = 4
+    round_slots: int = 4
     captures: bool = False  # whatever is launched
     calls: list[str] = field(default_factory=list)
     count: int = 0
@@ -106,7 +106,7 @@ class ScriptedDepths:
         assert seconds >= 0
         self.hosts.append((size, shape.num_steps))
 
-    def standing(self, batch_size: int) -> Decision | None:
+    def kept(self, batch_size: int) -> Decision | None:
         return Decision(self.observed[-1][1], "as before", None) if self.observed else None
 
     def choose(self, batch_size: int) -> Decision:
@@ -131,8 +131,8 @@ class NoDrafter:
 
     lookup = None
 
-    def __init__(self, device: str = "model") -> None:
-        self.device = device
+    def __init__(self, drafts_on: str = "device") -> None:
+        self.drafts_on = drafts_on
         self.drafts_ahead = False
 
     def captures(self) -> list[Any]:

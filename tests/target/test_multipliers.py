@@ -1,4 +1,4 @@
-"""A family that only scales is one class: Granite, as somebody would add it, on every path."""
+"""A family that only scales is one class: Granite, as an outsider would add it, on every path."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, Verifier, VerifyResult
-from specengine.engine.registry import registered_verifiers
+from specengine.engine.factories import registered_verifiers
 from specengine.kernels.accept.types import Accepted
 from specengine.target.verify.coins import KeyedCoins
 from specengine.target.verify.match import MatchVerifier
@@ -43,7 +43,7 @@ def drafts_of(name: str) -> list[Draft]:
 
 
 def with_probs(proposal: DraftProposal, seeds: list[int]) -> DraftProposal:
-    """Random ones for each seed, and absurd ones wherever nobody may look."""
+    """Random ones for each seed, and absurd ones where none may be read."""
     width = proposal.tokens.shape[1]
     probs = []
     for seed, count in zip(seeds, proposal.num_nodes, strict=True):

@@ -12,7 +12,7 @@ from specengine.core.config import SpecConfig
 from specengine.core.spec import DraftProposal
 from specengine.draft.replay.chances import accepted_chances
 from specengine.draft.replay.requests import RecordedDraft
-from specengine.engine.registry import make_registered
+from specengine.engine.factories import make_registered
 from specengine.engine.tracing.weights import weigh
 from tests.target.verify_world import TableTarget, decode_batch, propose, request
 

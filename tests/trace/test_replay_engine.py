@@ -86,7 +86,7 @@ class World:
         path = self.folder / "trace"
         flags = {"trace": str(path), "trace_every_position": positions}
         llm = self.run(algorithm, shape, temperature, **flags)
-        [recorder] = llm.engine.round.recorders
+        [recorder] = llm.engine.host_round.recorders
         recorder.close()  # type: ignore[attr-defined]
         return Trace.read(path)
 

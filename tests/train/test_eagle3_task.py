@@ -92,7 +92,7 @@ def test_every_step_is_what_drafting_says_that_deep(
 
 
 def test_loss_is_the_equations_row_by_row(small_models: dict[str, Path], tmp_path: Path) -> None:
-    """Over answers alone, tokens outside the vocabulary left out, each step weighed."""
+    """Over answers alone, tokens outside the vocabulary left out, each step with its weight."""
     task = make_task(small_models["llama"], tmp_path, step_decay=0.5)
     shake(task)
     documents = random_documents([15, 2, 11], VOCAB, seed=5)

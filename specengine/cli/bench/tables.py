@@ -9,7 +9,7 @@ from rich.table import Table
 
 from specengine.lab.accept.sheet import Sheet
 
-_WIDE = 200  # columns, where nobody looks on
+_WIDE = 200  # columns, where the output is no terminal
 
 
 def show_sheets(title: str, environment: str, sheets: Iterable[Sheet]) -> None:

@@ -95,7 +95,7 @@ class ProbeBudget:
 class BucketState:
     """What is kept for the batch sizes up to a power of two."""
 
-    standing: Decision | None = None  # the choice until it is changed
+    kept: Decision | None = None  # the choice until it is changed
     round: int = 0
     changed: int = 0  # round of the last change
     probed: int = 0  # round of the last probe
@@ -104,17 +104,16 @@ class BucketState:
     tries: Counter[DraftShape] = field(default_factory=Counter)  # at the start
     last_run: dict[DraftShape, int] = field(default_factory=dict)  # round
     budget: ProbeBudget = field(default_factory=ProbeBudget)
-    settled: Estimate | None = None  # by which nothing was to be changed or probed
+    final: Estimate | None = None  # by which nothing was to be changed or probed
 
     @property
-    def kept(self) -> DraftShape:
-        """The shape that stands."""
-        assert self.standing is not None
-        return self.standing.shape
+    def kept_shape(self) -> DraftShape:
+        assert self.kept is not None
+        return self.kept.shape
 
 
 class Chooser:
-    """Keeps the standing shape until another is better by a margin, or plain decoding is better at
+    """Keeps the kept shape until another is better by a margin, or plain decoding is better at
     all, and probes neighbouring shapes for a round each as the budget allows."""
 
     def __init__(self, steps: Sequence[int], costs: Costs, policy: Policy) -> None:
@@ -139,41 +138,42 @@ class Chooser:
         if estimate is None:
             reason = f"batch {batch_size}: {self._deepest}, the cost of drafts is not known yet"
             return Decision(self._deepest.num_steps, reason, None)
-        standing = state.standing
-        if standing is None:
+        decision = state.kept
+        if decision is None:
             return self._change(state, estimate.best, estimate)
-        kept = standing.shape
+        kept = decision.shape
         if state.plain_left > 0 and kept != PLAIN:
             state.plain_left -= 1
             return self._probe(state, PLAIN, estimate)
-        if state.settled is estimate:
-            return standing
+        if state.final is estimate:
+            return decision
         best = estimate.best
         wants = self._is_worth_it(kept, best, estimate)
-        if wants and self.costs.is_settled(batch_size, best):
+        if wants and self.costs.is_reliable(batch_size, best):
             if state.round - state.changed < self.policy.min_rounds:
-                return standing
+                return decision
             state.plain_left = 0
             return self._change(state, best, estimate)
         targets = [best] if wants else self._probe_targets(kept, estimate)
         if not targets:
-            state.settled = estimate
+            state.final = estimate
         if not targets or state.round - state.probed < self.policy.probe_every:
-            return standing
+            return decision
         target = self._next_probe(state, targets, estimate)
         if not self._may_probe(state, target, estimate, wants):
-            return standing
+            return decision
         if target == PLAIN and not self.costs.is_fixed:
             state.plain_left = self.policy.plain_tries - 1
         return self._probe(state, target, estimate)
 
     def _change(self, state: BucketState, shape: DraftShape, estimate: Estimate) -> Decision:
-        state.standing, state.changed = decide(shape, estimate), state.round
-        return state.standing
+        state.kept, state.changed = decide(shape, estimate), state.round
+        return state.kept
 
     def _probe(self, state: BucketState, target: DraftShape, estimate: Estimate) -> Decision:
         state.probed, state.last_probe = state.round, target
-        reason = f"batch {estimate.batch_size}: {target} tried for a round; {state.kept} stands"
+        tried = f"{target} tried for a round; {state.kept_shape} stands"
+        reason = f"batch {estimate.batch_size}: {tried}"
         return Decision(target.num_steps, reason, estimate.gain(target), target.num_nodes)
 
     def _is_worth_it(self, kept: DraftShape, best: DraftShape, estimate: Estimate) -> bool:
@@ -187,7 +187,7 @@ class Chooser:
     ) -> DraftShape:
         """The target that has not run for the longest time; plain decoding every other time where
         the gain over it is small."""
-        is_unsure = estimate.gain(state.kept) < self.policy.sure
+        is_unsure = estimate.gain(state.kept_shape) < self.policy.sure
         if is_unsure and PLAIN in targets and state.last_probe != PLAIN:
             return PLAIN
         return min(targets, key=lambda shape: state.last_run.get(shape, 0))
@@ -195,8 +195,8 @@ class Chooser:
     def _may_probe(
         self, state: BucketState, target: DraftShape, estimate: Estimate, wants: bool
     ) -> bool:
-        """wants: whether the target is to replace the standing shape."""
-        kept = state.kept
+        """wants: whether the target is to replace the kept shape."""
+        kept = state.kept_shape
         usual = estimate.seconds[kept]
         loss = estimate.seconds[target] - estimate.tokens[target] * usual / estimate.tokens[kept]
         state.budget.earn_pending(usual)
@@ -207,8 +207,8 @@ class Chooser:
         return state.budget.allows(loss, usual)
 
     def _probe_targets(self, kept: DraftShape, estimate: Estimate) -> list[DraftShape]:
-        """The next depth and the next size, about which the standing shape tells nothing, and
-        those shapes below them, whose acceptance is known, that have no settled cost."""
+        """The next depth and the next size, about which the kept shape tells nothing, and
+        those shapes below them, whose acceptance is known, that have no reliable cost."""
         index = self.steps.index(kept.num_steps)
         same = [one for one in estimate.rates if one.num_steps == kept.num_steps]
         size = same.index(kept)
@@ -222,7 +222,7 @@ class Chooser:
         below += [one for one in estimate.rates if one.num_steps in deeper and one.num_nodes]
         others = [one for one in dict.fromkeys(below) if one not in {*above, kept}]
         batch_size = estimate.batch_size
-        return [*above, *(one for one in others if not self.costs.is_settled(batch_size, one))]
+        return [*above, *(one for one in others if not self.costs.is_reliable(batch_size, one))]
 
 
 def _of_depth(num_steps: int, kept: DraftShape, estimate: Estimate) -> DraftShape:
@@ -232,10 +232,10 @@ def _of_depth(num_steps: int, kept: DraftShape, estimate: Estimate) -> DraftShap
 
 
 class DrafterPause:
-    """Pauses a drafter of hidden states while plain decoding stands. To be able to draft in the
-    next round it follows every round, for 3 to 6% of a plain round's time. Paused, it follows no
-    round; it is active again for a few rounds at a time, in which drafts are probed. It then drafts
-    from the tokens since it became active.
+    """Pauses a drafter of hidden states while plain decoding is the kept choice. To be able to
+    draft in the next round it observes every round, for 3 to 6% of a plain round's time. Paused, it
+    observes none. It is active again for a few rounds at a time, in which drafts are probed, and
+    then drafts from the tokens since it became active.
     """
 
     def __init__(self, paused: int = _PAUSED, active: int = _ACTIVE) -> None:
@@ -244,9 +244,9 @@ class DrafterPause:
         self.active = active
         self._rounds = 0  # since plain decoding stands
 
-    def is_paused(self, standing: int | None) -> bool:
-        """Of the next round; call it once a round. standing: num_steps of the standing decision."""
-        if standing != 0:
+    def is_paused(self, kept_steps: int | None) -> bool:
+        """Of the next round; call it once a round. kept_steps: num_steps of the kept choice."""
+        if kept_steps != 0:
             self._rounds = 0
             return False
         place = self._rounds % (self.paused + self.active)

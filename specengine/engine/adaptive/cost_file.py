@@ -82,7 +82,7 @@ def _numbers(raw: Mapping[str, Mapping[str, float]]) -> dict[int, Curve]:
 class CostFile:
     """A table without `measured_for` was written by hand: it holds for all engines and is never
     overwritten. A table that an engine has written holds for what it was measured for only. Call
-    `settle` before a table is read or kept.
+    `add_facts` before a table is read or kept.
     """
 
     def __init__(self, path: Path, table: StepCosts | None) -> None:
@@ -122,7 +122,7 @@ class CostFile:
     def has_table(self) -> bool:
         return self._table is not None
 
-    def settle(self, more: Facts) -> None:
+    def add_facts(self, more: Facts) -> None:
         """more: facts beside `facts`, the last ones. Raises ConfigError for a table that was
         measured for something else."""
         self.facts = json.loads(json.dumps({**self.facts, **more}))

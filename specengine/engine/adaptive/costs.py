@@ -17,7 +17,7 @@ _SAME_CONTEXT = 0.1  # relative; context lengths that differ less cost alike
 # counting it made K = 2 look better than K = 1 where it was not (adaptive-sweep).
 _SHORT_CONTEXT = 512.0
 _WINDOW = 31  # rounds of which the median counts
-_SETTLED = 8  # runs of a shape after which its cost is settled
+_RELIABLE = 8  # runs of a shape after which its cost is reliable
 _STALE = 512  # rounds of the same batch size after which a cost must be measured again
 _CELLS = 4  # that learned costs have for each level drafted by all requests
 
@@ -51,9 +51,9 @@ class ContextCost:
         curves = self.seconds.values()
         values = [value for curve in curves for value in curve.values()]
         if self.tokens < 1 or not values or not all(map(len, curves)):
-            raise ValueError("reading needs tokens, and seconds by batch size and num_steps")
+            raise ValueError("context cost: needs tokens, and seconds by batch size and num_steps")
         if not all(math.isfinite(value) and value >= 0 for value in values):
-            raise ValueError("reading: seconds must be 0 or more")
+            raise ValueError("context cost: seconds must be 0 or more")
 
     def of(self, batch_size: int, depth: float) -> float:
         """Seconds for each token of context length."""
@@ -130,7 +130,7 @@ class StepCosts:
         near = _around(rows, batch_size)  # all rows would take a millisecond of each round
         return along({size: along(rows[size], depth) for size in near}, batch_size)
 
-    def is_settled(self, batch_size: int, shape: DraftShape) -> bool:
+    def is_reliable(self, batch_size: int, shape: DraftShape) -> bool:
         """Whether the cost is known well enough to act on."""
         return True
 
@@ -173,7 +173,7 @@ class RunningCosts:
     so that of two rounds a slow one does not count), by the levels that were drafted, by batch
     sizes up to the next power of two, and by the nodes that trees were cut to. What was measured
     long ago, on shorter texts or a busier machine, is forgotten as soon as it is measured again,
-    and is not settled until then."""
+    and is not reliable until then."""
 
     is_fixed = False
 
@@ -194,7 +194,7 @@ class RunningCosts:
         row = self._rows.setdefault(bucket(batch_size), _LearnedRow())
         row.round += 1
         shape = DraftShape(num_steps, num_nodes)
-        row.runs[shape] = [*row.runs.get(shape, [])[1 - _SETTLED :], row.round]
+        row.runs[shape] = [*row.runs.get(shape, [])[1 - _RELIABLE :], row.round]
         place = round(_CELLS * num_levels / batch_size)
         curve = row.curves.setdefault(num_nodes if place else None, _LearnedCurve())
         curve.record(place, seconds, row.round)
@@ -224,7 +224,7 @@ class RunningCosts:
         return row is not None and row.is_given
 
     def start_from(self, table: StepCosts) -> None:
-        """Take each cost of the table as one measurement; none is settled by it."""
+        """Take each cost of the table as one measurement; none is reliable by it."""
         for num_nodes, curves in ((None, table.seconds), *table.smaller_trees.items()):
             for size, curve in curves.items():
                 row = self._rows.setdefault(bucket(size), _LearnedRow())
@@ -239,7 +239,7 @@ class RunningCosts:
         whole: dict[int, Curve] = {}
         smaller: dict[int, dict[int, Curve]] = {}
         for size, row in self._rows.items():
-            if not row.is_given and row.round < _SETTLED:
+            if not row.is_given and row.round < _RELIABLE:
                 continue
             for num_nodes, curve in row.curves.items():
                 deepest = math.ceil(max(curve.seconds) / _CELLS)
@@ -251,11 +251,11 @@ class RunningCosts:
                     home[size] = known
         return StepCosts(whole, smaller) if whole else None
 
-    def is_settled(self, batch_size: int, shape: DraftShape) -> bool:
+    def is_reliable(self, batch_size: int, shape: DraftShape) -> bool:
         """Whether the cost is known well enough to act on."""
         row = self._rows.get(bucket(batch_size))
         runs = [] if row is None else row.runs.get(shape, [])
-        return row is not None and len(runs) == _SETTLED and row.round - runs[0] <= _STALE
+        return row is not None and len(runs) == _RELIABLE and row.round - runs[0] <= _STALE
 
 
 Costs = StepCosts | RunningCosts

@@ -106,17 +106,17 @@ class AdaptiveSteps:
         return found is not None and found.best != PLAIN
 
     def skipped(self, batch_size: int, rounds: int) -> None:
-        """So many rounds of the standing shape, without drafts, have run and are not observed."""
+        """So many rounds of the kept shape, without drafts, have run and are not observed."""
         self._bucket(batch_size).budget.pending += rounds
 
-    def standing(self, batch_size: int) -> Decision | None:
-        """What stands for such batches; None before the first choice by estimate."""
-        return self._bucket(batch_size).standing
+    def kept(self, batch_size: int) -> Decision | None:
+        """The choice that is kept for such batches; None before the first choice by estimate."""
+        return self._bucket(batch_size).kept
 
     def resolved(self, choice: DepthChoice) -> DepthChoice:
         """The choice with the figures of now, if it stands for the batch size of the last round;
         else unchanged."""
-        if self._batch_size and self.standing(self._batch_size) is choice:
+        if self._batch_size and self.kept(self._batch_size) is choice:
             self.estimator.flush()
             return self._with_figures(self.estimator.of) or choice
         return choice
@@ -131,10 +131,10 @@ class AdaptiveSteps:
     def _with_figures(self, estimate_of: Callable[[int], Estimate | None]) -> Decision | None:
         batch_size = self._batch_size
         state = self._buckets.get(batch_size)
-        if state is None or state.standing is None:
+        if state is None or state.kept is None:
             return self._last
         estimate = estimate_of(batch_size)
-        return state.standing if estimate is None else decide(state.standing.shape, estimate)
+        return state.kept if estimate is None else decide(state.kept.shape, estimate)
 
     def _bucket(self, batch_size: int) -> BucketState:
         state = self._buckets.get(batch_size)
@@ -147,12 +147,12 @@ class AdaptiveSteps:
         """Whether nothing must be learned from the round now: costs are known, it had the standing
         shape, and is plain or has stood for a while. The host's time for more is time of every
         round."""
-        standing = state.standing
-        if standing is None or not self.costs.is_fixed:
+        kept = state.kept
+        if kept is None or not self.costs.is_fixed:
             return False
-        if standing.num_steps != observation.num_steps:
+        if kept.num_steps != observation.num_steps:
             return False
-        if standing.num_nodes != observation.num_nodes:
+        if kept.num_nodes != observation.num_nodes:
             return False
         is_new = state.round - state.changed < self.policy.min_rounds
         return not observation.num_steps or not (is_new or self.acceptance.is_hybrid)
@@ -164,11 +164,11 @@ class AdaptiveSteps:
             self.estimator.costs_changed()
 
     def _account(self, state: BucketState, one: RoundObservation) -> None:
-        """The budget earns from every round, and pays for one that had not the standing shape."""
+        """The budget earns from every round, and pays for one that had not the kept shape."""
         estimate = self.estimator.of(one.batch_size)
-        if state.standing is None or estimate is None:
+        if state.kept is None or estimate is None:
             return
-        kept, shape = state.standing.shape, DraftShape(one.num_steps, one.num_nodes)
+        kept, shape = state.kept.shape, DraftShape(one.num_steps, one.num_nodes)
         usual = estimate.seconds[kept]
         state.budget.earn_pending(usual)
         if shape != kept:

@@ -82,7 +82,7 @@ class ConstrainedDraft:
 
 def add_masks(builder: MaskBuilder, first_row: int, req: Req, tree: HostTree) -> None:
     """Of a request that has a grammar: a row a node, from `first_row` on. Rows of nodes that it
-    forbids are not added, for nobody gets there."""
+    forbids are not added: no path leads there."""
     state = _grammar(req)
     if tree.is_chain and isinstance(state, LlguidanceState) and state.error is None:
         builder.add_chain(first_row, req, state, tree.tokens[1:])

@@ -68,7 +68,7 @@ class MaskBuilder:
         for chain, count in zip(self._chains, counts, strict=True):
             for depth, words in enumerate(words_MW[first : first + count]):
                 if depth and not words.any():
-                    break  # nobody gets there
+                    break  # no path leads there
                 _finish(words, chain.req, depth)
                 self._slots[chain.row + depth] = len(self._masks)
                 self._masks.append(words)

@@ -1,4 +1,4 @@
-"""Compiling the grammars of strangers: few at a time, and first where it can be killed."""
+"""Compiling untrusted grammars: few at a time, and first where it can be killed."""
 
 from __future__ import annotations
 

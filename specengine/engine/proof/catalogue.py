@@ -12,10 +12,10 @@ import torch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.registry import DRAFTERS
+from specengine.engine.factories import drafter_class, drafters_with_models, make_drafter
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
 from specengine.engine.proof.tiny_model import TinyModels
-from specengine.engine.registry import drafter_class, drafters_with_models, make_drafter
 
 _NODES = 6
 _CHAIN: dict[str, Any] = {"num_steps": 3}

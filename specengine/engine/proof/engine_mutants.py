@@ -13,12 +13,12 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.core.tree import Tree
+from specengine.engine.factories import make_registered, registered_verifiers
 from specengine.engine.proof.check import AS_REPORTED
 from specengine.engine.proof.draft_mutants import Spoil, draft_mutants
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.shapes import CHAIN, TREE
 from specengine.engine.proof.subjects import Subject
-from specengine.engine.registry import make_registered, registered_verifiers
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.rows import row_map

@@ -45,7 +45,7 @@ class Drafts:
     @classmethod
     def sampled(cls, pair: TablePair, shape: Shape) -> Drafts:
         """All that can be drawn. Nodes below a token that ends the draft are drawn like the
-        others: nobody sees them."""
+        others: they are not read."""
         tokens_XN = torch.tensor([[FIRST]])
         probs_XNV = torch.zeros(1, 1, pair.vocab, dtype=torch.float64)
         chances_X = torch.ones(1, dtype=torch.float64)

@@ -13,6 +13,7 @@ import torch
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.sampling import SamplingParams
 from specengine.engine.build import load
+from specengine.engine.factories import make_registered, verifier_name
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.engine.proof.check import AS_REPORTED, CHI_SQUARED, Check
@@ -37,7 +38,6 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
-from specengine.engine.registry import make_registered, verifier_name
 from specengine.runner.loader.loaded_model import LoadedModel
 
 _TEXTS = (
@@ -145,14 +145,14 @@ class EngineProof:
         judged, log = subject.verified_by(name), DraftLog()
         engine = judged.build(self.config, state, self.loaded, self.tokens)
         asks = self._sampled_asks("temperature", self.effort.draft_requests, 1, state)
-        log.watch(engine.round.drafter)
+        log.watch(engine.host_round.drafter)
         seen = self._seen(complete(engine, asks, state).outputs)
         yield Check(CHI_SQUARED, label, self._p(seen, "temperature"), ">=", MIN_P)
         if engine.pipeline is not None:  # its drafts are not seen
             graph = replace(self.config.graph, disable_cuda_graph=True)
             eager, log = replace(self.config, graph=graph), DraftLog()
             engine = judged.build(eager, state, self.loaded, self.tokens)
-            log.watch(engine.round.drafter)
+            log.watch(engine.host_round.drafter)
             complete(engine, asks, state)
         yield Check(AS_REPORTED, label, log.p_value, ">=", MIN_P, f"{log.num_drafts} drafts")
 
@@ -170,7 +170,7 @@ class EngineProof:
         count, p, log = 0, 1.0, DraftLog()
         looks_at_drafts = mutant.caught_by == AS_REPORTED
         if looks_at_drafts:
-            log.watch(engine.round.drafter)
+            log.watch(engine.host_round.drafter)
         while p > MAX_MUTANT_P and count < self.effort.mutant_requests:
             asks = self._sampled_asks(mutant.setting, _MUTANT_STEP, count, state)
             for total, new in zip(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine.engine.factories import registered_verifiers
 from specengine.engine.proof.check import Check, Sense
 from specengine.engine.proof.enumeration import (
     Drafts,
@@ -19,7 +20,6 @@ from specengine.engine.proof.enumeration import (
 from specengine.engine.proof.mutants import MUTANTS
 from specengine.engine.proof.shapes import CHAIN, CUT_CHAIN, FAN, LONG_CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair, generate, joint_p
-from specengine.engine.registry import registered_verifiers
 from specengine.target.verify.base import TreeVerifier
 from specengine.target.verify.block import BlockVerifier
 from specengine.target.verify.sampled import SampledVerifier

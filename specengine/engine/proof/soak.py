@@ -32,7 +32,7 @@ class Soak:
     num_cached_tokens: int = 0
     num_accepted: int = 0
     miscounted: list[Choice] = field(default_factory=list)
-    lost_slots: int = 0  # KV slots, of target and draft alike, that nobody owns in the end
+    lost_slots: int = 0  # KV slots, of target and draft alike, that are lost in the end
     lost_rows: int = 0  # of the page table
     remembered: int = 0  # requests that the drafter still knows
 
@@ -88,7 +88,7 @@ class _Run:
         self.done.lost_rows = free[1] - rows.num_free
 
     def _let_in(self, visits: Iterator[Visit], step: int) -> bool:
-        """Whether somebody came."""
+        """Whether a request came."""
         came = False
         while len(self.alive) < _MOST_AT_ONCE and (visit := next(visits, None)) is not None:
             self.engine.add_request(visit.rid, visit.prompt, visit.params)

@@ -10,11 +10,11 @@ from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
 from specengine.core.registry import VERIFIERS
 from specengine.engine.build import build_engine
+from specengine.engine.factories import make_verifier
 from specengine.engine.loop import Engine
 from specengine.engine.proof.any_depth import AnyDepth
 from specengine.engine.proof.sampling_drafter import SamplingDrafter
 from specengine.engine.proof.shapes import Shape
-from specengine.engine.registry import make_verifier
 from specengine.runner.loader.loaded_model import LoadedModel
 
 FRESH, PREFIX_HIT, CHUNKED, RETRACTED = "fresh", "prefix hit", "chunked", "retracted"
@@ -109,9 +109,9 @@ class Subject:
         engine = build_engine(state.apply(replace(config, spec=spec)), loaded)
         adaptive, pipeline = engine.parts.adaptive, engine.pipeline
         if adaptive is not None:
-            adaptive.steps = AnyDepth(adaptive.steps.steps, adaptive.steps.sizes)
-        if pipeline is not None and pipeline.depths is not None:
-            pipeline.depths = AnyDepth(pipeline.depths.steps, pipeline.depths.sizes)
+            adaptive.chooser = AnyDepth(adaptive.chooser.steps, adaptive.chooser.sizes)
+        if pipeline is not None and pipeline.chooser is not None:
+            pipeline.chooser = AnyDepth(pipeline.chooser.steps, pipeline.chooser.sizes)
         if self.shape is None:
             return engine
         parts, limit = engine.parts, engine.scheduler.round_limit

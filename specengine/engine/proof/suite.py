@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
+from specengine.engine.factories import make_registered
 from specengine.engine.proof import rules
 from specengine.engine.proof.check import CHI_SQUARED, Check, combined_p
 from specengine.engine.proof.engine_mutants import AROUND_RULES, EngineMutant, of_drafts, of_rules
@@ -20,7 +21,6 @@ from specengine.engine.proof.subjects import (
     State,
     Subject,
 )
-from specengine.engine.registry import make_registered
 
 ALL_STATES = tuple(
     State(kind, size) for kind in (FRESH, PREFIX_HIT, CHUNKED, RETRACTED) for size in (1, 16)

@@ -10,10 +10,10 @@ from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.spec import Verifier
 from specengine.engine.adaptive.estimate import smaller_sizes
-from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Executor, InGraphs
 from specengine.engine.round.hybrid import HybridDraft
+from specengine.engine.round.launch_modes import InGraphs, LaunchMode
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
 from specengine.engine.round.lookup import LookupDraft, make_lookup
 from specengine.engine.round.round import Round
@@ -83,7 +83,7 @@ def compose(
     drafted: DraftedBy,
     rule: Rule | None,
     batch_sizes: list[int],
-    executor: Executor,
+    mode: LaunchMode,
     padding: bool = True,
     forced_length: float | None = None,
     may_pause: bool = False,
@@ -101,7 +101,7 @@ def compose(
     sampling = SamplingState(num_rows, context, runner.model.vocab_size, device)
     commit = Commit(state, context, Simulated.of(forced_length))
     round = Round(runner, commit, source, layout, rule, sampling)
-    return RoundExecutor(round, steps, batch_sizes, executor, padding, may_pause)
+    return RoundExecutor(round, steps, batch_sizes, mode, padding, may_pause)
 
 
 def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:
@@ -126,13 +126,13 @@ def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:
 def drafted_by(drafter: Drafter, batch_size: int, device: torch.device, chooses: bool) -> DraftedBy:
     """batch_size: of the largest round. chooses: as to make_rounds. Raises HostRoundsError where
     the drafter needs the host in the middle of a round."""
-    if drafter.device == "host":
+    if drafter.drafts_on == "host":
         raise HostRoundsError(fallbacks.ROUND_NEEDS_HOST)
     most = drafter.max_nodes - 1
-    if drafter.device == "lookup":
+    if drafter.drafts_on == "lookup":
         lookup = make_lookup(drafter, drafter, batch_size, device)
         return DraftedBy(LookupDraft(lookup), _lookup_steps(drafter, most))
-    model = DeviceDraft(drafter.model)
+    model = DeviceDraft(drafter.model_drafter)
     shallower = [n for n in _SHALLOW if chooses]
     if drafter.lookup is None:
         own = model.max_steps

@@ -95,7 +95,7 @@ class ChainDraws(DraftPicks):
         return tokens_B
 
     def override(self, tokens_BK: Tensor, are_B: Tensor) -> None:
-        """Deeper than anything was drawn nobody else has drafts: all weights there are 0."""
+        """Below the levels that were drawn, other requests have no drafts: all weights are 0."""
         if self.weights_BNV is not None:
             drawn_BDV, deeper_BEV = self.weights_BNV[:, 1:].tensor_split([self._node], dim=1)
             drawn_BDV.masked_fill_(are_B[:, None, None], 0.0)

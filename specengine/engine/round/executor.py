@@ -15,15 +15,16 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
-from specengine.engine.round.device import DeviceDraft
-from specengine.engine.round.graphs import Executor, GrammarRound, RoundCache
+from specengine.engine.round.device_draft import DeviceDraft
+from specengine.engine.round.grammar_round import GrammarRound
+from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.launch_modes import LaunchMode, RoundCache
 from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
-from specengine.engine.round.source import num_slots
-from specengine.engine.round.state import HostView
+from specengine.engine.round.source import round_slots
 from specengine.runner import fallbacks
 from specengine.runner.graph_cache import Captured, Graph
 from specengine.runner.graph_guard import GraphGuard
@@ -48,14 +49,14 @@ class RoundExecutor:
         round: Round,
         steps: list[int],
         batch_sizes: list[int],
-        executor: Executor,
+        mode: LaunchMode,
         padding: bool = True,
         may_pause: bool = False,
     ) -> None:
         """steps: numbers of steps that rounds may have. padding: let a larger graph serve a batch.
         may_pause: there are also plain rounds that the drafter does not observe."""
         self.round, self.runner, self.source = round, round.runner, round.source
-        self.executor = executor
+        self.mode = mode
         self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
@@ -68,10 +69,10 @@ class RoundExecutor:
         self.ints = SharedInts(self.runner.model.vocab_size)
         largest, device = self.batch_sizes[-1], self.runner.device
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
-        self.num_slots = num_slots(self.source)
-        self.num_nodes = self.steps[-1] + 1  # the most tokens that a request gains in a round
-        self.context = round.commit.context
-        self.has_lookup = not isinstance(self.source, DeviceDraft)  # the host drafts for rounds
+        self.round_slots = round_slots(self.source)
+        self.most_tokens = self.steps[-1] + 1  # that a request gains in a round
+        self.max_len = round.commit.max_len
+        self.host_drafts = not isinstance(self.source, DeviceDraft)  # before each round
         self.is_lossy = round.is_lossy
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
@@ -141,9 +142,9 @@ class RoundExecutor:
     def _make(self, key: RoundKey) -> tuple[Graph, None]:
         """Runs rounds of no request: none may be in flight."""
         self.clear_rows()
-        if key.features.logprobs:
+        if key.sampling.logprobs:
             self.round.logprobs.prepare()
-        if key.features.masks:
+        if key.sampling.masks:
             self.round.masks.prepare()
         try:
             return self._prepare(self.bind(key)), None
@@ -151,11 +152,11 @@ class RoundExecutor:
             self.state.turn.fill_(self._turn)  # the run before the capture has taken one
 
     def _prepare(self, bound: BoundRound) -> Graph:
-        if not bound.key.features.masks:
-            return self.executor.prepare([bound.run], self.cache)[0]
+        if not bound.key.sampling.masks:
+            return self.mode.prepare([bound.run], self.cache)[0]
         parts = [bound.draft, bound.verify, bound.accept]
-        graphs = self.executor.prepare(parts, self.cache)
-        return GrammarRound(bound, graphs, self.executor.new_event())
+        graphs = self.mode.prepare(parts, self.cache)
+        return GrammarRound(bound, graphs, self.mode.new_event())
 
     def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[None]:
         """level: of what the log says of a capture, before which no round may be in flight."""
@@ -177,7 +178,7 @@ class RoundExecutor:
             return fallbacks.NO_EDIT_TABLE
         if self.source.may_be_unready and not all(map(self.source.is_ready, batch.reqs)):
             return fallbacks.DRAFTER_NOT_READY
-        if not all(self.has_slots(req, self.num_slots) for req in batch.reqs):
+        if not all(self.has_slots(req, self.round_slots) for req in batch.reqs):
             return fallbacks.NEARLY_FULL
         keys = self.keys(self._size(size), self.sampling.features_of(batch.reqs))
         needed = (one for one in keys if one.num_nodes is None)
@@ -187,13 +188,13 @@ class RoundExecutor:
         """Whether `count` tokens past those that stand have slots. Of chains they may lie past the
         context; nodes of trees may not."""
         wanted = req.kv_len + count
-        return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.context))
+        return req.reserved_len >= (wanted if self.source.is_tree else min(wanted, self.max_len))
 
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
         key = self._key(reqs, plan)
-        if not self.host_view.is_known(reqs) or key.features.edits:
-            self.sampling.write(reqs, self.host_view.write(reqs), key.features)
+        if not self.host_view.is_known(reqs) or key.sampling.edits:
+            self.sampling.write(reqs, self.host_view.write(reqs), key.sampling)
         in_flight = self._launch(reqs, plan, key)
         self.send_masks(in_flight)
         return in_flight
@@ -201,7 +202,7 @@ class RoundExecutor:
     def follow(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound | None:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
-        count, drafts = self.num_nodes + self.num_slots, self.steps[0] or any(plan.num_drafted)
+        count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
         if self.source.is_tree and drafts and not all(self.has_slots(r, count) for r in reqs):
             return None
         key = self._key(reqs, plan)
@@ -230,7 +231,7 @@ class RoundExecutor:
         key = RoundKey(
             batch_size=self._size(len(reqs)),
             num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.num_drafted))],
-            features=self.sampling.features_of(reqs),
+            sampling=self.sampling.features_of(reqs),
             paused=plan.paused and self.may_pause,
         )
         if plan.num_nodes is None:
@@ -255,10 +256,10 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        done = self.executor.new_event()
+        done = self.mode.new_event()
         given = reqs, plan.num_drafted, outcome, done, key, self._turn, plan.drafted_nodes
         in_flight = InFlightRound(*given, {}, plan.from_lookup)
-        if not key.features.masks:
+        if not key.sampling.masks:
             self._end(in_flight)
         return in_flight
 
@@ -279,7 +280,7 @@ class RoundExecutor:
 
     def _end(self, in_flight: InFlightRound) -> None:
         """All of a round is launched."""
-        if in_flight.key.features.logprobs:
+        if in_flight.key.sampling.logprobs:
             self.round.logprobs.send(in_flight.turn)
         in_flight.done.record()
 
@@ -299,7 +300,7 @@ class RoundExecutor:
         # The padding of a short draft is a draft too, where it happens to be right.
         num_drafted = [*map(max, self.num_drafts(in_flight, in_flight.num_drafted), num_accepted)]
         logprobs: list[list[TokenLogprob]] | None = None
-        if in_flight.key.features.logprobs:
+        if in_flight.key.sampling.logprobs:
             given = in_flight.turn, in_flight.reqs, steps + 1, tokens
             logprobs = self.round.logprobs.read(*given)
         result = VerifyResult(tokens, num_accepted, num_drafted, None, logprobs, self.is_lossy)

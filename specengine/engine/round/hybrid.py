@@ -12,7 +12,7 @@ from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
-from specengine.engine.round.device import DeviceDraft
+from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.draws import MixedWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.lookup import Lookup, LookupTrees
@@ -47,7 +47,7 @@ class HybridDraft:
     def is_ready(self, req: Req) -> bool:
         return self.model.is_ready(req)
 
-    def has_lookup(self, key: RoundKey) -> bool:
+    def may_use_lookup(self, key: RoundKey) -> bool:
         """Whether a draft may have come from lookup in such rounds."""
         return key.model_steps is not None or key.num_steps > self.model_steps
 
@@ -61,7 +61,7 @@ class HybridDraft:
             return self.model.draft(key, rows, options)
         if self.is_tree:
             return self._draft_trees(key, rows, options)
-        if not self.has_lookup(key):
+        if not self.may_use_lookup(key):
             return self.model.draft(key, rows, options)
         return self._draft_chains(key, rows, options)
 
@@ -82,7 +82,7 @@ class HybridDraft:
         if not depth:
             drafts = self.lookup.draft(key, rows, options)
             return replace(drafts, weights=options.lookup_weights)
-        if not self.has_lookup(key):
+        if not self.may_use_lookup(key):
             return Drafts.of_tree(rows, self._model_tree(key, rows, options), options.weights)
         own_B2N, candidates_BN = self._model_nodes(depth, rows, options)
         mixed = self._mixed(rows, own_B2N, key.num_steps)
@@ -142,7 +142,7 @@ class HybridDraft:
         """A model that drafted trees runs again what stands of them, whatever its source. Any other
         has not run what lookup drafted in its place."""
         drafter = self.model.drafter
-        if self.has_lookup(key) and not (self.model.is_tree and self.model_depth(key)):
+        if self.may_use_lookup(key) and not (self.model.is_tree and self.model_depth(key)):
             drafter.sync_accepted(rows, tokens)
         drafter.observe_rows(rows, output, tokens, accepted)
 
@@ -160,13 +160,13 @@ class HybridDraft:
         )
 
     def drawn_nodes(self, key: RoundKey) -> int:
-        if not self.is_tree or not self.has_lookup(key):
+        if not self.is_tree or not self.may_use_lookup(key):
             return 1 + key.num_steps
         return self.num_nodes(key.num_steps)
 
     def counts_are_sent(self, key: RoundKey) -> bool:
         """Else drafts are as deep as limits and ends of requests let them be."""
-        return self.has_lookup(key)
+        return self.may_use_lookup(key)
 
     def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         from_lookup = [count > 0 for count in proposal.num_drafted]

@@ -15,7 +15,7 @@ class RoundKey(NamedTuple):
 
     batch_size: int
     num_steps: int
-    features: SamplingFeatures = PLAIN
+    sampling: SamplingFeatures = PLAIN  # what its requests ask for
     paused: bool = False  # the drafter does not observe
     num_nodes: int | None = None  # of trees that are cut to their best nodes, root included
     # As in RoundPlan. Deeper than the model drafts, None stands for all that it can.

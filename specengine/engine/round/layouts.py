@@ -32,7 +32,7 @@ class Commit:
     """What moving requests on needs beside the drafts."""
 
     state: RoundState
-    context: int  # the most tokens of a request
+    max_len: int  # the most tokens of a request
     simulated: Simulated | None  # an accepted length to force
 
 
@@ -134,11 +134,11 @@ class Chain:
 
     def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, num_steps: int) -> Path:
         chosen_BN = chosen_T.view(len(drafts.rows.rows_B), -1)
-        given = drafts.rows.rows_B, chosen_BN, drafts.tokens_BK, commit.context, commit.simulated
+        given = drafts.rows.rows_B, chosen_BN, drafts.tokens_BK, commit.max_len, commit.simulated
         return Path(accept_chain(commit.state, *given), chosen_BN)
 
     def commit(self, commit: Commit, drafts: Drafts, found: Accepted, num_steps: int) -> Path:
-        given = drafts.rows.rows_B, drafts.tokens_BK, found, commit.context
+        given = drafts.rows.rows_B, drafts.tokens_BK, found, commit.max_len
         return Path(found.ends_B, commit_chain(commit.state, *given))
 
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes:
@@ -162,7 +162,7 @@ class Chain:
         levels_B = room.limits_B.minimum(room.ends_B - drafts.rows.lens_B - 2).clamp(min=0)
         if counts_are_sent:
             levels_B = levels_B.minimum(self.num_drafted[: len(levels_B)])
-        if key.features.masks:
+        if key.sampling.masks:
             levels_B = levels_B.minimum(self.num_allowed[: len(levels_B)])
         return levels_B
 
@@ -217,12 +217,12 @@ class Branching:
         tree = drafts.tree
         assert tree is not None
         chosen_BN = chosen_T.view(tree.tokens_BN.shape)
-        given = drafts.rows.rows_B, chosen_BN, tree, num_steps, commit.context, commit.simulated
+        given = drafts.rows.rows_B, chosen_BN, tree, num_steps, commit.max_len, commit.simulated
         return _path(accept_tree(commit.state, *given))
 
     def commit(self, commit: Commit, drafts: Drafts, found: Accepted, num_steps: int) -> Path:
         assert drafts.tree is not None
-        given = drafts.rows.rows_B, found, drafts.tree, num_steps, commit.context
+        given = drafts.rows.rows_B, found, drafts.tree, num_steps, commit.max_len
         return _path(accept_path(commit.state, *given))
 
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes:

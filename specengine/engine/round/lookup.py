@@ -20,9 +20,9 @@ from specengine.kernels.tree.tree_shape import tree_shape
 class LookupChains:
     """Chains that the host found in text, in a buffer that rounds read.
 
-    Shorter chains are padded, with token 0 where they are counted, else with what earlier rounds
-    left. A rule of matching accepts padding that happens to be right; other rules are told how many
-    drafts there are. Rows past those of the last round hold what earlier ones had.
+    Shorter chains are padded: with token 0 where they are counted, otherwise with tokens of earlier
+    rounds. Matching accepts padding that happens to be right; other rules are told how many drafts
+    there are. Rows past the batch of the last round hold drafts of earlier ones.
     """
 
     is_tree = False
@@ -31,7 +31,8 @@ class LookupChains:
     def __init__(
         self, batch_size: int, num_steps: int, device: torch.device, counted: bool
     ) -> None:
-        """counted: the rounds ask `exist`, so that each copy carries the number of drafts."""
+        """counted: each copy carries the number of drafts as well, which `exist` reads; for rounds
+        that ask which requests have a draft."""
         self.max_steps = num_steps
         self._counted = counted
         # int64 [B, num_steps], with one column more for the counts. The counts come last, so that

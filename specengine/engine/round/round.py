@@ -28,7 +28,7 @@ from specengine.engine.round.logprobs import DeviceLogprobs
 from specengine.engine.round.masks import TokenMasks
 from specengine.engine.round.rules import Judged, Rule
 from specengine.engine.round.sampling import PLAIN, SamplingState
-from specengine.engine.round.source import DraftOptions, Drafts, Source, num_slots
+from specengine.engine.round.source import DraftOptions, Drafts, Source, round_slots
 from specengine.kernels.accept.accept_chain import begin_round
 from specengine.kernels.tree.types import TreeLimits
 from specengine.runner.capture import interruption_point
@@ -56,17 +56,18 @@ class NodeLogits:
 
 
 class Round:
-    """Draft, verify, accept and observe, without the host (host.py is the same with it).
+    """Draft, verify, accept and observe, on device tensors alone (host.py is the same round on the
+    host).
 
     The state of a request (its length, its last token, what the drafter keeps) lies on the device
-    by its row of the page table. A round takes the rows of a batch and moves that state on. What it
-    decided goes to the host in `commit.state.outcomes`.
+    by its row of the page table. A round reads the rows of a batch and writes their new state. What
+    it decided goes to the host in `commit.state.outcomes`.
 
     A round combines four choices, none of which knows the others: `source` says where drafts come
-    from, `layout` how they are laid out, `rule` which of them stand, and `sampling` what requests
-    ask for. Without a rule, and where no request of a batch needs it, drafts stand that are the
-    target's own tokens: those that plain decoding would choose. Rounds without drafts are chains of
-    the root alone.
+    from, `layout` how they are laid out, `rule` which of them are accepted, and `sampling` what
+    requests ask for. Without a rule, and in batches that do not need it, drafts are matched: those
+    are accepted that equal the token that plain decoding chooses there. A round without drafts is a
+    chain of the root alone.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class Round:
         self.rule = rule
         self.sampling = sampling
         batch_size = commit.state.outcomes.shape[1]
-        num_rows, device = batch_size * num_slots(source), runner.device
+        most_rows, device = batch_size * round_slots(source), runner.device
         vocab_size = runner.model.vocab_size
         is_simulated = commit.simulated is not None
         self.is_lossy = is_simulated or (rule is not None and rule.is_lossy)
         self._plain = Chain([0], batch_size, device) if source.is_tree else layout
-        self.logprobs = DeviceLogprobs(num_rows, vocab_size, device)
-        self.masks = TokenMasks(num_rows, vocab_size, device)
+        self.logprobs = DeviceLogprobs(most_rows, vocab_size, device)
+        self.masks = TokenMasks(most_rows, vocab_size, device)
         # Made before any capture: made in one, it would be nodes of the graph.
         self._tree_keys: TreeKeys | None = None
         if rule is not None and source.draws and source.model_is_tree:
@@ -106,7 +107,7 @@ class Round:
         from here on it is this round's turn."""
         rows = RowBatch(rows_B, *begin_round(self.commit.state, rows_B))
         drafts = self.source.draft(key, rows, self.draft_options(rows, key))
-        if not key.features.masks:
+        if not key.sampling.masks:
             return drafts
         return replace(drafts, host_copy=self.layout_of(key).host_copy(drafts))
 
@@ -129,7 +130,7 @@ class Round:
         tokens_T = path.tokens_BW.flatten()
         if raw_TV is not None:
             self.logprobs.take(raw_TV, tokens_T)
-        self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.features)
+        self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.sampling)
         layout.keep_kv(self.runner, rows, path)
         if not key.paused:
             observed = RowsOutput(tokens_T, hidden_TH, features_TF)
@@ -141,10 +142,10 @@ class Round:
         """The accepted path, and raw logits of all nodes where a request asks for logprobs."""
         layout, sampling = self.layout_of(key), self.sampling
         rule = self.rule_of(key)
-        if rule is None and key.features in (PLAIN, sampling.greedy):
+        if rule is None and key.sampling in (PLAIN, sampling.greedy):
             best_T = self.runner.model.head.best(output.hidden_TH)
             return layout.match(self.commit, drafts, best_T, key.num_steps), None
-        if rule is not None and key.features.masks:
+        if rule is not None and key.sampling.masks:
             drafts = layout.constrained(drafts)
         logits = self.node_logits(drafts.rows, output, key)
         if rule is None:
@@ -160,14 +161,14 @@ class Round:
 
     def rule_of(self, key: RoundKey) -> Rule | None:
         """None: matching."""
-        return self.rule if key.features.stochastic and key.num_steps else None
+        return self.rule if key.sampling.stochastic and key.num_steps else None
 
     def node_logits(self, rows: RowBatch, output: TargetOutput, key: RoundKey) -> NodeLogits:
         logits_TV = self.runner.model.head.logits(output.hidden_TH)
-        raw_TV = logits_TV.clone() if key.features.logprobs else None
-        if key.features.masks:
+        raw_TV = logits_TV.clone() if key.sampling.logprobs else None
+        if key.sampling.masks:
             logits_TV = self.masks.apply(logits_TV)
-        if key.features.edits:
+        if key.sampling.edits:
             self.sampling.edits.apply(logits_TV, rows, output.batch)
         return NodeLogits(logits_TV, raw_TV)
 
@@ -181,7 +182,7 @@ class Round:
 
     def _room(self, rows: RowBatch) -> Room:
         ends_B = self.sampling.ends.index_select(0, rows.rows_B)
-        return Room(ends_B, self.commit.state.limits.index_select(0, rows.rows_B))
+        return Room(ends_B, self.commit.state.max_accepted.index_select(0, rows.rows_B))
 
     def draft_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """How drafts are chosen, where they are not simply the best tokens."""
@@ -194,23 +195,23 @@ class Round:
         return self._judged_trees(rows, key)
 
     def _matched_options(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        if self.source.is_tree and key.features.edits:
+        if self.source.is_tree and key.sampling.edits:
             return DraftOptions(edits=RootEdits(self.sampling.edits.tables, rows))
         return self._matched_chains(rows, key)
 
     def _matched_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
-        if not key.features.edits:
+        if not key.sampling.edits:
             return DraftOptions()
         edits = ChainEdits(self.sampling.edits.tables, rows)
         return DraftOptions(picks=EditedBest(edits, self.sampling.vocab_size))
 
     def _sampled_chains(self, rows: RowBatch, key: RoundKey) -> DraftOptions:
         """The chains that a rule judges: those that the host would draft."""
-        if not (self.source.draws and key.features.samples):
+        if not (self.source.draws and key.sampling.samples):
             return self._matched_chains(rows, key)
         rule, table, vocab_size = self.rule, self.sampling.table, self.sampling.vocab_size
         assert rule is not None
-        edits = ChainEdits(self.sampling.edits.tables, rows) if key.features.edits else None
+        edits = ChainEdits(self.sampling.edits.tables, rows) if key.sampling.edits else None
         count, keeps = self.source.drawn_nodes(key), rule.needs_weights
         draws = ChainDraws(rows, table, count, vocab_size, keeps, edits)
         return DraftOptions(picks=draws, weights=draws if keeps else None)
@@ -227,7 +228,7 @@ class Round:
         limits = self._limits(rows)
         if not self.source.model_is_tree:
             return replace(self._sampled_chains(rows, key), limits=limits)
-        edits = NodeEdits(sampling.edits.tables, rows) if key.features.edits else None
+        edits = NodeEdits(sampling.edits.tables, rows) if key.sampling.edits else None
         if self._tree_keys is None:
             return DraftOptions(edits=edits, limits=limits)
         draws = SampledTreeDraws(rows, table, self._tree_keys, vocab_size, rule.needs_weights)

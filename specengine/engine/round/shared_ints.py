@@ -1,4 +1,4 @@
-"""One int for each token id, whoever emits it."""
+"""One int object for each token id."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor
 class SharedInts:
     """Tensors into lists, of ints that all of them share.
 
-    Of a round's own ints, those of one request lie pages apart, a round on each. Whoever walks an
-    answer then waits for memory at every token: the prefix cache, the detokenizer, and whoever
-    frees it.
+    Of a round's own ints, those of one request lie pages apart, a round on each. Code that walks an
+    answer then waits for memory at every token: the prefix cache, the detokenizer, and what frees
+    the answer.
     """
 
     def __init__(self, count: int) -> None:

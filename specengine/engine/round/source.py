@@ -118,7 +118,7 @@ class Source(Protocol):
         ...
 
 
-def num_slots(source: Source) -> int:
+def round_slots(source: Source) -> int:
     """KV slots past those that stand which a round writes, of each request."""
     if not source.is_tree:
         return source.max_steps + 1

@@ -28,18 +28,18 @@ def seconds_of(
     key = rounds.plain_key(batch_size, num_steps, num_nodes)
     graph = rounds.graph(key)
     rounds.clear_rows()
-    given = rounds.rows[:batch_size], rounds.table, rounds.state, num_slots(rounds), context
+    given = rounds.rows[:batch_size], rounds.table, rounds.state, num_kv_slots(rounds), context
     with pretend_context(*given):
         return least_seconds(graph.graph, _REPLAYS)
 
 
 def max_context(rounds: RoundExecutor) -> int:
     """Tokens of a request that can be pretended; 0 where there are too few slots."""
-    most = num_slots(rounds) // _ALIGNED * _ALIGNED - _ALIGNED
+    most = num_kv_slots(rounds) // _ALIGNED * _ALIGNED - _ALIGNED
     return max(min(rounds.table.shape[1], most) - _BESIDE, 0)
 
 
-def num_slots(rounds: RoundExecutor) -> int:
+def num_kv_slots(rounds: RoundExecutor) -> int:
     """Of the KV pool, the reserved page included."""
     runner = rounds.runner
     if not runner.attn_layers:

@@ -101,7 +101,7 @@ def measure(
     """replies: what earlier questions were answered, for conversations that go on; None where this
     run's own answers are. Requests that cannot be served are named in `skipped`."""
     session, start = _Session(engine), perf_counter()
-    engine.round.recorders.append(session.recorder)
+    engine.host_round.recorders.append(session.recorder)
     try:
         for number in range(script.num_turns):
             heard = replies if replies is not None else texts(session.answers)
@@ -109,7 +109,7 @@ def measure(
                 session.ask(turn, sampling.params(turn), script.name_of(turn))
             _finish(session, on_answer)
     finally:
-        engine.round.recorders.remove(session.recorder)
+        engine.host_round.recorders.remove(session.recorder)
     return Run(
         table=build_table(session.recorder.chunks, np.array(session.lengths, dtype=np.int64)),
         prompts=np.array([turn.prompt for turn in session.asked], dtype=np.int64),

@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class RoundChunk:
-    """One round of a batch of B requests, as decided; nobody has cut its tokens yet."""
+    """One round of a batch of B requests, as decided; its tokens are not cut yet."""
 
     request: Array  # int64 [B], the recorder's number of each request
     start: Array  # int64 [B], output tokens before the round

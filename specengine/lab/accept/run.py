@@ -13,9 +13,9 @@ import torch
 from specengine.core.config import EngineConfig, SpecConfig, TraceConfig
 from specengine.core.errors import SpecEngineError
 from specengine.engine.build import build_engine, load
+from specengine.engine.factories import max_nodes
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
-from specengine.engine.registry import max_nodes
 from specengine.engine.spec_options import draft_slots, resolve_spec
 from specengine.lab.accept.bootstrap import draw_prompts
 from specengine.lab.accept.compare import Kept, differences, run_result

@@ -10,7 +10,7 @@ from specengine.draft.eagle.model import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import FORMS, MtpLayerName
-from specengine.engine.registry import check_algorithm, drafters_with_models
+from specengine.engine.factories import check_algorithm, drafters_with_models
 from specengine.lab.doctor.files import DraftFiles
 from specengine.runner.loader.hf_directory import read_tensor_shapes
 from specengine.runner.loader.loaded_model import LoadedModel

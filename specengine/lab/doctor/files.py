@@ -92,7 +92,7 @@ class DraftFiles:
         return self.with_config(transformer_layer_config={**nested, **fields})
 
     def write(self, directory: Path) -> None:
-        """As a directory that loads, where files that nobody edited are links."""
+        """As a directory that loads, where files without edits are links."""
         self._write(directory, lambda path, place: place.symlink_to(path.resolve()))
 
     def write_whole(self, directory: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.loaded import LoadedDraft
-from specengine.engine.drafting import load_draft
+from specengine.engine.draft_build import load_draft
 from specengine.engine.phases import Phases
 from specengine.lab.doctor.draft_rows import (
     FeatureJudge,

@@ -15,7 +15,7 @@ HOST, WAIT = "host", "wait for the device"
 
 def captured_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
     """Of a round on the device. The rest of it begins and accepts."""
-    drafter, round, head = engine.drafter.model, rounds.round, rounds.runner.model.head
+    drafter, round, head = engine.drafter.model_drafter, rounds.round, rounds.runner.model.head
     parts = [] if round.rule is None else [Watched(round.rule, "decide", "accept")]
     return [
         *parts,

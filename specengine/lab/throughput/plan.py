@@ -9,8 +9,8 @@ from typing import Any
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.engine.factories import check_algorithm, max_nodes
 from specengine.engine.phases import Phases
-from specengine.engine.registry import check_algorithm, max_nodes
 from specengine.engine.resolve import resolve_device
 from specengine.engine.spec_options import draft_slots, resolve_spec
 from specengine.lab.accept.settings import Setting as SpecSetting
@@ -40,7 +40,7 @@ class Plan:
 def prepare(plan: Plan, stack: ExitStack, phases: Phases | None = None) -> EngineConfig:
     """The configuration of the engine, with the draft that was asked for, room for the largest
     batch, and of memory no more than its part where two engines share it. phases: takes the part of
-    a start-up in it: whoever is the first to look for a model imports what reads it."""
+    a start-up in it: the first search for a model imports what reads it."""
     config, most = plan.config, max(plan.workload.batch_sizes)
     rows = config.schedule.max_running_requests
     if rows is not None and rows < most:

@@ -13,10 +13,10 @@ from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
 from specengine.core.version import __version__
 from specengine.engine.build import build_engine, load
-from specengine.engine.garbage import settled
+from specengine.engine.factories import check_algorithm
+from specengine.engine.garbage import frozen_objects
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
-from specengine.engine.registry import check_algorithm
 from specengine.engine.resolve import torch_dtype
 from specengine.lab.accept.identity import target_identity
 from specengine.lab.accept.speed import Timing, run_batches
@@ -62,7 +62,7 @@ class ThroughputBench:
             engines[PLAIN] = build_engine(replace(config, spec=SpecConfig()), loaded, again)
             startups.append(Startup(again.total, again.seconds))
         report = self._report(config, loaded, engines, startups)
-        with settled():
+        with frozen_objects():
             self._sweep(report, engines, loaded.model.vocab_size)
         return report
 
@@ -139,7 +139,7 @@ def _order(count: int, number: int) -> Iterator[int]:
 
 
 def _ignore(num_tokens: int) -> None:
-    """Nobody waits for single answers."""
+    """Answers are not awaited one by one."""
 
 
 def _point(

@@ -173,7 +173,7 @@ def test_the_reason_names_depth_size_gain_and_acceptance() -> None:
 def test_the_standing_choice_is_resolved_with_the_figures_of_now() -> None:
     steps = AdaptiveSteps([1, 2], measured())
     World([0.9, 0.8], is_timed=False).run(steps, 1, 200)
-    standing = steps.standing(1)
+    standing = steps.kept(1)
     assert standing is not None
     assert steps.resolved(standing) == steps.current != standing
     tried = Decision(1, "K=1 tried for a round", None)

@@ -13,7 +13,7 @@ from specengine.engine.adaptive.costs import ContextCost, StepCosts
 from specengine.engine.pipeline_build import _context_cost, _measure
 from specengine.engine.round import timing
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.timing import max_context, num_slots, pretend_context, seconds_of
+from specengine.engine.round.timing import max_context, num_kv_slots, pretend_context, seconds_of
 from specengine.runner.graph_cache import Graph
 from tests.support.device_rounds import chain_of, run_on_device
 from tests.support.rounds import PROMPTS, make
@@ -57,7 +57,7 @@ def test_error_leaves_no_pretended_request_behind(rounds: RoundExecutor) -> None
 def test_pool_of_one_page_holds_no_context(
     rounds: RoundExecutor, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "num_slots", lambda rounds: slots)
+    monkeypatch.setattr(timing, "num_kv_slots", lambda rounds: slots)
     assert max_context(rounds) == max(slots // 256 * 256 - 256 - 64, 0)
     assert _context_cost(rounds, StepCosts({1: {0: 1.0, 3: 2.0}})) is None
 
@@ -120,7 +120,7 @@ class TestOnTheGpu:
         )
         rounds = llm.engine.device_rounds
         assert rounds is not None
-        assert num_slots(rounds) > 400_000
+        assert num_kv_slots(rounds) > 400_000
         text = min(4096, max_context(rounds))
         short, long = (seconds_of(rounds, 64, 0, context=tokens) for tokens in (0, text))
         assert long > 1.3 * short
@@ -135,7 +135,7 @@ class TestOnTheGpu:
         )
         plain, llm = make(target, None), make(target, spec)
         assert llm.engine.pipeline is not None
-        depths = llm.engine.pipeline.depths
+        depths = llm.engine.pipeline.chooser
         assert depths is not None
         assert isinstance(depths.costs, StepCosts)
         assert depths.costs.context_cost is not None

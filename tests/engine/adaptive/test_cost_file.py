@@ -22,10 +22,10 @@ def named(path: Path, **more: Any) -> CostFile | None:
     return CostFile.of(SpecConfig(algorithm="NGRAM", cost_table=str(path), **more))
 
 
-def settled(path: Path, **more: object) -> CostFile:
+def file_of(path: Path, **more: object) -> CostFile:
     found = named(path)
     assert found is not None
-    found.settle({**FACTS, **more})
+    found.add_facts({**FACTS, **more})
     return found
 
 
@@ -37,9 +37,9 @@ def test_measured_once_and_read_from_then_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "costs.json"
-    first = settled(path).read_or(lambda: StepCosts(TABLE, {2: {8: {4: 3.0}}}))
+    first = file_of(path).read_or(lambda: StepCosts(TABLE, {2: {8: {4: 3.0}}}))
     with caplog.at_level(logging.INFO):
-        second = settled(path).read_or(refuse)
+        second = file_of(path).read_or(refuse)
     assert (second.seconds, second.smaller_trees) == (first.seconds, first.smaller_trees)
     assert "saves 0.0 s of measuring" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
@@ -59,31 +59,31 @@ def test_a_table_measured_for_something_else_is_refused(
     other: dict[str, object], told: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "costs.json"
-    settled(path).read_or(lambda: StepCosts(TABLE))
+    file_of(path).read_or(lambda: StepCosts(TABLE))
     before = path.read_bytes()
     with pytest.raises(ConfigError, match=rf"costs\.json was .*: {told}; delete the file"):
-        settled(path, **other)
+        file_of(path, **other)
     assert path.read_bytes() == before
 
 
 def test_a_missing_fact_is_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    settled(path, quantization="int8").read_or(lambda: StepCosts(TABLE))
+    file_of(path, quantization="int8").read_or(lambda: StepCosts(TABLE))
     with pytest.raises(ConfigError, match="quantization was 'int8' and is None"):
-        settled(path)
+        file_of(path)
 
 
 def test_a_table_written_by_hand_holds_for_all_engines(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text('{"seconds": {"1": {"0": 1, "4": 2}}, "by": "me"}')
-    found, costs = settled(path), RunningCosts()
+    found, costs = file_of(path), RunningCosts()
     assert found.by_hand is not None
     assert found.by_hand.seconds == found.read_or(refuse).seconds == {1: {0: 1.0, 4: 2.0}}
     assert found.read_or(refuse).notes == {"by": "me"}
     own = tmp_path / "own.json"
-    settled(own).read_or(lambda: StepCosts(TABLE))
-    assert settled(own).by_hand is None
-    settled(own).start(costs)
+    file_of(own).read_or(lambda: StepCosts(TABLE))
+    assert file_of(own).by_hand is None
+    file_of(own).start(costs)
     assert costs.of(1, 4) == 1 / 3
 
 
@@ -134,7 +134,7 @@ def test_a_table_that_cannot_be_written_is_used(
     """The folder went away while costs were measured."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    found = settled(folder / "costs.json")
+    found = file_of(folder / "costs.json")
     folder.rmdir()
     assert found.read_or(lambda: StepCosts(TABLE)).seconds == TABLE
     assert "round costs are not kept" in caplog.text
@@ -142,11 +142,11 @@ def test_a_table_that_cannot_be_written_is_used(
 
 def test_too_few_rounds_replace_no_table(tmp_path: Path) -> None:
     path, costs = tmp_path / "costs.json", RunningCosts()
-    settled(path).keep_learned(costs)
+    file_of(path).keep_learned(costs)
     assert not path.exists()
-    settled(path).read_or(lambda: StepCosts(TABLE))
-    settled(path).start(costs)
-    settled(path).keep_learned(costs)
+    file_of(path).read_or(lambda: StepCosts(TABLE))
+    file_of(path).start(costs)
+    file_of(path).keep_learned(costs)
     kept = read_table(path).seconds
     assert {size: (curve[0], curve[4]) for size, curve in kept.items()} == {
         size: (curve[0], curve[4]) for size, curve in TABLE.items()

@@ -18,11 +18,11 @@ from specengine.engine.adaptive.cost_file import CostFile, read_table
 from specengine.engine.adaptive.costs import RunningCosts, StepCosts
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.async_engine import AsyncEngine
-from specengine.engine.cost_facts import _digest, keep_at_the_end, settle_costs
+from specengine.engine.cost_facts import _digest, apply_cost_file, keep_at_the_end
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.round.build import DraftedBy, compose
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.graphs import Eager
+from specengine.engine.round.launch_modes import Eager
 from tests.support.adaptive import seen
 from tests.support.device_rounds import run_on_device
 from tests.support.rounds import ON_CPU
@@ -69,7 +69,7 @@ class Start:
             found.append(costs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(build, "settle_costs", put_off)
+            patch.setattr(build, "apply_cost_file", put_off)
             patch.setattr(build, "keep_at_the_end", put_off)
             self.llm = make(target, spec)
         self.asked: list[tuple[int, int]] = []
@@ -81,7 +81,7 @@ class Start:
         sizes = rounds.batch_sizes if left is None else left
         monkeypatch.setattr(rounds, "capture", lambda: setattr(rounds, "batch_sizes", sizes))
         monkeypatch.setattr(pipeline_build, "seconds_of", self.seconds_of)
-        settle_costs(found[0], engine, rounds)
+        apply_cost_file(found[0], engine, rounds)
         engine.pipeline = make_pipeline(engine.parts.config, engine.parts, rounds, found[0])
         keep_at_the_end(found[0], engine)
 
@@ -101,8 +101,8 @@ class Start:
     @property
     def depths(self) -> AdaptiveSteps:
         assert self.llm.engine.pipeline is not None
-        assert self.llm.engine.pipeline.depths is not None
-        return self.llm.engine.pipeline.depths
+        assert self.llm.engine.pipeline.chooser is not None
+        return self.llm.engine.pipeline.chooser
 
 
 def choices(depths: AdaptiveSteps) -> list[int]:
@@ -159,13 +159,13 @@ def test_rounds_of_the_host_do_not_take_the_devices_costs(
     assert start.depths.host is not None
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
-    assert isinstance(adaptive.steps.costs, RunningCosts)
-    assert adaptive.steps.costs.table() is None
+    assert isinstance(adaptive.chooser.costs, RunningCosts)
+    assert adaptive.chooser.costs.table() is None
     path.write_text('{"seconds": {"1": {"0": 1, "3": 2}}}')
     start = Start(target, layer, monkeypatch)
     adaptive = start.llm.engine.parts.adaptive
     assert adaptive is not None
-    assert adaptive.steps.costs is start.depths.costs
+    assert adaptive.chooser.costs is start.depths.costs
     assert start.depths.host is None
     assert not start.asked
 
@@ -233,7 +233,7 @@ def test_rounds_of_the_host_learn_and_keep(target: Path, path: Path) -> None:
     second = make(target, spec, **flags)
     adaptive = second.engine.parts.adaptive
     assert adaptive is not None
-    costs = adaptive.steps.costs
+    costs = adaptive.chooser.costs
     assert isinstance(costs, RunningCosts)
     assert costs.is_given(3)
     assert costs.of(3, 0) == read_table(path).seconds[4][0]

@@ -82,7 +82,7 @@ def test_small_changes_of_context_and_short_contexts_change_no_cost() -> None:
 def test_a_context_cost_without_answers_is_refused(
     tokens: int, seconds: dict[int, dict[int, float]]
 ) -> None:
-    with pytest.raises(ValueError, match="reading"):
+    with pytest.raises(ValueError, match="context cost"):
         ContextCost(tokens, seconds)
 
 
@@ -127,23 +127,23 @@ def test_rounds_teach_the_cost_of_each_size_of_trees() -> None:
     assert costs.of(8, 0) == 0.5
     for _ in range(8):
         costs.record(8, 4, 32, 3.0, 5)
-    assert costs.is_settled(8, DraftShape(4, 5))
-    assert not costs.is_settled(8, DraftShape(4))
+    assert costs.is_reliable(8, DraftShape(4, 5))
+    assert not costs.is_reliable(8, DraftShape(4))
 
 
-def test_an_old_cost_is_unsettled_and_replaced_by_the_next_measurement() -> None:
+def test_an_old_cost_is_unreliable_and_replaced_by_the_next_measurement() -> None:
     costs = RunningCosts()
     for _ in range(20):
         costs.record(1, 0, 0, 1.0)
         costs.record(1, 2, 2, 2.0)
-    assert costs.is_settled(1, PLAIN)
+    assert costs.is_reliable(1, PLAIN)
     for _ in range(600):
         costs.record(1, 2, 2, 4.0)
     assert (costs.of(1, 2), costs.of(1, 0)) == (4.0, 1.0)
-    assert not costs.is_settled(1, PLAIN)
+    assert not costs.is_reliable(1, PLAIN)
     costs.record(1, 0, 0, 2.0)
     assert costs.of(1, 0) == 2.0
-    assert not costs.is_settled(1, PLAIN)
+    assert not costs.is_reliable(1, PLAIN)
 
 
 def taught(rounds: int = 12) -> RunningCosts:
@@ -180,7 +180,7 @@ def test_learning_starts_from_a_table_and_goes_on() -> None:
     for size, depth, nodes in [(1, 0, None), (1, 3, None), (7, 2, None), (7, 2, 5)]:
         assert costs.of(size, depth, nodes) == pytest.approx(taught().of(size, depth, nodes))
     assert (costs.is_given(1), costs.is_given(5), costs.is_given(2)) == (True, True, False)
-    assert not costs.is_settled(1, DraftShape(4))
+    assert not costs.is_reliable(1, DraftShape(4))
     again = costs.table()
     assert again is not None
     assert (again.seconds, again.smaller_trees) == (table.seconds, table.smaller_trees)

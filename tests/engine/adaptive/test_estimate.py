@@ -91,7 +91,7 @@ def settled() -> AdaptiveSteps:
     steps = AdaptiveSteps(range(DEPTH + 1), measured())
     for _ in range(NEW + 1):
         play(steps, DEPTH)
-    assert steps.standing(1) is not None
+    assert steps.kept(1) is not None
     steps.estimator.flush()
     return steps
 
@@ -172,7 +172,7 @@ def test_reading_the_current_choice_changes_nothing() -> None:
 
 def test_a_resolved_choice_counts_rounds_that_waited() -> None:
     steps = settled()
-    stood = steps.standing(1)
+    stood = steps.kept(1)
     assert stood is not None
     before = steps.resolved(stood).expected_gain
     play(steps, 0)

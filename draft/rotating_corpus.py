@@ -18,7 +18,7 @@ class IndexedText(Protocol):
 T = TypeVar("T", bound=IndexedText)
 
 
-class Generations(Generic[T]):
+class RotatingCorpus(Generic[T]):
     """At most `capacity` tokens of the latest outputs, in two generations of half the size: when
     the younger is full, the elder is dropped whole, since no index can forget a part of its text.
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specengine.draft.generations import Generations, until_separator
+from specengine.draft.rotating_corpus import RotatingCorpus, until_separator
 from specengine.draft.suffix.tree import SuffixTree
 
 OUTPUTS = st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=30)
 
 
-def corpus(capacity: int) -> Generations[SuffixTree]:
-    return Generations(capacity, lambda: SuffixTree(8))
+def corpus(capacity: int) -> RotatingCorpus[SuffixTree]:
+    return RotatingCorpus(capacity, lambda: SuffixTree(8))
 
 
 @settings(max_examples=150, deadline=None)

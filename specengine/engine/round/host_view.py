@@ -33,7 +33,7 @@ class HostView:
         columns = np.array([rows_of(reqs), *known, depths_within(reqs, self.num_steps)])
         state = self.state
         rows, lens, roots, limits = sent(torch.from_numpy(columns), state.lens.device).unbind()
-        state.lens[rows], state.roots[rows], state.limits[rows] = lens, roots, limits
+        state.lens[rows], state.roots[rows], state.max_accepted[rows] = lens, roots, limits
         return rows
 
     def note_launch(self, reqs: list[Req]) -> None:

@@ -9,15 +9,15 @@ from specengine.core.drafter import Drafter
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import Costs
 from specengine.engine.adaptive.estimate import smaller_sizes
+from specengine.engine.adaptive.host_rounds import AdaptiveRound
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.adaptive_round import AdaptiveRound
 from specengine.engine.draft_depth import NodeLimit
 from specengine.target.verify.base import TreeVerifier
 
 logger = logging.getLogger(__name__)
 
 _NO_DRAFTER = "nothing drafts without --speculative-algorithm"
-_RECORDED = "fixed while somebody looks at rounds"
+_RECORDED = "fixed while rounds are recorded"
 _DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -37,8 +37,8 @@ def make_adaptive(
     choices, is_chain = depths(deepest(config.spec, drafter)), not drafter.proposes_tree
     sizes = {} if is_chain else smaller_sizes(choices, lambda depth: _most_nodes(drafter, depth))
     model_steps = _model_steps(config.spec, drafter, choices[-1])
-    steps = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
-    return AdaptiveRound(steps, limit, is_chain)
+    chooser = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
+    return AdaptiveRound(chooser, limit, is_chain)
 
 
 def why_fixed(config: EngineConfig, verifier: TreeVerifier) -> str | None:
@@ -50,7 +50,7 @@ def why_fixed(config: EngineConfig, verifier: TreeVerifier) -> str | None:
         return "fixed by --no-speculative-adaptive"
     if config.trace.trace is not None:
         return "fixed: rounds are traced"
-    if verifier.follows_drafts:
+    if verifier.text_depends_on_drafts:
         return "fixed: seeds would not repeat with this verifier"
     return None
 
@@ -85,5 +85,5 @@ def _model_steps(spec: SpecConfig, drafter: Drafter, most: int) -> int | None:
 
 def _most_nodes(drafter: Drafter, num_steps: int) -> int:
     """Of a tree so deep, root included. Lookup's trees may be as large at any depth."""
-    has_lookup = drafter.device == "lookup" or drafter.lookup is not None
+    has_lookup = drafter.drafts_on == "lookup" or drafter.lookup is not None
     return drafter.max_nodes if has_lookup else drafter.num_tree_nodes(num_steps)

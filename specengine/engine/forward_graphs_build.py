@@ -12,7 +12,7 @@ from specengine.core.forward_mode import ForwardMode
 from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
-from specengine.engine.registry import max_nodes
+from specengine.engine.factories import max_nodes
 from specengine.runner.fallbacks import DRAFTER_NEEDS_HOST, PLANS_ON_HOST, TRACED
 from specengine.runner.forward_graphs.keys import (
     LARGE_MAX_WIDTH,
@@ -89,22 +89,26 @@ def add_ragged_graphs(
 
 
 def add_draft_loops(
-    config: EngineConfig, drafter: Drafter, follows_drafts: bool = False
+    config: EngineConfig, drafter: Drafter, text_depends_on_drafts: bool = False
 ) -> dict[str, Counter[str]]:
     """Let a drafter that has a model draft in one graph, where neither it nor its attention needs
-    the host. Gives the counters; without graphs or without a model there are none. follows_drafts:
-    as to DraftLoops."""
+    the host. Gives the counters; without graphs or without a model there are none.
+    text_depends_on_drafts: as to DraftLoops."""
     sizes = config.graph.cuda_graph_bs
-    if config.graph.disable_cuda_graph or sizes is None or not drafter.model.has_draft_loops:
+    if (
+        config.graph.disable_cuda_graph
+        or sizes is None
+        or not drafter.model_drafter.has_draft_loops
+    ):
         return {}
-    inner = cast(DraftWorker, drafter.model)
+    inner = cast(DraftWorker, drafter.model_drafter)
     inner.device_rounds = config.trace.trace is None
     reason = _why_no_loops(config, inner)
     if reason is not None:
         inner.loops = NoDraftLoops("draft loop", reason)
     else:
         padding = not config.graph.disable_cuda_graph_padding
-        inner.loops = DraftLoops(inner, sizes, padding, Counter(), follows_drafts)
+        inner.loops = DraftLoops(inner, sizes, padding, Counter(), text_depends_on_drafts)
     return {"draft loop": inner.loops.counters}
 
 

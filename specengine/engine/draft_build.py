@@ -5,8 +5,8 @@ from __future__ import annotations
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.draft.loaded import NO_DRAFT, DraftTarget, LoadedDraft
+from specengine.engine.factories import drafter_class
 from specengine.engine.phases import Phases
-from specengine.engine.registry import drafter_class
 from specengine.engine.resolve import torch_dtype
 from specengine.engine.spec_options import draft_slots
 from specengine.memory.kv_cache import MHATokenToKVPool

@@ -40,7 +40,7 @@ def test_observation_of_host_round_has_the_seconds_of_drafting(
         clock[0] += SLOW
         return draft(batch)
 
-    for module in ("round.host", "adaptive_round"):
+    for module in ("round.host", "adaptive.host_rounds"):
         monkeypatch.setattr(f"specengine.engine.{module}.perf_counter", now)
     monkeypatch.setattr(steered, "observe", keep)
     monkeypatch.setattr(llm.engine.drafter, "draft", slow)
@@ -106,7 +106,7 @@ def test_a_model_beside_lookup_is_learned_separately(
     folder, spec = folders.get(name, (target, SpecConfig(algorithm=name)))
     parts = hybrid.make(folder, hybrid.hybrid(spec, adaptive=True)).engine.parts
     assert parts.adaptive is not None
-    acceptance = parts.adaptive.steps.acceptance
+    acceptance = parts.adaptive.chooser.acceptance
     assert type(acceptance) is expected
     if isinstance(acceptance, HybridAcceptance):
         assert (acceptance.model.depth, acceptance.lookup.depth) == (3, 7)

@@ -19,13 +19,13 @@ class AdaptiveRound:
     depth by it before it drafts, which saves work; trees are cut after drafting.
     """
 
-    def __init__(self, steps: AdaptiveSteps, limit: NodeLimit, is_chain: bool) -> None:
-        self.steps = steps
+    def __init__(self, chooser: AdaptiveSteps, limit: NodeLimit, is_chain: bool) -> None:
+        self.chooser = chooser
         self.limit = limit
         self.is_chain = is_chain
 
     def run(self, inner: HostRound, batch: ScheduleBatch) -> VerifyResult:
-        choice = self.steps.choose(batch.batch_size)
+        choice = self.chooser.choose(batch.batch_size)
         depth = choice.num_steps
         self.limit.most = depth + 1 if self.is_chain else None
         start = perf_counter()
@@ -47,5 +47,5 @@ class AdaptiveRound:
             seconds=seconds,
             drafting_seconds=inner.drafting,
         )
-        self.steps.observe(observation)
+        self.chooser.observe(observation)
         return result
