@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.family import GgufFormat
+from specengine.target.models.layer_types import typed_windows
 from specengine.target.models.llama import LlamaForCausalLM
 
 
@@ -20,8 +21,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:
-        window = config.sliding_window
-        return [window if kind == "sliding_attention" else None for kind in config.layer_types]
+        return typed_windows(config)
 
 
 class Qwen3ForCausalLM(Qwen2ForCausalLM):
