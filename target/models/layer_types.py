@@ -13,8 +13,10 @@ _TYPES = ("full_attention", "sliding_attention")
 
 
 def layer_types(config: Any) -> list[str]:
-    """One a layer. Raises ModelLoadError for a type that no dense family has."""
-    types = list(config.layer_types)
+    """One a layer; a configuration that tells none has full attention in all. Raises ModelLoadError
+    for a type that no dense family has."""
+    told = getattr(config, "layer_types", None)
+    types = list(told or ["full_attention"] * config.num_hidden_layers)
     for found in types:
         if found not in _TYPES:
             known = ", ".join(_TYPES)
@@ -24,8 +26,9 @@ def layer_types(config: Any) -> list[str]:
 
 def typed_windows(config: Any) -> list[int | None]:
     """Tokens that each layer sees, itself included; None is all."""
-    window = config.sliding_window
-    return [window if kind == "sliding_attention" else None for kind in layer_types(config)]
+    types = layer_types(config)
+    window = config.sliding_window if "sliding_attention" in types else None
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def with_rotary_kinds(specs: Sequence[LayerSpec], config: Any) -> list[LayerSpec]:
