@@ -17,6 +17,20 @@ MODEL_FAMILIES: dict[str, str] = {
     "Qwen2ForCausalLM": "specengine.target.models.qwen:Qwen2ForCausalLM",
     "Qwen3ForCausalLM": "specengine.target.models.qwen:Qwen3ForCausalLM",
     "MiMoForCausalLM": "specengine.target.models.mimo:MiMoForCausalLM",
+    "Gemma2ForCausalLM": "specengine.target.models.gemma:Gemma2ForCausalLM",
+    "Gemma3ForCausalLM": "specengine.target.models.gemma:Gemma3ForCausalLM",
+    "Phi3ForCausalLM": "specengine.target.models.phi:Phi3ForCausalLM",
+    "GraniteForCausalLM": "specengine.target.models.granite:GraniteForCausalLM",
+    "Olmo2ForCausalLM": "specengine.target.models.olmo:Olmo2ForCausalLM",
+    "Olmo3ForCausalLM": "specengine.target.models.olmo:Olmo3ForCausalLM",
+    "SmolLM3ForCausalLM": "specengine.target.models.smollm:SmolLM3ForCausalLM",
+    "GlmForCausalLM": "specengine.target.models.glm:GlmForCausalLM",
+    "Glm4ForCausalLM": "specengine.target.models.glm:Glm4ForCausalLM",
+    "Cohere2ForCausalLM": "specengine.target.models.cohere:Cohere2ForCausalLM",
+    "Exaone4ForCausalLM": "specengine.target.models.exaone:Exaone4ForCausalLM",
+    "SeedOssForCausalLM": "specengine.target.models.seed_oss:SeedOssForCausalLM",
+    "Starcoder2ForCausalLM": "specengine.target.models.starcoder:Starcoder2ForCausalLM",
+    "NemotronForCausalLM": "specengine.target.models.nemotron:NemotronForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

@@ -141,7 +141,9 @@ class LlamaForCausalLM(nn.Module):
     tensor_names: parts of tensors' names between dots, as checkpoints have them -> as DecoderLayer
     has them. has_rotary_pairs: checkpoints keep rotary pairs side by side. gguf: how GGUF files
     hold the family. extends_config: model_type of the configuration that the family extends, where
-    transformers has none of its own. Neither is inherited. small_config: fields that show what the
+    transformers has none of its own. language_parts: model_type of nested configurations whose
+    language part this family is, where transformers has no causal class of them. None of the three
+    is inherited. small_config: fields that show what the
     family has, of the small model that tests make of it.
     """
 
@@ -155,6 +157,7 @@ class LlamaForCausalLM(nn.Module):
     tensor_names: ClassVar[Mapping[str, str]] = {}
     has_rotary_pairs: ClassVar[bool] = False
     extends_config: ClassVar[str | None] = None
+    language_parts: ClassVar[tuple[str, ...]] = ()
     small_config: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: Any) -> None:

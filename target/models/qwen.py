@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.family import GgufFormat
+from specengine.target.models.layer_types import typed_windows
 from specengine.target.models.llama import LlamaForCausalLM
 
 
@@ -13,6 +14,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     """Biases on q, k and v; a sliding window in the layers that the configuration marks."""
 
     gguf = GgufFormat(("qwen2",), "qwen2")
+    language_parts = ("qwen2_vl_text", "qwen2_5_vl_text")
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
@@ -20,14 +22,14 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:
-        window = config.sliding_window
-        return [window if kind == "sliding_attention" else None for kind in config.layer_types]
+        return typed_windows(config)
 
 
 class Qwen3ForCausalLM(Qwen2ForCausalLM):
     """Heads of q and k normalised; biases only where the configuration says so."""
 
     gguf = GgufFormat(("qwen3",), "qwen3")
+    language_parts = ("qwen3_vl_text",)
     small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "tie_word_embeddings": True}
 
     @classmethod

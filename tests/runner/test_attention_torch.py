@@ -66,6 +66,17 @@ def test_softcap(window: int | None) -> None:
     check(Case([(11, 7), (0, 4)], ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
 
 
+def test_decode_takes_q_as_part_of_a_wider_tensor() -> None:
+    """As a layer without rotation has it."""
+    case, backend = Case([(3, 1), (9, 1), (2, 1)], ForwardMode.DECODE), TorchAttentionBackend()
+    batch, q = case.batch(backend), case.q()
+    backend.init_forward_metadata(batch)
+    wide = torch.cat((q, torch.full_like(q, torch.nan)), 1)[:, : q.shape[1]]
+    assert not wide.is_contiguous()
+    found = backend.forward_decode(wide, case.layer, batch)
+    assert torch.equal(found, backend.forward_decode(q, case.layer, batch))
+
+
 def test_a_request_without_new_tokens_has_no_rows() -> None:
     check(Case([(4, 2), (9, 0), (3, 3)]))
 

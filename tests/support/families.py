@@ -53,10 +53,13 @@ def small_config(family: str, **fields: Any) -> Any:
 
 
 def save_small_model(family: str, folder: Path, seed: int) -> Path:
-    """Weights and configuration. One-dimensional weights are as transformers starts them."""
+    """Weights and configuration. Norms and biases differ from each other, as trained ones do."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = reference_class(family)(small_config(family)).eval().float()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data += torch.randn_like(parameter) * 0.2
     model.save_pretrained(folder)
     path = folder / "config.json"
     fields = json.loads(path.read_text())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specengine.core.batch import ForwardMode
@@ -78,6 +80,51 @@ def test_logits_equal_transformers(
     found = runner.logits(ForwardMode.EXTEND, [PROMPT, OTHER])
     _assert_near(found[: len(PROMPT)], _reference(small_models[family], PROMPT, family))
     _assert_near(found[len(PROMPT) :], _reference(small_models[family], OTHER, family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_and_parted_checkpoints_load_alike(
+    family: str, small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
+    folder = small_models[family]
+    tensors = load_file(folder / "model.safetensors")
+    other = _merged(tensors) if any("q_proj" in name for name in tensors) else _parted(tensors)
+    assert other.keys() != tensors.keys()
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    save_file(other, tmp_path / "model.safetensors")
+    expected, found = _load(folder).state_dict(), _load(tmp_path).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def _merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    made = dict(tensors)
+    for name in tensors:
+        if ".q_proj." in name:
+            parts = [name.replace("q_proj", f"{one}_proj") for one in "qkv"]
+            made[name.replace("q_proj", "qkv_proj")] = torch.cat([made.pop(one) for one in parts])
+        elif ".gate_proj." in name:
+            parts = [name, name.replace("gate_proj", "up_proj")]
+            merged = name.replace("gate_proj", "gate_up_proj")
+            made[merged] = torch.cat([made.pop(one) for one in parts])
+    return made
+
+
+def _parted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of small models: 4 heads over 2 KV heads."""
+    made = dict(tensors)
+    for name, tensor in tensors.items():
+        if ".qkv_proj." in name:
+            unit = len(tensor) // 8
+            parts = dict(
+                zip("qkv", torch.split(made.pop(name), [4 * unit, 2 * unit, 2 * unit]), strict=True)
+            )
+            made |= {name.replace("qkv", one): part.clone() for one, part in parts.items()}
+        elif ".gate_up_proj." in name:
+            gate, up = made.pop(name).chunk(2)
+            made[name.replace("gate_up", "gate")] = gate.clone()
+            made[name.replace("gate_up", "up")] = up.clone()
+    return made
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -27,7 +27,7 @@ class NativeDecode:
         window = layer.sliding_window
         begins = torch.zeros_like(self.ends) if window is None else (self.ends - window).clamp(0)
         return native.attend_decode(
-            q,
+            q.contiguous(),  # without a rotation it is cut from q, k and v side by side
             k_cache,
             v_cache,
             self.req_to_token,

@@ -7,11 +7,13 @@ from typing import Any
 
 from specengine.core.registry import MODEL_FAMILIES
 from specengine.runner.loader.family import extended_model_type
+from specengine.runner.loader.language_part import language_config
 
 
 def make_config(fields: dict[str, Any]) -> Any:
-    """A transformers PreTrainedConfig with the defaults of its family. Raises ValueError for an
-    unknown family, and transformers' own errors for invalid fields."""
+    """A transformers PreTrainedConfig with the defaults of its family; of a multimodal model, that
+    of its language part. Raises ValueError for an unknown family, and transformers' own errors for
+    invalid fields."""
     from specengine.runner.loader.families import FAMILIES  # slow: imports transformers
 
     fields = deepcopy(fields)  # transformers updates old fields in place
@@ -29,4 +31,5 @@ def make_config(fields: dict[str, Any]) -> Any:
         raise ValueError(
             f"model_type {model_type!r} is not known, nor to transformers; known: {known}"
         )
-    return CONFIG_MAPPING[model_type].from_dict(fields)
+    config = CONFIG_MAPPING[model_type].from_dict(deepcopy(fields))
+    return language_config(config, fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -17,6 +17,7 @@ from specengine.runner.loader.dummy import fill_with_random
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights
 from specengine.runner.loader.hf_directory import iterate_safetensors
+from specengine.runner.loader.language_part import language_tensors
 from specengine.runner.loader.model_source import ModelSource
 
 FindModelClass = Callable[[Sequence[str]], Any]
@@ -76,12 +77,13 @@ def _build(model_class: Any, source: ModelSource) -> nn.Module:
     return model
 
 
-def iterate_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, tensor on CPU) of every weight; for a source with files."""
+def iterate_weights(source: ModelSource) -> Iterable[tuple[str, Tensor]]:
+    """(checkpoint name, tensor on CPU) of every weight; for a source with files. Of a multimodal
+    model those of its language part."""
     if source.gguf_file is not None:
         return iterate_gguf_weights(GgufFile(source.gguf_file))
     assert source.directory is not None
-    return iterate_safetensors(source.directory)
+    return language_tensors(iterate_safetensors(source.directory), source.hf_config)
 
 
 @contextmanager

@@ -1,0 +1,142 @@
+"""Multimodal checkpoints load their language part, and answer as the whole does to text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specengine.core.batch import ForwardMode
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.language_part import language_config
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import find_model_class
+
+PROMPT = [(7 * i * i + 3 * i) % 300 + 10 for i in range(70)]
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.12,
+}
+SEES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+QWEN_SEES: dict[str, Any] = {"depth": 1, "hidden_size": 32, "num_heads": 2}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+# (model_type, class, language family, text, vision)
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        "Gemma3ForCausalLM",
+        {"sliding_window": 48, "layer_types": ["sliding_attention", "full_attention"]},
+        SEES,
+    ),
+    "mistral3": (
+        "Mistral3ForConditionalGeneration",
+        "MistralForCausalLM",
+        {"model_type": "mistral"},
+        {"model_type": "pixtral", **SEES, "head_dim": 16},
+    ),
+    "llava": (
+        "LlavaForConditionalGeneration",
+        "LlamaForCausalLM",
+        {"model_type": "llama"},
+        {"model_type": "clip_vision_model", **SEES},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2ForCausalLM",
+        {"rope_parameters": MROPE},
+        {**QWEN_SEES, "intermediate_size": 48, "out_hidden_size": 64, "fullatt_block_indexes": [0]},
+    ),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3ForCausalLM",
+        {"rope_parameters": MROPE},
+        {
+            **QWEN_SEES,
+            "intermediate_size": 48,
+            "out_hidden_size": 64,
+            "deepstack_visual_indexes": [],
+        },
+    ),
+}
+
+
+@pytest.fixture(params=list(CASES))
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    name, _, text, vision = CASES[request.param]
+    torch.manual_seed(3)
+    model_class = getattr(transformers, name)
+    text_config = {**SIZES, **text}
+    config = model_class.config_class(text_config=text_config, vision_config=vision)
+    model = model_class(config).eval().float()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += torch.randn_like(parameter) * 0.2
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def logits_of(folder: Path, mini_runner: Any) -> Tensor:
+    source = resolve_model(ModelConfig(model=str(folder)))
+    model = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+    found: Tensor = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    return found
+
+
+def test_language_part_answers_as_the_whole(folder: Path, mini_runner: Any) -> None:
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    name, family, _, _ = CASES[model_type]
+    assert resolve_model(ModelConfig(model=str(folder))).architectures == [family]
+    whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = whole(torch.tensor([PROMPT])).logits[0]
+    found = logits_of(folder, mini_runner)
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+    # As most of them are published.
+    tensors = load_file(folder / "model.safetensors")
+    older = {
+        name.replace("model.language_model.", "language_model.model.")
+        .replace("model.vision_tower.", "vision_tower.")
+        .replace("model.visual.", "visual."): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(older, folder / "model.safetensors")
+    assert torch.equal(logits_of(folder, mini_runner), found)
+
+
+def test_language_part_without_a_family_is_refused_by_name(tmp_path: Path) -> None:
+    text = {**SIZES, "model_type": "opt"}
+    fields = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "text_config": text}))
+    source = resolve_model(ModelConfig(model=str(tmp_path), load_format="dummy"))
+    with pytest.raises(ModelLoadError, match="OPTForCausalLM is not supported; known: Llama"):
+        load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+
+
+def test_part_that_is_no_language_model_is_refused_by_name() -> None:
+    text = SimpleNamespace(model_type="novel_text")
+    whole = SimpleNamespace(architectures=None, get_text_config=lambda decoder: text)
+    with pytest.raises(ValueError, match="of model_type 'novel_text', is not supported"):
+        language_config(whole, {})
