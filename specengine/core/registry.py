@@ -47,6 +47,19 @@ ATTENTION_BACKENDS: dict[str, str] = {
     "fa": "specengine.runner.attention:make_fa",
 }
 
+# Quantisations of checkpoints, by `quant_method` of config.json. Each is made by `from_fields`.
+QUANTIZATIONS: dict[str, str] = {
+    "fp8": "specengine.layers.quantization.fp8:Fp8",
+    "compressed-tensors": "specengine.layers.quantization.compressed_tensors:CompressedTensors",
+    "modelopt": "specengine.layers.quantization.modelopt:ModelOpt",
+    "awq": "specengine.layers.quantization.awq:Awq",
+    "gptq": "specengine.layers.quantization.gptq:Gptq",
+}
+# What --quantization names beside forms for CPUs: made of floating point while it is loaded.
+LOAD_QUANTIZATIONS: dict[str, str] = {
+    "fp8": "specengine.layers.quantization.fp8:Fp8WhileLoading",
+}
+
 
 def load_place(place: str) -> Any:
     """What stands at "module:name"."""

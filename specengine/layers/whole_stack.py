@@ -39,8 +39,9 @@ class WholeStack:
         """[T, H], the stream before the first layer -> behind the last. Outputs of
         batch.capture_layers are left on the batch. None, and nothing done, where layers have to run
         one by one."""
-        is_packed = self.layers[0].self_attn.o_proj.kernel is not None
-        if not len(hidden) or not self.takes_layers or is_packed or batch.compiles:
+        if not len(hidden) or not self.takes_layers or batch.compiles:
+            return None
+        if not all(layer.is_plain for layer in self.layers):
             return None
         paged = batch.attn_backend.paged_batch(batch)
         if paged is None or not decoder_stack.fits(hidden, self.shape, paged):

@@ -52,11 +52,12 @@ def small_config(family: str, **fields: Any) -> Any:
     return reference_class(family).config_class(**given)
 
 
-def save_small_model(family: str, folder: Path, seed: int) -> Path:
-    """Weights and configuration. One-dimensional weights are as transformers starts them."""
+def save_small_model(family: str, folder: Path, seed: int, **fields: Any) -> Path:
+    """Weights and configuration; fields as in small_config. One-dimensional weights are as
+    transformers starts them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = reference_class(family)(small_config(family)).eval().float()
+        model = reference_class(family)(small_config(family, **fields)).eval().float()
     model.save_pretrained(folder)
     path = folder / "config.json"
     fields = json.loads(path.read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError, OutOfMemoryError
+from specengine.core.errors import ConfigError, ModelLoadError, OutOfMemoryError
+from specengine.core.registry import LOAD_QUANTIZATIONS, load_place
+from specengine.layers.linear import deferred_weights
 from specengine.layers.linear_cpu import pack_linears
+from specengine.layers.quantization.linears import (
+    close_linears,
+    fill_linears,
+    make_quantization,
+    open_linears,
+)
+from specengine.layers.quantization.method import Quantization
 from specengine.runner.loader.dummy import fill_with_random
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights
@@ -38,15 +47,39 @@ def load_model(
     is what the model was made for. Raises ModelLoadError, ConfigError or OutOfMemoryError.
     """
     model_class = model_class_of(source, find_model_class)
+    method = quantization_of(source, quantization)
     with _out_of_memory_named(source, device), torch.no_grad():
-        with _tensors_are(dtype, device):
+        with _tensors_are(dtype, device), deferred_weights() if method else nullcontext():
             model = _build(model_class, _served(source, context_length))
+        if method is not None:
+            open_linears(model)
         if source.is_dummy:
             fill_with_random(model, seed)
+            if method is not None:
+                fill_linears(model, method, seed)
         else:
             model.load_weights(iterate_weights(source))  # type: ignore[operator]
-        pack_linears(model, quantization)
+        if method is not None:
+            close_linears(model, method, dtype)
+        pack_linears(model, None if quantization in LOAD_QUANTIZATIONS else quantization)
     return model.eval()
+
+
+def quantization_of(source: ModelSource, wanted: str | None) -> Quantization | None:
+    """Of the files, or the one of LOAD_QUANTIZATIONS that is wanted of weights in floating point.
+    Raises ModelLoadError for a method that is not known, ConfigError where both are there."""
+    fields = source.quantization
+    if fields and wanted is not None and wanted != fields.get("quant_method"):
+        raise ConfigError(
+            f"--quantization {wanted}: the weights of {source.name} are quantised already, by "
+            f"{fields.get('quant_method')}; leave it out"
+        )
+    if fields:
+        return make_quantization(fields)
+    if wanted not in LOAD_QUANTIZATIONS:
+        return None
+    made: Quantization = load_place(LOAD_QUANTIZATIONS[wanted]).from_fields({})
+    return made
 
 
 def model_class_of(source: ModelSource, find_model_class: FindModelClass) -> Any:
