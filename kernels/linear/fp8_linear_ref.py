@@ -22,10 +22,11 @@ def fp8_linear(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
 def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
     rows, columns = x.shape
     if form.scale is not None:
-        scale = form.scale.view(1, 1).expand(rows, 1)
+        scale = form.scale.view(1, 1).repeat(rows, 1)
     else:
-        groups = x.float().view(rows, -1, form.group or columns)
+        group = form.group or columns
+        groups = x.float().view(rows, columns // group, group)
         scale = (groups.abs().amax(2) / FP8_MAX).clamp_min(1e-12)
-    parts = x.float().view(rows, scale.shape[1], -1) / scale[:, :, None]
+    parts = x.float().view(rows, scale.shape[1], columns // scale.shape[1]) / scale[:, :, None]
     codes = parts.clamp(-FP8_MAX, FP8_MAX).to(FP8)
     return codes.view(rows, columns), scale.to(torch.float32)
