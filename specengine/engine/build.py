@@ -84,6 +84,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
             config.model.quantization,
             config.model.random_seed,
             config.model.context_length,
+            fp8_kv=config.model.kv_cache_dtype == "fp8",
         )
     return LoadedModel(source, config, cast(DecoderModel, model), tokenizer)
 
@@ -256,7 +257,9 @@ def _checkpoint_dtype(source: ModelSource) -> str | None:
 
 
 def _kv_shape(loaded: LoadedModel) -> KVShape:
-    dtype = torch_dtype(loaded.config.model.dtype)
+    model = loaded.config.model
+    is_fp8 = model.kv_cache_dtype == "fp8"
+    dtype = torch.float8_e4m3fn if is_fp8 else torch_dtype(model.dtype)
     return kv_shape_of(loaded.source.hf_config, loaded.model.num_layers, dtype)
 
 

@@ -48,6 +48,8 @@ class WholeStack:
             return None
         attention = [layer.self_attn.attn for layer in self.layers]
         buffers = [batch.token_to_kv_pool.get_kv_buffer(one.layer_id) for one in attention]
+        if buffers[0][0].dtype != hidden.dtype:  # KV in FP8
+            return None
         kv = StackKV([k for k, _ in buffers], [v for _, v in buffers], batch.out_cache_loc)
         out = decoder_stack.decoder_stack(hidden, self._weights(), kv, paged, batch.capture_layers)
         batch.captured.extend(map(self.spec.true_stream, out.captured))

@@ -39,7 +39,7 @@ def registered(metavar: str) -> str:
     for name, registry in (
         ("RULE", VERIFIERS),
         ("BACKEND", ATTENTION_BACKENDS),
-        ("METHOD", LOAD_QUANTIZATIONS),
+        ("METHOD", ["int4", *LOAD_QUANTIZATIONS]),
     ):
         metavar = metavar.replace(",".join(registry), f"any {name}")
     return metavar

@@ -26,6 +26,7 @@ from specengine.runner.loader.dummy import fill_with_random
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights
 from specengine.runner.loader.hf_directory import iterate_safetensors
+from specengine.runner.loader.kv_scales import KvScales
 from specengine.runner.loader.model_source import ModelSource
 
 FindModelClass = Callable[[Sequence[str]], Any]
@@ -39,12 +40,14 @@ def load_model(
     quantization: str | None = None,
     seed: int = 0,
     context_length: int | None = None,
+    fp8_kv: bool = False,
 ) -> nn.Module:
     """Build the model, fill its weights and pack them for the device.
 
     find_model_class: architecture names -> model class (target.registry, handed in by the engine).
     seed: of dummy weights. context_length: tokens that requests may have, which LongRoPE asks; None
-    is what the model was made for. Raises ModelLoadError, ConfigError or OutOfMemoryError.
+    is what the model was made for. fp8_kv: K and V will be kept in FP8, with the scales of the
+    files. Raises ModelLoadError, ConfigError or OutOfMemoryError.
     """
     model_class = model_class_of(source, find_model_class)
     method = quantization_of(source, quantization)
@@ -58,7 +61,11 @@ def load_model(
             if method is not None:
                 fill_linears(model, method, seed)
         else:
-            model.load_weights(iterate_weights(source))  # type: ignore[operator]
+            scales = KvScales()
+            weights = scales.taken_from(iterate_weights(source))
+            model.load_weights(weights)  # type: ignore[operator]
+            if fp8_kv:
+                scales.apply(model)
         if method is not None:
             close_linears(model, method, dtype)
         pack_linears(model, None if quantization in LOAD_QUANTIZATIONS else quantization)
