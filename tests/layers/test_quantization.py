@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.registry import QUANTIZATIONS
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
-from specengine.layers.linear import IncomingWeight
-from specengine.layers.quantization.linears import QuantisedLinear, _join, make_quantization
+from specengine.layers.linear import IncomingWeight, MergedLinear, deferred_weights
+from specengine.layers.quantization.linears import (
+    QuantisedLinear,
+    _join,
+    close_linears,
+    make_quantization,
+    open_linears,
+)
 from specengine.layers.quantization.method import LayerTensors, QuantisedWeight
+from specengine.layers.weights import halved, load_weights
 from tests.support.quantised import FORMATS, Format
 
 NAME = "model.layers.0.self_attn.q_proj"
@@ -196,3 +203,29 @@ def test_rows_of_random_magnitude_keep_their_precision_when_quantised_at_loading
     made = Fp8Weight.of(weight)
     error = (made.dequantised() - weight).abs().amax(1) / weight.abs().amax(1)
     assert float(error.max()) < 1 / 16  # half a step of 3 bits of mantissa
+
+
+class _Merged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with deferred_weights():
+            self.attn = nn.ModuleDict({"qkv_proj": MergedLinear(64, [64, 32, 32])})
+        open_linears(self)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "fp8 static", "fp8 blocks"])
+def test_a_merged_layer_may_be_quantised_as_one(name: str) -> None:
+    form, model = FORMATS[name], _Merged()
+    packed = form.pack(weight_of(128, 64))
+    given = [(f"attn.qkv_proj.{leaf}", tensor) for leaf, tensor in packed.tensors.items()]
+    load_weights(model, given, {"qkv_proj": ("q_proj", "k_proj", "v_proj")})
+    close_linears(model, make_quantization(fields_of(form)), torch.float32)
+    torch.testing.assert_close(model.attn["qkv_proj"].weight, packed.dense)
+
+
+def test_quantised_rows_are_not_taken_out_of_rotary_pairs() -> None:
+    """They would be cut where codes are packed otherwise."""
+    packed = FORMATS["awq"].pack(weight_of(64, 64)).tensors
+    given = [(f"{NAME}.{leaf}", tensor) for leaf, tensor in packed.items()]
+    with pytest.raises(ModelLoadError, match=r"q_proj\.qweight is quantised, and rows of this"):
+        list(halved(given, 16, 16))
