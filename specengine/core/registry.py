@@ -54,6 +54,7 @@ QUANTIZATIONS: dict[str, str] = {
     "modelopt": "specengine.layers.quantization.modelopt:ModelOpt",
     "awq": "specengine.layers.quantization.awq:Awq",
     "gptq": "specengine.layers.quantization.gptq:Gptq",
+    "mxfp4": "specengine.layers.quantization.mxfp4:Mxfp4",
 }
 # What --quantization names beside forms for CPUs: made of floating point while it is loaded.
 LOAD_QUANTIZATIONS: dict[str, str] = {

@@ -14,7 +14,7 @@ from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear
-from specengine.layers.mlp import GatedMLP, make_mlp
+from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import Norm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
@@ -115,10 +115,10 @@ def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> Tail
     )
 
 
-def is_plain(attention: SelfAttention, mlp: GatedMLP) -> bool:
+def is_plain(attention: SelfAttention, mlp: FeedForward) -> bool:
     """Whether all products of a layer multiply plain weights."""
-    linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-    return all(linear.is_plain for linear in linears)
+    parts = *attention.children(), *mlp.children()
+    return all(one.is_plain for one in parts if isinstance(one, Linear))
 
 
 class DecoderLayer(nn.Module):
@@ -157,8 +157,8 @@ class DecoderLayer(nn.Module):
         if batch.compiles and self._takes_compiled and self.is_plain:
             return self.forward_compiled(positions, hidden, residual, batch)
         stream = hidden if residual is None else residual
-        few_rows = self._takes_few_rows and not batch.compiles and self.is_plain
-        if few_rows and few_row.fits(stream, self.num_weights):
+        few_rows = self._takes_few_rows and not batch.compiles
+        if few_rows and few_row.fits(stream, self.num_weights) and self.is_plain:
             stream = self.norms.input.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch), None
         hidden, residual = self._enter(self.input_layernorm, hidden, residual)

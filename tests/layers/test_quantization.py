@@ -109,7 +109,9 @@ def test_inputs_are_rounded_as_the_checkpoint_says() -> None:
 
 
 def test_every_registered_method_has_a_format_here() -> None:
-    assert {fields_of(form)["quant_method"] for form in FORMATS.values()} == set(QUANTIZATIONS)
+    without_linears = {"mxfp4"}  # tests/kernels/test_mxfp4.py
+    found = {fields_of(form)["quant_method"] for form in FORMATS.values()}
+    assert found == set(QUANTIZATIONS) - without_linears
 
 
 def test_each_missing_tensor_is_named(form: Format) -> None:

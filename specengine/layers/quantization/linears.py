@@ -96,7 +96,7 @@ def fill_linears(model: nn.Module, method: Quantization, seed: int) -> None:
             for part, rows in zip(module.incoming, module.part_sizes, strict=True):
                 part.name = type(module).__name__
                 shape = rows, module.in_features
-                if isinstance(module, LMHead):
+                if _keeps_precision(module):
                     part.tensors = {"weight": _normal(*shape, generator)}
                 else:
                     part.tensors = method.random(*shape, generator)
@@ -110,7 +110,7 @@ def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
 def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> list[Part]:
     """One a part, or one of all, where they can be joined."""
     assert module.incoming is not None
-    keeps = isinstance(module, LMHead)
+    keeps = _keeps_precision(module)
     parts = []
     incoming, sizes = module.incoming, module.part_sizes
     if module.merged is not None:
@@ -121,6 +121,11 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
         parts.append(_read_part(layer, method, dtype, keeps))
     joined = _join(parts)
     return parts if joined is None else [joined]
+
+
+def _keeps_precision(module: Linear) -> bool:
+    """Whether a layer in floating point stays so, whatever quantises the others: heads, routers."""
+    return isinstance(module, LMHead) or getattr(module, "keeps_precision", False)
 
 
 def _read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, keeps: bool) -> Part:
