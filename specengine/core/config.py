@@ -34,7 +34,8 @@ class ModelConfig(Section):
     )
     quantization: str | None = option(
         None,
-        "quantise weights while they are loaded: fp8 on a GPU, int8 and int4 on CPU",
+        "quantise weights while they are loaded: fp8 on a GPU, int8 and int4 on CPU; gguf: keep a "
+        "file's 4 or 8 bits",
         (None, "int8", "int4", *LOAD_QUANTIZATIONS),
     )
     kv_cache_dtype: str = option(

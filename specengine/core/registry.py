@@ -56,9 +56,11 @@ QUANTIZATIONS: dict[str, str] = {
     "gptq": "specengine.layers.quantization.gptq:Gptq",
     "mxfp4": "specengine.layers.quantization.mxfp4:Mxfp4",
 }
-# What --quantization names beside forms for CPUs: made of floating point while it is loaded.
+# What --quantization names beside forms for CPUs: made of floating point while it is loaded, or
+# kept from a GGUF file.
 LOAD_QUANTIZATIONS: dict[str, str] = {
     "fp8": "specengine.layers.quantization.fp8:Fp8WhileLoading",
+    "gguf": "specengine.layers.quantization.gguf:Gguf",
 }
 
 

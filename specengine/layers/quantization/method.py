@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -83,7 +83,10 @@ class Quantization(ABC):
 
     Layers that it left in floating point (`ignore`, `modules_to_not_convert`, mostly the head) are
     told by their tensors: whoever reads one has `weight` in floating point, and no method is asked.
+    keeps_gguf: whether it is given a GGUF file's blocks, and serves GGUF files alone.
     """
+
+    keeps_gguf: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod

@@ -15,6 +15,7 @@ from specengine.core.errors import ConfigError, ModelLoadError, OutOfMemoryError
 from specengine.core.registry import LOAD_QUANTIZATIONS, load_place
 from specengine.layers.linear import deferred_weights
 from specengine.layers.linear_cpu import pack_linears
+from specengine.layers.quantization.gguf import KEPT
 from specengine.layers.quantization.linears import (
     close_linears,
     fill_linears,
@@ -62,7 +63,7 @@ def load_model(
                 fill_linears(model, method, seed)
         else:
             scales = KvScales()
-            weights = scales.taken_from(iterate_weights(source))
+            weights = scales.taken_from(iterate_weights(source, method))
             model.load_weights(weights)  # type: ignore[operator]
             if fp8_kv:
                 scales.apply(model)
@@ -86,7 +87,17 @@ def quantization_of(source: ModelSource, wanted: str | None) -> Quantization | N
     if wanted not in LOAD_QUANTIZATIONS:
         return None
     made: Quantization = load_place(LOAD_QUANTIZATIONS[wanted]).from_fields({})
+    if made.keeps_gguf and source.gguf_file is None:
+        return None  # a drafter beside a GGUF target
     return made
+
+
+def check_quantization(source: ModelSource, wanted: str | None) -> None:
+    """Raises ConfigError where what --quantization asks for is not there in the target."""
+    if wanted not in LOAD_QUANTIZATIONS:
+        return
+    if load_place(LOAD_QUANTIZATIONS[wanted]).keeps_gguf and source.gguf_file is None:
+        raise ConfigError(f"--quantization {wanted}, but {source.name} is not a GGUF file")
 
 
 def model_class_of(source: ModelSource, find_model_class: FindModelClass) -> Any:
@@ -116,10 +127,13 @@ def _build(model_class: Any, source: ModelSource) -> nn.Module:
     return model
 
 
-def iterate_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
+def iterate_weights(
+    source: ModelSource, method: Quantization | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor on CPU) of every weight; for a source with files."""
     if source.gguf_file is not None:
-        return iterate_gguf_weights(GgufFile(source.gguf_file))
+        kept = KEPT if method is not None and method.keeps_gguf else ()
+        return iterate_gguf_weights(GgufFile(source.gguf_file), kept)
     assert source.directory is not None
     return iterate_safetensors(source.directory)
 
