@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.kernels.linear import few_row, layer_tail
-from specengine.layers.decoder import PACKED_MODULES, SelfAttention, tail_weights
+from specengine.layers.decoder import PACKED_MODULES, SelfAttention, is_plain, tail_weights
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec, log_refusals
@@ -89,7 +89,7 @@ class EagleLayer(nn.Module):
         self.num_weights = spec.num_weights(input_size)
         self._takes_few_rows = FEW_ROWS.takes(spec)
         self._takes_tail = LAYER_TAIL.takes(spec)
-        log_refusals((FEW_ROWS, LAYER_TAIL), [spec], self.self_attn.o_proj.plain.device)
+        log_refusals((FEW_ROWS, LAYER_TAIL), [spec], self.self_attn.o_proj.device)
 
     def forward(
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
@@ -125,7 +125,7 @@ class EagleLayer(nn.Module):
     def _way_of(self, stream: Tensor) -> Way:
         """The way for rows [T, H]."""
         attention = self.self_attn
-        if attention.o_proj.kernel is not None:
+        if not is_plain(attention, self.mlp):
             return Way.PLAIN
         if self._takes_tail:
             weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
@@ -236,7 +236,7 @@ class EagleModel(nn.Module):
                 f"must differ, and lie in the target's vocabulary (vocab_size {most}). Is it a "
                 "table of ids? It must hold offsets"
             )
-        self.target_ids = ids.to(self.fc.plain.device)
+        self.target_ids = ids.to(self.fc.device)
 
 
 class Eagle3Model(EagleModel):
@@ -260,7 +260,7 @@ class Eagle3Model(EagleModel):
             features = torch.cat(normed, dim=-1)
         if self.input_norm is not None:
             features = self.input_norm(features)
-        if self.fc.kernel is None:
+        if self.fc.is_plain:
             return few_row.linear(features, self.fc.plain, self.fc.bias)
         out: Tensor = self.fc(features)
         return out

@@ -58,7 +58,7 @@ class MtpModel(nn.Module):
         self.embedding_norm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps)
         self.projection = Linear(2 * size, size)
-        log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.plain.device)
+        log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.device)
         rotary = spec.rotary_kind, spec.rotary_fraction
         self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config, *rotary))
         self.final_norm = RMSNorm(size, eps)

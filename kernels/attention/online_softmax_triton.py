@@ -13,6 +13,13 @@ import triton.language as tl
 
 
 @triton.jit
+def to_fp8(x, cache_ptr):
+    """x as an FP8 cache holds it: rounded to e4m3, clipped where that ends."""
+    wide = tl.minimum(tl.maximum(x.to(tl.float32), -448.0), 448.0)
+    return wide.to(cache_ptr.dtype.element_ty)
+
+
+@triton.jit
 def sees(
     cols,
     end,
@@ -139,6 +146,7 @@ def attend(
         loaded = in_share[:, None] & in_head
         k = tl.load(k_ptr + slots * stride_ks + dims[None, :], mask=loaded, other=0.0)
         v = tl.load(v_ptr + slots * stride_vs + dims[None, :], mask=loaded, other=0.0)
+        k, v = k.to(q.dtype), v.to(q.dtype)  # of an FP8 cache
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         if HAS_SOFTCAP:
             scores = capped(scores, softcap_log2)

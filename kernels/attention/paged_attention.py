@@ -42,8 +42,9 @@ def paged_attention(
                     out[t, h] = weights . v_cache[slots, h // group]     # t = qo_indptr[b] + i
 
     q: [T, Hq, D], the last dimension contiguous; k_cache, v_cache: [S, Hk, D] of q's dtype
-    (float32, float16, bfloat16), Hk divides Hq; D up to 256. Returns [T, Hq, D]; rows of q that
-    belong to no request are undefined. Softmax in float32.
+    (float32, float16, bfloat16), or float8_e4m3fn, whose values are taken as they are; Hk divides
+    Hq; D up to 256. Returns [T, Hq, D]; rows of q that belong to no request are undefined. Softmax
+    in float32.
 
     num_splits: programs that share a request's keys; None chooses from the host's bounds. Any
     device; Triton on CUDA: one kernel, which reads lengths and page table on the device, so that a

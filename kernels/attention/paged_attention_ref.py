@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.kv.fp8_rows import read_rows
 
 
 def paged_attention(
@@ -27,8 +28,8 @@ def paged_attention(
         slots = batch.req_to_token[row, :keys].long()
         # Drafts of a round on the device may lie past the context; they lie in slot 0.
         slots = pad(slots, (0, keys - len(slots)))
-        k = k_cache[slots].float().repeat_interleave(group, 1)
-        v = v_cache[slots].float().repeat_interleave(group, 1)
+        k = read_rows(k_cache, slots, torch.float32).repeat_interleave(group, 1)
+        v = read_rows(v_cache, slots, torch.float32).repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)

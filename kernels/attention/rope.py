@@ -32,14 +32,15 @@ def rope_store_kv(
 
     q: [T, Hq, D], k and v: [T, Hk, D], the last dimension contiguous, none of them modified;
     positions and loc: int64 [T]; cos_sin_cache: float32 [P, rotary_dim], cos half then sin half,
-    rotary_dim <= D, or None for no rotation; k_cache and v_cache: [S, Hk, D] of k's dtype, the
-    last dimension contiguous. Slots in loc are distinct, padding slot 0 excepted. Any device;
-    Triton on CUDA.
+    rotary_dim <= D, or None for no rotation; k_cache and v_cache: [S, Hk, D] of k's dtype, or
+    float8_e4m3fn, to which values are rounded and clipped, the last dimension contiguous. Slots in
+    loc are distinct, padding slot 0 excepted. Any device; Triton on CUDA.
     """
     if use_triton(backend, q):
         from specengine.kernels.attention import rope_triton
 
         return rope_triton.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
-    if cos_sin_cache is not None and use_native(backend, q) and native.side_by_side(q, k, v):
+    is_native = k_cache.dtype == k.dtype and use_native(backend, q)
+    if cos_sin_cache is not None and is_native and native.side_by_side(q, k, v):
         return native.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
     return rope_ref.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)

@@ -20,7 +20,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from specengine.kernels.attention.online_softmax_triton import last_to_arrive, merge_partials
+from specengine.kernels.attention.online_softmax_triton import (
+    last_to_arrive,
+    merge_partials,
+    to_fp8,
+)
 from specengine.kernels.attention.rope_attention_blocks import (
     blocks_for,
     choose_splits,
@@ -101,6 +105,7 @@ def _rope_attention_kernel(
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
     NARROW: tl.constexpr,
+    FP8: tl.constexpr,
     PEEL: tl.constexpr,
 ):
     if DEPENDENT:
@@ -173,8 +178,13 @@ def _rope_attention_kernel(
         slot = tl.load(loc_ptr + first_row + news, mask=is_new, other=0)[:, None]
         is_mine = news < tl.where(tile == 0, num_queries, 0)
         written = whole_rows(is_mine, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
-        tl.store(k_cache_ptr + slot * stride_cs + dims[None, :], k_new, mask=written)
-        tl.store(v_cache_ptr + slot * stride_cs + dims[None, :], v_new, mask=written)
+        k_kept, v_kept = k_new, v_new
+        if FP8:
+            # Later forwards read what is written: this one must see the same.
+            k_kept, v_kept = to_fp8(k_new, k_cache_ptr), to_fp8(v_new, v_cache_ptr)
+            k_new, v_new = k_kept.to(q.dtype), v_kept.to(q.dtype)
+        tl.store(k_cache_ptr + slot * stride_cs + dims[None, :], k_kept, mask=written)
+        tl.store(v_cache_ptr + slot * stride_cs + dims[None, :], v_kept, mask=written)
         if HAS_TREE:
             visible = in_tree != 0
         else:
@@ -190,6 +200,7 @@ def _rope_attention_kernel(
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
+        k, v = k.to(q.dtype), v.to(q.dtype)
         so_far = row_max, total, acc
         row_max, total, acc = absorb(
             q, k, v, visible, scale_log2, softcap_log2, *so_far, HAS_SOFTCAP
@@ -203,6 +214,7 @@ def _rope_attention_kernel(
         visible = old[None, :]
         if HAS_WINDOW:
             visible = visible & (cols[None, :] > here[:, None] - window)
+        k, v = k.to(q.dtype), v.to(q.dtype)
         so_far = row_max, total, acc
         row_max, total, acc = absorb(
             q, k, v, visible, scale_log2, softcap_log2, *so_far, HAS_SOFTCAP
@@ -307,6 +319,7 @@ def rope_attention(
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         NARROW=k_cache.numel() < _NARROW,
+        FP8=k_cache.dtype != k.dtype,
         PEEL=blocks.peels,
         num_warps=blocks.warps,
         num_stages=blocks.stages,

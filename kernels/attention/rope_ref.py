@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specengine.kernels.kv.fp8_rows import write_rows
+
 
 def rotate(x: Tensor, positions: Tensor, cos_sin_cache: Tensor) -> Tensor:
     """Rotate the first rotary_dim values of every head of x [T, heads, D]."""
@@ -38,6 +40,6 @@ def rope_store_kv(
         both = rotate(torch.cat((q, k), 1), positions, cos_sin_cache)
         num_q_heads = q.shape[1]
         q, k = both[:, :num_q_heads], both[:, num_q_heads:]
-    k_cache.index_copy_(0, loc, k)
-    v_cache.index_copy_(0, loc, v)
+    write_rows(k_cache, loc, k)
+    write_rows(v_cache, loc, v)
     return q

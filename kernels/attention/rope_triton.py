@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from specengine.kernels.attention.online_softmax_triton import to_fp8
 from specengine.kernels.dispatch import has_dependent_launch
 
 _HEADS = 8  # of a program: enough to be worth its start, and the angles read once
@@ -60,6 +61,7 @@ def _rope_store_kernel(
     head_dim,
     rotary_dim,
     ROTATE: tl.constexpr,
+    FP8: tl.constexpr,
     DEPENDENT: tl.constexpr,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -77,17 +79,24 @@ def _rope_store_kernel(
     q_heads = q_ptr + token * stride_qt + heads * stride_qh
     sources = tl.where(is_q, q_heads, k_ptr + token * stride_kt + kv_heads * stride_kh)
     outs = out_ptr + (token * num_q_heads + heads) * head_dim
-    targets = tl.where(is_q, outs, k_cache_ptr + slot * stride_ks + kv_heads * stride_kc)
+    k_heads = k_cache_ptr + slot * stride_ks + kv_heads * stride_kc
     x = tl.load(sources[:, None] + cols[None, :], mask=mask, other=0.0)
     if ROTATE:
         angles = cos_sin_ptr + tl.load(positions_ptr + token) * stride_cos_sin
         rotated = _rotated(x, sources, angles, cols, mask, rotary_dim)
         x = tl.where((cols < rotary_dim)[None, :], rotated.to(x.dtype), x)
-    tl.store(targets[:, None] + cols[None, :], x, mask=mask)
     is_v = mask & (kv_heads >= 0)[:, None]
+    if FP8:
+        tl.store(outs[:, None] + cols[None, :], x, mask=mask & is_q[:, None])
+        tl.store(k_heads[:, None] + cols[None, :], to_fp8(x, k_cache_ptr), mask=is_v)
+    else:
+        targets = tl.where(is_q, outs, k_heads)
+        tl.store(targets[:, None] + cols[None, :], x, mask=mask)
     v_heads = v_ptr + token * stride_vt + kv_heads * stride_vh
     v = tl.load(v_heads[:, None] + cols[None, :], mask=is_v, other=0.0)
     kept = v_cache_ptr + slot * stride_vs + kv_heads * stride_vc
+    if FP8:
+        v = to_fp8(v, v_cache_ptr)
     tl.store(kept[:, None] + cols[None, :], v, mask=is_v)
 
 
@@ -129,6 +138,7 @@ def rope_store_kv(
         head_dim,
         cos_sin_cache.shape[1] if cos_sin_cache is not None else 0,
         ROTATE=rotate,
+        FP8=k_cache.dtype != k.dtype,
         DEPENDENT=dependent,
         HEADS=_HEADS,
         BLOCK=triton.next_power_of_2(head_dim),

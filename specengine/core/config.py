@@ -16,7 +16,7 @@ from typing import ClassVar
 from specengine.core.limits import LimitConfig
 from specengine.core.operation import OperationConfig
 from specengine.core.options import HIDDEN, option
-from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, VERIFIERS
+from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, LOAD_QUANTIZATIONS, VERIFIERS
 from specengine.core.section import Section
 
 
@@ -33,7 +33,15 @@ class ModelConfig(Section):
         "auto", "weights and activations", ("auto", "float32", "bfloat16", "float16")
     )
     quantization: str | None = option(
-        None, "weight-only quantization on CPU", (None, "int8", "int4")
+        None,
+        "quantise weights while they are loaded: fp8 on a GPU, int8 and int4 on CPU; gguf: keep a "
+        "file's 4 or 8 bits",
+        (None, "int8", "int4", *LOAD_QUANTIZATIONS),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "K and V in memory: as activations, or fp8 with the checkpoint's scales",
+        ("auto", "fp8"),
     )
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")

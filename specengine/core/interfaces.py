@@ -63,6 +63,7 @@ class AttentionLimits:
     softcap: bool = False  # caps scores where a layer says so
     layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
+    fp8_kv: bool = False  # reads K and V in float8_e4m3fn
     first_keys: bool = False  # keeps unseen what lies before a request's first key
     precompiles: bool = False  # all that it launches is this project's: kernels.precompile holds it
 

@@ -61,6 +61,22 @@ ATTENTION_BACKENDS: dict[str, str] = {
     "fa": "specengine.runner.attention:make_fa",
 }
 
+# Quantisations of checkpoints, by `quant_method` of config.json. Each is made by `from_fields`.
+QUANTIZATIONS: dict[str, str] = {
+    "fp8": "specengine.layers.quantization.fp8:Fp8",
+    "compressed-tensors": "specengine.layers.quantization.compressed_tensors:CompressedTensors",
+    "modelopt": "specengine.layers.quantization.modelopt:ModelOpt",
+    "awq": "specengine.layers.quantization.awq:Awq",
+    "gptq": "specengine.layers.quantization.gptq:Gptq",
+    "mxfp4": "specengine.layers.quantization.mxfp4:Mxfp4",
+}
+# What --quantization names beside forms for CPUs: made of floating point while it is loaded, or
+# kept from a GGUF file.
+LOAD_QUANTIZATIONS: dict[str, str] = {
+    "fp8": "specengine.layers.quantization.fp8:Fp8WhileLoading",
+    "gguf": "specengine.layers.quantization.gguf:Gguf",
+}
+
 
 def load_place(place: str) -> Any:
     """What stands at "module:name"."""

@@ -44,7 +44,7 @@ from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.fallbacks import NoGraphs
-from specengine.runner.loader.load import load_model, model_class_of
+from specengine.runner.loader.load import check_quantization, load_model, model_class_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
@@ -72,6 +72,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
     with phases.phase("find model"):
         source = resolve_model(config.model)
         model_class_of(source, find_model_class)
+        check_quantization(source, config.model.quantization)
         config = resolve(config, source.context_length, _checkpoint_dtype(source))
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
@@ -84,6 +85,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
             config.model.quantization,
             config.model.random_seed,
             config.model.context_length,
+            fp8_kv=config.model.kv_cache_dtype == "fp8",
         )
     return LoadedModel(source, config, cast(DecoderModel, model), tokenizer)
 
@@ -256,7 +258,9 @@ def _checkpoint_dtype(source: ModelSource) -> str | None:
 
 
 def _kv_shape(loaded: LoadedModel) -> KVShape:
-    dtype = torch_dtype(loaded.config.model.dtype)
+    model = loaded.config.model
+    is_fp8 = model.kv_cache_dtype == "fp8"
+    dtype = torch.float8_e4m3fn if is_fp8 else torch_dtype(model.dtype)
     return kv_shape_of(loaded.source.hf_config, loaded.model.num_layers, dtype)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from specengine.core.config import EngineConfig, GraphConfig
 from specengine.core.errors import ConfigError
+from specengine.core.registry import LOAD_QUANTIZATIONS
 from specengine.engine.spec_options import resolve_spec
 
 _DTYPES = {
@@ -65,7 +66,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
 
 def _check_quantization(config: EngineConfig, on_gpu: bool) -> None:
     quantization, dtype = config.model.quantization, config.model.dtype
-    if quantization is None:
+    if quantization is None or quantization in LOAD_QUANTIZATIONS:
         return
     if on_gpu:
         raise ConfigError(f"--quantization {quantization} has CPU kernels only; use --device cpu")
@@ -76,7 +77,8 @@ def _check_quantization(config: EngineConfig, on_gpu: bool) -> None:
 def _auto_dtype(on_gpu: bool, quantization: str | None, model_dtype: str | None) -> str:
     """bfloat16 has no fast arithmetic on most CPUs; int8 and int4 kernels want it all the same."""
     if not on_gpu:
-        return "bfloat16" if quantization else "float32"
+        is_packed = quantization is not None and quantization not in LOAD_QUANTIZATIONS
+        return "bfloat16" if is_packed else "float32"
     return model_dtype if model_dtype in _DTYPES else "bfloat16"
 
 

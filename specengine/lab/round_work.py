@@ -15,6 +15,7 @@ from specengine.engine.loop import Engine
 from specengine.lab.card import Card
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.linear_cpu import MklLinear
+from specengine.layers.quantization.linears import QuantisedLinear
 
 FORMULA = (
     "The card's limit is the time to read once what a round reads at least, at the speed of a "
@@ -107,10 +108,16 @@ def weights_of(model: Any) -> Weights:
 
 
 def _sizes(linears: list[Linear] | list[LMHead]) -> tuple[float, float]:
-    found = [_largest(one) for one in linears]
-    return float(sum(t.numel() * t.element_size() for t in found)), float(
-        sum(t.numel() for t in found)
-    )
+    found = [_size(one) for one in linears]
+    return float(sum(size for size, _ in found)), float(sum(count for _, count in found))
+
+
+def _size(linear: Linear) -> tuple[int, int]:
+    """Bytes and elements of the weight."""
+    if isinstance(linear.kernel, QuantisedLinear):
+        return linear.kernel.num_bytes, linear.kernel.num_elements
+    weight = _largest(linear)
+    return weight.numel() * weight.element_size(), weight.numel()
 
 
 def _largest(linear: Linear) -> Tensor:

@@ -44,6 +44,13 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.sliding_window = sliding_window
         self.softcap = softcap
+        self.k_scale = self.v_scale = 1.0
+
+    def use_kv_scales(self, k_scale: float, v_scale: float) -> None:
+        """K and V are kept divided by these, in FP8. Of K, the scores' scale takes the scale back;
+        of V, the output does."""
+        self.scale *= k_scale / self.k_scale
+        self.k_scale, self.v_scale = k_scale, v_scale
 
     def forward(
         self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch
@@ -56,13 +63,18 @@ class Attention(nn.Module):
         if batch.attn_plan is None:
             raise PlanMismatchError("the batch carries no attention plan; plan it first")
         batch.attn_plan.check(batch)
+        if self.k_scale != 1.0:
+            k = k / self.k_scale
+        if self.v_scale != 1.0:
+            v = v / self.v_scale
         q_heads = q.view(-1, self.num_heads, self.head_dim)
         k_heads = k.view(-1, self.num_kv_heads, self.head_dim)
         v_heads = v.view(-1, self.num_kv_heads, self.head_dim)
         out = batch.attn_backend.forward_fused(q_heads, k_heads, v_heads, self, batch)
         if out is None:
             out = self._forward_in_steps(positions, q_heads, k_heads, v_heads, batch)
-        return out.reshape(q.shape)
+        out = out.reshape(q.shape)
+        return out if self.v_scale == 1.0 else out * self.v_scale
 
     def _forward_in_steps(
         self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch

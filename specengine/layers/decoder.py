@@ -14,7 +14,7 @@ from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear
-from specengine.layers.mlp import GatedMLP, make_mlp
+from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import Norm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
@@ -115,6 +115,12 @@ def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> Tail
     )
 
 
+def is_plain(attention: SelfAttention, mlp: FeedForward) -> bool:
+    """Whether all products of a layer multiply plain weights."""
+    parts = *attention.children(), *mlp.children()
+    return all(one.is_plain for one in parts if isinstance(one, Linear))
+
+
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, with norms where the description has them. The residual stream is
     carried beside the layer's output and added inside the next norm.
@@ -148,11 +154,11 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Output of the layer [T, hidden_size], perhaps in parts, for RMSNorm.add, and the residual
         stream before it is added; None where the output is the whole stream already."""
-        if batch.compiles and self._takes_compiled:
+        if batch.compiles and self._takes_compiled and self.is_plain:
             return self.forward_compiled(positions, hidden, residual, batch)
         stream = hidden if residual is None else residual
         few_rows = self._takes_few_rows and not batch.compiles
-        if few_rows and few_row.fits(stream, self.num_weights):
+        if few_rows and few_row.fits(stream, self.num_weights) and self.is_plain:
             stream = self.norms.input.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch), None
         hidden, residual = self._enter(self.input_layernorm, hidden, residual)
@@ -190,9 +196,14 @@ class DecoderLayer(nn.Module):
         assert isinstance(self.mlp, GatedMLP)
         return self.mlp
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every product multiplies a plain weight, which the fused paths read."""
+        return is_plain(self.self_attn, self.mlp)
+
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""
-        if batch.compiles or not self._takes_tail or self.self_attn.o_proj.kernel is not None:
+        if batch.compiles or not self._takes_tail or not self.is_plain:
             return False
         whole_tiles = sum(self.self_attn.sizes) % layer_tail.TILE == 0
         return whole_tiles and layer_tail.fits(hidden, self._tail_weights())

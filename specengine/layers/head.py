@@ -91,7 +91,7 @@ class Head:
 
     @property
     def _is_plain(self) -> bool:
-        return self.product.kernel is None and self.product.bias is None
+        return self.product.is_plain and self.product.bias is None
 
     @property
     def _gain(self) -> tuple[Tensor | None, float]:

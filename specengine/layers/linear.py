@@ -3,7 +3,9 @@ the machine multiplies fastest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 import torch
@@ -19,6 +21,36 @@ class LinearKernel(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+_deferred: ContextVar[bool] = ContextVar("deferred", default=False)
+
+
+@contextmanager
+def deferred_weights() -> Iterator[None]:
+    """Linear layers that are made inside have weights without memory, on the device "meta": what a
+    checkpoint holds in their place is known only when it is read (layers/quantization)."""
+    token = _deferred.set(True)
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
+
+
+class IncomingWeight:
+    """Tensors of one linear layer as a checkpoint names them, collected on the device while it is
+    read: leaf of the name ("weight", "weight_scale", …) -> tensor. `name`: of the layer there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.name = ""
+        self.tensors: dict[str, Tensor] = {}
+        self.came_merged = False  # the checkpoint has the tensors of all parts as one
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        """name: the tensor's whole name."""
+        self.name, _, leaf = name.rpartition(".")
+        self.tensors[leaf] = tensor.to(self.device)
+
+
 class Linear(nn.Module):
     """y = x W^T + b, with W [out_features, in_features] stored as in checkpoints."""
 
@@ -27,10 +59,15 @@ class Linear(nn.Module):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
+        self.in_features = in_features
         self.out_features = out_features
-        self.weight = _parameter(out_features, in_features)
-        self.bias = _parameter(out_features) if bias else None
+        self.device = torch.empty(0).device  # where it runs, also while its weight is deferred
+        place = torch.device("meta") if _deferred.get() else self.device
+        self.weight = _parameter(out_features, in_features, device=place)
+        self.bias = _parameter(out_features, device=self.device) if bias else None
         self.kernel: LinearKernel | None = None
+        self.incoming: list[IncomingWeight] | None = None  # while a checkpoint is read
+        self.merged: IncomingWeight | None = None  # of all parts, in place of these
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features]."""
@@ -49,8 +86,18 @@ class Linear(nn.Module):
     @property
     def plain(self) -> Tensor:
         """The weight of a layer that has not been packed."""
-        assert self.weight is not None, "the weight was packed for the CPU"
+        assert self.weight is not None, "the weight was packed or is quantised"
         return self.weight
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `plain` is what is multiplied. Fused paths read it, and refuse other layers."""
+        return self.kernel is None
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """Outputs of each layer that a checkpoint keeps apart."""
+        return [self.out_features]
 
     def use_kernel(self, kernel: LinearKernel) -> None:
         """Multiply with `kernel` from now on, and let go of the plain weight."""
@@ -68,6 +115,19 @@ class MergedLinear(Linear):
         super().__init__(in_features, sum(shard_sizes), bias)
         self.shard_sizes = list(shard_sizes)
 
+    @property
+    def part_sizes(self) -> list[int]:
+        return self.shard_sizes
+
+    def take_merged(self, name: str, tensor: Tensor) -> None:
+        """A tensor of a quantised checkpoint that stands for all parts together."""
+        assert self.incoming is not None
+        if self.merged is None:
+            self.merged = IncomingWeight(self.device)
+            for part in self.incoming:
+                part.came_merged = True
+        self.merged.take(name, tensor)
+
     def shards(self, parameter: Tensor) -> tuple[Tensor, ...]:
         """Views of `parameter` (weight or bias), one a merged layer."""
         return torch.split(parameter, self.shard_sizes)
@@ -82,5 +142,5 @@ class LMHead(Linear):
         self.weight = embedding
 
 
-def _parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+def _parameter(*shape: int, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, device=device), requires_grad=False)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.layers.linear import MergedLinear
+from specengine.layers.linear import IncomingWeight, Linear, MergedLinear
 from specengine.layers.norm import Norm
 
 PackedModules = Mapping[str, Sequence[str]]
+# A parameter, or what collects the tensors that stand for one in a quantised checkpoint.
+Place = Tensor | IncomingWeight
 
 # Tables that old checkpoints carry and every model computes for itself.
 _COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
@@ -51,6 +53,9 @@ def unpacked(
         if path not in merged:
             yield name, tensor
             continue
+        if kind != "bias" and merged[path].incoming is not None:
+            merged[path].take_merged(name, tensor)
+            continue
         parent, _, leaf = path.rpartition(".")
         sizes = merged[path].shard_sizes
         if tensor.shape[0] != sum(sizes):
@@ -87,13 +92,18 @@ def halved(
     order = torch.cat((pairs, torch.arange(rotary_dim, head_dim)))
     for name, tensor in weights:
         if name.split(".")[-2:-1] in (["q_proj"], ["k_proj"]):
+            if tensor.dtype not in _WEIGHTS or not name.endswith((".weight", ".bias")):
+                raise ModelLoadError(
+                    f"tensor {name} is quantised, and rows of this family's q and k stand in "
+                    "rotary pairs, which only weights in floating point are taken out of"
+                )
             heads = tensor.view(-1, head_dim, *tensor.shape[1:])
             tensor = heads[:, order].reshape(tensor.shape)
         yield name, tensor
 
 
 def fill_places(
-    places: Mapping[str, Tensor],
+    places: Mapping[str, Place],
     weights: Iterable[tuple[str, Tensor]],
     model_name: str,
     ignored: Sequence[str] = (),
@@ -103,6 +113,12 @@ def fill_places(
     for name, tensor in weights:
         if name.startswith(ignored) or name.endswith(_COMPUTED):
             continue
+        weight_name = name.rpartition(".")[0] + ".weight"
+        collector = None if name.endswith(".bias") else places.get(weight_name)
+        if isinstance(collector, IncomingWeight):
+            collector.take(name, tensor)
+            missing.discard(weight_name)
+            continue
         if name not in places:
             raise ModelLoadError(
                 f"unexpected tensor {name} {list(tensor.shape)}: {model_name} has no such "
@@ -110,33 +126,49 @@ def fill_places(
             )
         _copy(name, tensor, places[name])
         missing.discard(name)
+    missing = {name for name in missing if not _came_merged(places[name])}
     if missing:
         raise ModelLoadError(_missing_message(sorted(missing)))
 
 
-def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Tensor]:
+def _came_merged(place: Place) -> bool:
+    return isinstance(place, IncomingWeight) and place.came_merged
+
+
+def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
     """Checkpoint name -> the parameter, or the part of a merged one, that it fills. A parameter
     that two modules share is filled under its first name."""
-    places: dict[str, Tensor] = {}
+    places: dict[str, Place] = {}
     shared: set[int] = set()
     for path, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
             if id(parameter) in shared:
                 continue
             shared.add(id(parameter))
+            parent, _, leaf = path.rpartition(".")
             if isinstance(module, MergedLinear):
-                parent, _, leaf = path.rpartition(".")
-                parts = zip(packed[leaf], module.shards(parameter), strict=True)
+                parts = zip(packed[leaf], _views(module, kind, parameter), strict=True)
                 places |= {f"{parent}.{part}.{kind}": view for part, view in parts}
+            elif isinstance(module, Linear):
+                places[f"{path}.{kind}"] = _views(module, kind, parameter)[0]
             else:
                 places[f"{path}.{kind}"] = parameter
     return places
 
 
-def _copy(name: str, tensor: Tensor, place: Tensor) -> None:
+def _views(module: Linear, kind: str, parameter: Tensor) -> Sequence[Place]:
+    """What each part of a linear layer fills."""
+    if kind == "weight" and module.incoming is not None:
+        return module.incoming
+    return module.shards(parameter) if isinstance(module, MergedLinear) else [parameter]
+
+
+def _copy(name: str, tensor: Tensor, place: Place) -> None:
+    assert isinstance(place, Tensor), "a collector takes all tensors of its layer"
     if tensor.dtype not in _WEIGHTS:
         raise ModelLoadError(
-            f"tensor {name} has type {tensor.dtype}; quantised checkpoints are not supported"
+            f"tensor {name} has type {tensor.dtype}, and config.json names no quantisation of it; "
+            "without its scales it is no weight"
         )
     if tensor.shape != place.shape:
         raise ModelLoadError(

@@ -39,14 +39,17 @@ class WholeStack:
         """[T, H], the stream before the first layer -> behind the last. Outputs of
         batch.capture_layers are left on the batch. None, and nothing done, where layers have to run
         one by one."""
-        is_packed = self.layers[0].self_attn.o_proj.kernel is not None
-        if not len(hidden) or not self.takes_layers or is_packed or batch.compiles:
+        if not len(hidden) or not self.takes_layers or batch.compiles:
+            return None
+        if not all(layer.is_plain for layer in self.layers):
             return None
         paged = batch.attn_backend.paged_batch(batch)
         if paged is None or not decoder_stack.fits(hidden, self.shape, paged):
             return None
         attention = [layer.self_attn.attn for layer in self.layers]
         buffers = [batch.token_to_kv_pool.get_kv_buffer(one.layer_id) for one in attention]
+        if buffers[0][0].dtype != hidden.dtype:  # KV in FP8
+            return None
         kv = StackKV([k for k, _ in buffers], [v for _, v in buffers], batch.out_cache_loc)
         out = decoder_stack.decoder_stack(hidden, self._weights(), kv, paged, batch.capture_layers)
         batch.captured.extend(map(self.spec.true_stream, out.captured))

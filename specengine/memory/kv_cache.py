@@ -43,7 +43,11 @@ class MHATokenToKVPool:
         layers = range(shape.num_layers)
         self._k = [_zeros(size, shape.dtype, device) for _ in layers]
         self._v = [_zeros(size, shape.dtype, device) for _ in layers]
-        self._buffers = KVBuffers.of([*self._k, *self._v])
+        # Moving does not look at values, and PyTorch moves no FP8.
+        is_fp8 = shape.dtype.itemsize == 1
+        self._buffers = KVBuffers.of(
+            [one.view(torch.uint8) if is_fp8 else one for one in [*self._k, *self._v]]
+        )
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, each [S, num_kv_heads, head_dim]."""

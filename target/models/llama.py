@@ -174,7 +174,7 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head.tie(self.model.embed_tokens.weight)
         head_spec = HeadSpec(self.multipliers(config).logits, self.logits_softcap(config))
         self.head = Head(self.lm_head, head_spec)
-        device = self.lm_head.plain.device
+        device = self.lm_head.device
         log_refusals(FAST_PATHS, specs, device)
         log_refusals(FAST_HEADS, [self.head.spec], device)
 

@@ -11,7 +11,7 @@ from specengine.cli.args import SAMPLING_HELP
 from specengine.cli.main import COMMANDS, build_parser
 from specengine.core.config_sources import config_options
 from specengine.core.options import options_of
-from specengine.core.registry import ATTENTION_BACKENDS, VERIFIERS
+from specengine.core.registry import ATTENTION_BACKENDS, LOAD_QUANTIZATIONS, VERIFIERS
 from specengine.core.sampling import SamplingParams
 from specengine.lab.generate.config import GenerationConfig
 
@@ -36,7 +36,11 @@ def lines() -> Iterator[str]:
 
 def registered(metavar: str) -> str:
     """Choices, those of a registry as one: what is registered adds to them."""
-    for name, registry in (("RULE", VERIFIERS), ("BACKEND", ATTENTION_BACKENDS)):
+    for name, registry in (
+        ("RULE", VERIFIERS),
+        ("BACKEND", ATTENTION_BACKENDS),
+        ("METHOD", ["int4", *LOAD_QUANTIZATIONS]),
+    ):
         metavar = metavar.replace(",".join(registry), f"any {name}")
     return metavar
 

@@ -105,6 +105,6 @@ def test_a_wrong_shape_is_named() -> None:
 @pytest.mark.parametrize("width", [4, 2], ids=["whole", "packed"])
 def test_quantised_weights_are_refused_by_name(dtype: torch.dtype, width: int) -> None:
     weights = _checkpoint() | {"attn.k_proj.weight": torch.zeros(2, width).to(dtype)}
-    message = rf"attn\.k_proj\.weight has type {dtype}; quantised checkpoints are not supported"
+    message = rf"attn\.k_proj\.weight has type {dtype}, and config.json names no quantisation"
     with pytest.raises(ModelLoadError, match=message):
         load_weights(_Model(), weights.items(), PACKED)

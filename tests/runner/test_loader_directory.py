@@ -120,7 +120,7 @@ def test_weights_of_another_shape_are_named(directory: Path) -> None:
     [
         ({"architectures": ["OPTForCausalLM"]}, "OPTForCausalLM is not supported"),
         ({"model_type": "no-such-model"}, "cannot be used"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq"),
+        ({"quantization_config": {"quant_method": "gguf"}}, "quantised by gguf are not supported"),
         ({"quantization_config": {"bits": 4}}, "quantised by a method unnamed"),
         ({"compression_config": {"quant_method": "sparseml"}}, "quantised by sparseml"),
         ({"model_type": "no-such-model"}, "known: LlamaForCausalLM, MistralForCausalLM"),

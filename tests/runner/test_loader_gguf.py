@@ -95,9 +95,15 @@ def _small_model(architecture: str, **options: Any) -> Any:
     return model_class(config).eval()
 
 
-def _write(path: Path, arch: str, model: Any, extra: dict[str, Any] | None = None) -> None:
+def _write(
+    path: Path,
+    arch: str,
+    model: Any,
+    extra: dict[str, Any] | None = None,
+    kinds: dict[str, Any] | None = None,
+) -> None:
     """The model as converters write it, the head left out where it is tied; `extra` are metadata
-    without the architecture's prefix, or tensors."""
+    without the architecture's prefix, or tensors. kinds: part of a name -> type of the tensor."""
     writer = gguf.GGUFWriter(path, arch)
     config = model.config
     format = FORMATS.get(type(model).__name__)
@@ -120,7 +126,12 @@ def _write(path: Path, arch: str, model: Any, extra: dict[str, Any] | None = Non
         heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
         if heads and (format is None or format.has_rotary_pairs):
             tensor = _permute(tensor, heads)
-        writer.add_tensor(_gguf_name(name, format), tensor.numpy())
+        kind = next((kind for part, kind in (kinds or {}).items() if part in name), None)
+        if kind is None:
+            writer.add_tensor(_gguf_name(name, format), tensor.numpy())
+        else:
+            packed = gguf.quants.quantize(tensor.numpy(), kind)
+            writer.add_tensor(_gguf_name(name, format), packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -52,11 +52,12 @@ def small_config(family: str, **fields: Any) -> Any:
     return reference_class(family).config_class(**given)
 
 
-def save_small_model(family: str, folder: Path, seed: int) -> Path:
-    """Weights and configuration. Norms and biases differ from each other, as trained ones do."""
+def save_small_model(family: str, folder: Path, seed: int, **fields: Any) -> Path:
+    """Weights and configuration; fields as in small_config. Norms and biases differ from each
+    other, as trained ones do."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = reference_class(family)(small_config(family)).eval().float()
+        model = reference_class(family)(small_config(family, **fields)).eval().float()
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.data += torch.randn_like(parameter) * 0.2

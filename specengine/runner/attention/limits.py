@@ -17,7 +17,10 @@ def check_layers(
     """Raises ConfigError where the backend lacks a layer's head size, or the KV's dtype."""
     limits = backend.limits
     name = str(dtype).removeprefix("torch.")
-    if limits.dtypes is not None and layers and dtype not in limits.dtypes:
+    if dtype == torch.float8_e4m3fn:
+        if not limits.fp8_kv:
+            raise _refused(backend, "reads no KV in FP8; leave out --kv-cache-dtype fp8")
+    elif limits.dtypes is not None and layers and dtype not in limits.dtypes:
         raise _refused(backend, f"does not compute in {name}; use --dtype bfloat16")
     for layer in layers:
         if limits.head_dims is not None and layer.head_dim not in limits.head_dims:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.kv.fp8_rows import read_rows
 from specengine.runner.attention.torch_dense import attend
 from specengine.runner.attention.torch_masks import additive, visible_BQK
 
@@ -25,9 +26,9 @@ class PaddedAttention:
     real: Tensor | None = None  # int64 [T], the padded queries that are rows of q
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
-    def gather(self, cache: Tensor) -> Tensor:
+    def gather(self, cache: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, num_kv_heads, K, head_dim]"""
-        rows = cache.index_select(0, self.slots)
+        rows = read_rows(cache, self.slots, dtype)
         return rows.view(len(self.prefix_B), -1, *cache.shape[1:]).transpose(1, 2)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -46,7 +47,7 @@ class PaddedAttention:
         return self.masks[window, dtype]
 
     def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-        k, v = self.gather(k_cache), self.gather(v_cache)
+        k, v = self.gather(k_cache, q.dtype), self.gather(v_cache, q.dtype)
         mask = self.mask(layer.sliding_window, q.dtype)
         batch_size, num_queries = self.depths_BQ.shape
         if num_queries == 1:

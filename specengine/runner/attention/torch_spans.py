@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.kernels.kv.fp8_rows import read_rows
 from specengine.runner.attention.torch_dense import attend
 from specengine.runner.attention.torch_masks import additive, visible_BQK
 
@@ -33,12 +34,12 @@ class Span:
         begin = 0 if window is None else max(0, self.prefix_len - window + 1)
         return slice(begin, len(self.slots))
 
-    def gather(self, cache: Tensor, keys: slice) -> Tensor:
-        """[1, num_kv_heads, K, head_dim]; a view where the slots are contiguous."""
+    def gather(self, cache: Tensor, keys: slice, dtype: torch.dtype) -> Tensor:
+        """[1, num_kv_heads, K, head_dim]; a view where the slots are contiguous and of `dtype`."""
         if self.first_slot is not None:
-            rows = cache[self.first_slot + keys.start : self.first_slot + keys.stop]
+            rows = cache[self.first_slot + keys.start : self.first_slot + keys.stop].to(dtype)
         else:
-            rows = cache.index_select(0, self.slots[keys])
+            rows = read_rows(cache, self.slots[keys], dtype)
         return rows.transpose(0, 1).unsqueeze(0)
 
     def mask(self, window: int | None, keys: slice, dtype: torch.dtype) -> Tensor:
@@ -59,7 +60,7 @@ class Span:
     def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, layer: AttentionLayer) -> Tensor:
         """q [Q, num_heads, head_dim], this request's rows -> the same shape."""
         keys = self.keys(layer.sliding_window)
-        k, v = self.gather(k_cache, keys), self.gather(v_cache, keys)
+        k, v = self.gather(k_cache, keys, q.dtype), self.gather(v_cache, keys, q.dtype)
         if self.num_queries == 1 and not self.num_past:
             return _attend_one(q, k, v, layer)
         is_causal = self.prefix_len == 0 and self.tree_mask_QN is None

@@ -23,7 +23,7 @@ class TritonAttentionBackend:
     """
 
     name = "triton"
-    limits = AttentionLimits(softcap=True, first_keys=True, precompiles=True)
+    limits = AttentionLimits(softcap=True, fp8_kv=True, first_keys=True, precompiles=True)
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)

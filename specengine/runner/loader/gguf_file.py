@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         """Rows first, as in PyTorch (the file stores the fastest dimension first)."""
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
+
+    def blocks(self, name: str, kinds: Collection[str]) -> tuple[str, Tensor] | None:
+        """The type of a matrix, in lower case, and its bytes, uint8 [rows, bytes], where it is one
+        of `kinds`."""
+        tensor = self._tensors[name]
+        kind = str(tensor.tensor_type.name).lower()
+        if kind not in kinds or len(tensor.shape) != 2:
+            return None
+        return kind, torch.from_numpy(np.array(tensor.data)).view(self.shape(name)[0], -1)
 
     def dequantized(self, name: str) -> Tensor:
         """A tensor in float32, from any type of the file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
@@ -30,6 +30,7 @@ _BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 # Rotary factors belong to the configuration (gguf_config).
+_EMBEDDING = "token_embd.weight"
 _NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
 
 
@@ -53,8 +54,12 @@ def unpermute(rows: Tensor, num_heads: int) -> Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
 
 
-def iterate_gguf_weights(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, float32 tensor) of every weight in the file."""
+def iterate_gguf_weights(
+    file: GgufFile, kept: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, float32 tensor) of every weight in the file. kept: types whose matrices
+    come as they are, uint8 [rows, bytes], the type in place of `weight` in their names; not of the
+    embedding, of which rows are looked up."""
     heads = {"attn_q": _heads(file, "head_count")}
     heads["attn_k"] = _heads(file, "head_count_kv", heads["attn_q"])
     format = find_gguf_format(file)[1]
@@ -66,7 +71,10 @@ def iterate_gguf_weights(file: GgufFile) -> Iterator[tuple[str, Tensor]]:
             raise ModelLoadError(
                 f"{file.path}: unexpected tensor {name} for architecture {file.architecture!r}"
             )
-        tensor = file.dequantized(name)
+        found = None if name == _EMBEDDING else file.blocks(name, kept)
+        tensor = file.dequantized(name) if found is None else found[1]
+        if found is not None:
+            target = f"{target.removesuffix('weight')}{found[0]}"
         kind = name.split(".")[-2]
         in_pairs = format.has_rotary_pairs and kind in heads
         yield target, unpermute(tensor, heads[kind]) if in_pairs else tensor

@@ -25,15 +25,22 @@ def read_config(directory: Path) -> Any:
         config = make_config(fields)
     except Exception as error:
         raise ModelLoadError(f"{directory / 'config.json'} cannot be used: {error}") from error
-    quantised = fields.get("quantization_config") or fields.get("compression_config")
-    if quantised:
-        named = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        method = named or "a method unnamed"
-        raise ModelLoadError(
-            f"{directory} holds weights quantised by {method}, which is not supported; use the "
-            "unquantised model, with --quantization int8 or int4 on CPU"
-        )
     return config
+
+
+def read_quantization(directory: Path) -> dict[str, Any]:
+    """What a directory says of quantised weights, with `quant_method`; empty for none. ModelOpt's
+    checkpoints may say it in hf_quant_config.json alone."""
+    fields = _read_json(directory / "config.json")
+    for holder in (fields, fields.get("text_config")):
+        if isinstance(holder, dict):
+            found = holder.get("quantization_config") or holder.get("compression_config")
+            if isinstance(found, dict):
+                return found
+    path = directory / "hf_quant_config.json"
+    if not path.is_file():
+        return {}
+    return {"quant_method": "modelopt", **_read_json(path)}
 
 
 def read_eos_token_ids(directory: Path, config: Any) -> frozenset[int]:

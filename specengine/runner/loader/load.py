@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -11,12 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError, OutOfMemoryError
+from specengine.core.errors import ConfigError, ModelLoadError, OutOfMemoryError
+from specengine.core.registry import LOAD_QUANTIZATIONS, load_place
+from specengine.layers.linear import deferred_weights
 from specengine.layers.linear_cpu import pack_linears
+from specengine.layers.quantization.gguf import KEPT
+from specengine.layers.quantization.linears import (
+    close_linears,
+    fill_linears,
+    make_quantization,
+    open_linears,
+)
+from specengine.layers.quantization.method import Quantization
 from specengine.runner.loader.dummy import fill_with_random
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights
 from specengine.runner.loader.hf_directory import iterate_safetensors
+from specengine.runner.loader.kv_scales import KvScales
 from specengine.runner.loader.language_part import language_tensors
 from specengine.runner.loader.model_source import ModelSource
 
@@ -31,23 +42,63 @@ def load_model(
     quantization: str | None = None,
     seed: int = 0,
     context_length: int | None = None,
+    fp8_kv: bool = False,
 ) -> nn.Module:
     """Build the model, fill its weights and pack them for the device.
 
     find_model_class: architecture names -> model class (target.registry, handed in by the engine).
     seed: of dummy weights. context_length: tokens that requests may have, which LongRoPE asks; None
-    is what the model was made for. Raises ModelLoadError, ConfigError or OutOfMemoryError.
+    is what the model was made for. fp8_kv: K and V will be kept in FP8, with the scales of the
+    files. Raises ModelLoadError, ConfigError or OutOfMemoryError.
     """
     model_class = model_class_of(source, find_model_class)
+    method = quantization_of(source, quantization)
     with _out_of_memory_named(source, device), torch.no_grad():
-        with _tensors_are(dtype, device):
+        with _tensors_are(dtype, device), deferred_weights() if method else nullcontext():
             model = _build(model_class, _served(source, context_length))
+        if method is not None:
+            open_linears(model)
         if source.is_dummy:
             fill_with_random(model, seed)
+            if method is not None:
+                fill_linears(model, method, seed)
         else:
-            model.load_weights(iterate_weights(source))  # type: ignore[operator]
-        pack_linears(model, quantization)
+            scales = KvScales()
+            weights = scales.taken_from(iterate_weights(source, method))
+            model.load_weights(weights)  # type: ignore[operator]
+            if fp8_kv:
+                scales.apply(model)
+        if method is not None:
+            close_linears(model, method, dtype)
+        pack_linears(model, None if quantization in LOAD_QUANTIZATIONS else quantization)
     return model.eval()
+
+
+def quantization_of(source: ModelSource, wanted: str | None) -> Quantization | None:
+    """Of the files, or the one of LOAD_QUANTIZATIONS that is wanted of weights in floating point.
+    Raises ModelLoadError for a method that is not known, ConfigError where both are there."""
+    fields = source.quantization
+    if fields and wanted is not None and wanted != fields.get("quant_method"):
+        raise ConfigError(
+            f"--quantization {wanted}: the weights of {source.name} are quantised already, by "
+            f"{fields.get('quant_method')}; leave it out"
+        )
+    if fields:
+        return make_quantization(fields)
+    if wanted not in LOAD_QUANTIZATIONS:
+        return None
+    made: Quantization = load_place(LOAD_QUANTIZATIONS[wanted]).from_fields({})
+    if made.keeps_gguf and source.gguf_file is None:
+        return None  # a drafter beside a GGUF target
+    return made
+
+
+def check_quantization(source: ModelSource, wanted: str | None) -> None:
+    """Raises ConfigError where what --quantization asks for is not there in the target."""
+    if wanted not in LOAD_QUANTIZATIONS:
+        return
+    if load_place(LOAD_QUANTIZATIONS[wanted]).keeps_gguf and source.gguf_file is None:
+        raise ConfigError(f"--quantization {wanted}, but {source.name} is not a GGUF file")
 
 
 def model_class_of(source: ModelSource, find_model_class: FindModelClass) -> Any:
@@ -77,11 +128,14 @@ def _build(model_class: Any, source: ModelSource) -> nn.Module:
     return model
 
 
-def iterate_weights(source: ModelSource) -> Iterable[tuple[str, Tensor]]:
+def iterate_weights(
+    source: ModelSource, method: Quantization | None = None
+) -> Iterable[tuple[str, Tensor]]:
     """(checkpoint name, tensor on CPU) of every weight; for a source with files. Of a multimodal
     model those of its language part."""
     if source.gguf_file is not None:
-        return iterate_gguf_weights(GgufFile(source.gguf_file))
+        kept = KEPT if method is not None and method.keeps_gguf else ()
+        return iterate_gguf_weights(GgufFile(source.gguf_file), kept)
     assert source.directory is not None
     return language_tensors(iterate_safetensors(source.directory), source.hf_config)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ class ModelSource:
     """Files of a model: exactly one of `directory`, `gguf_file` and `is_shape` is set.
 
     With `is_dummy` the weights are random, and only configuration and tokenizer are read.
+    quantization: what the files say of quantised weights (`quant_method` …); empty for none.
     """
 
     name: str
@@ -22,6 +23,7 @@ class ModelSource:
     gguf_file: Path | None = None
     is_dummy: bool = False
     eos_token_ids: frozenset[int] = frozenset()
+    quantization: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_shape(self) -> bool:

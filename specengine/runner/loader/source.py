@@ -12,7 +12,11 @@ from specengine.runner.loader.builtin import BUILTIN_MODELS, BuiltinModel
 from specengine.runner.loader.gguf_config import eos_token_ids, gguf_hf_config
 from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.hf_config import make_config
-from specengine.runner.loader.hf_directory import read_config, read_eos_token_ids
+from specengine.runner.loader.hf_directory import (
+    read_config,
+    read_eos_token_ids,
+    read_quantization,
+)
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.model_source import ModelSource
 
@@ -68,7 +72,10 @@ def _directory(directory: Path, name: str) -> ModelSource:
         return _file(gguf_files[0])
     hf_config = read_config(directory)
     eos = read_eos_token_ids(directory, hf_config)
-    return ModelSource(name, hf_config, directory=directory, eos_token_ids=eos)
+    quantization = read_quantization(directory)
+    return ModelSource(
+        name, hf_config, directory=directory, eos_token_ids=eos, quantization=quantization
+    )
 
 
 def _file(path: Path) -> ModelSource:

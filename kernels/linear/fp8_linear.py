@@ -1,0 +1,70 @@
+"""A linear layer with an FP8 weight."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.linear import fp8_linear_ref
+from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight
+
+MAX_FEW_ROWS = 64  # that Triton's kernel serves with one pass over the weight
+MAX_ROWS = 256  # up to which its passes cost less than a whole weight of 16 bits
+
+
+def fp8_linear(
+    x: Tensor, weight: Fp8Weight, bias: Tensor | None = None, *, backend: Backend = "auto"
+) -> Tensor:
+    """``round_input(x) @ w.T + bias`` with w and the rounding of x as `weight` states them.
+
+    x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
+    to MAX_FEW_ROWS rows are multiplied in Triton, more by PyTorch's scaled product where scales are
+    by row, and else with a weight that is dequantised for it.
+    """
+    if not use_triton(backend, x) or not len(x):
+        return fp8_linear_ref.fp8_linear(x, weight, bias)
+    from specengine.kernels.linear import dequantise_triton, fp8_linear_triton
+
+    if backend == "auto" and len(x) > MAX_FEW_ROWS:
+        if scales_product(x, weight):
+            return _scaled_product(x, weight, bias)
+        if len(x) > MAX_ROWS:
+            rounded = x if weight.input is None else _rounded(x, weight.input)
+            return F.linear(rounded, dequantise_triton.dequantise(weight, x.dtype), bias)
+    return fp8_linear_triton.fp8_linear(x.contiguous(), weight, bias)
+
+
+def scales_product(x: Tensor, weight: Fp8Weight) -> bool:
+    """Whether torch._scaled_mm can take them: a scale a row on both sides, whole 16 bytes."""
+    rows, columns = weight.shape
+    is_by_row = weight.columns >= columns and weight.rows in (1, rows)
+    aligned = rows % 16 == 0 and columns % 16 == 0
+    return weight.input is not None and is_by_row and aligned and x.dtype == torch.bfloat16
+
+
+def _scaled_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
+    assert weight.input is not None
+    codes, scale = quantise_rows(x, weight.input)
+    by_row = weight if weight.rows == 1 else weight.by_row()
+    out = torch._scaled_mm(
+        codes, by_row.codes.t(), scale, by_row.scale.view(1, -1), out_dtype=x.dtype
+    )
+    return out if bias is None else out + bias
+
+
+def _rounded(x: Tensor, form: Fp8Input) -> Tensor:
+    codes, scale = quantise_rows(x, form)
+    wide = codes.to(torch.float32).view(len(x), scale.shape[1], -1) * scale[:, :, None]
+    return wide.view(x.shape).to(x.dtype)
+
+
+def quantise_rows(x: Tensor, form: Fp8Input, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
+    """x: [T, K] -> codes float8_e4m3fn [T, K] and scales float32 [T, K / group], [T, 1] where the
+    whole row has one; x is about codes * scales. Values beyond the published scale are clipped."""
+    if use_triton(backend, x):
+        from specengine.kernels.linear import fp8_linear_triton
+
+        return fp8_linear_triton.quantise_rows(x, form)
+    return fp8_linear_ref.quantise_rows(x, form)

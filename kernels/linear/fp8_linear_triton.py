@@ -1,0 +1,206 @@
+"""Products with an FP8 weight in Triton, for few rows: the weight is read once for up to 64 rows
+and widened in registers. Codes of inputs are widened too, so products of codes are exact."""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight
+from specengine.kernels.linear.split_sum_triton import (
+    Tile,
+    counters_of,
+    partials_of,
+    rows_block,
+    store_sum,
+)
+
+
+@triton.jit
+def _quantise_kernel(
+    x_ptr,
+    given_ptr,
+    codes_ptr,
+    scale_ptr,
+    stride_x,
+    columns,
+    group,
+    HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program a group of columns of a row."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < group
+    start = part * group
+    x = tl.load(x_ptr + row.to(tl.int64) * stride_x + start + cols, mask=mask, other=0.0)
+    x = x.to(tl.float32)
+    if HAS_SCALE:
+        scale = tl.load(given_ptr)
+    else:
+        scale = tl.maximum(tl.max(tl.abs(x), axis=0) / 448.0, 1e-12)
+    codes = tl.minimum(tl.maximum(x / scale, -448.0), 448.0).to(codes_ptr.dtype.element_ty)
+    tl.store(codes_ptr + row.to(tl.int64) * columns + start + cols, codes, mask=mask)
+    tl.store(scale_ptr + row * tl.num_programs(1) + part, scale)
+
+
+def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
+    rows, columns = x.shape
+    group = columns if form.scale is not None else form.group or columns
+    parts = columns // group
+    codes = torch.empty((rows, columns), dtype=FP8, device=x.device)
+    scale = torch.empty((rows, parts), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(group)
+    _quantise_kernel[(rows, parts)](
+        x,
+        x if form.scale is None else form.scale,
+        codes,
+        scale,
+        x.stride(0),
+        columns,
+        group,
+        HAS_SCALE=form.scale is not None,
+        BLOCK=block,
+        num_warps=max(1, min(block // 512, 8)),
+    )
+    return codes, scale
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # one form for all numbers of rows
+def _fp8_kernel(
+    x_ptr,
+    x_scale_ptr,
+    codes_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    counters_ptr,
+    num_rows,
+    num_outs,
+    columns,
+    stride_x,
+    scale_rows,  # rows of the weight that share a scale
+    scale_parts,  # scales of such rows
+    WIDE: tl.constexpr,
+    HAS_INPUT_SCALE: tl.constexpr,
+    BY_BLOCK: tl.constexpr,  # 0, or the columns that share a scale: a multiple of BLOCK_K
+    INPUT_BY_BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_out, is_row = outs < num_outs, rows < num_rows
+    blocks = tl.cdiv(columns, BLOCK_K)
+    share = tl.cdiv(blocks, SPLITS)
+    first = tl.program_id(2) * share
+    last = tl.minimum(first + share, blocks)
+    weights = codes_ptr + outs[:, None].to(tl.int64) * columns
+    inputs = x_ptr + rows[None, :].to(tl.int64) * stride_x
+    w_scales = scale_ptr + (outs // scale_rows) * scale_parts
+    x_scales = x_scale_ptr + rows * (tl.cdiv(columns, BY_BLOCK) if INPUT_BY_BLOCK else 1)
+    sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    for block in range(first, last):
+        cols = block * BLOCK_K + tl.arange(0, BLOCK_K)
+        is_col = cols < columns
+        w = tl.load(weights + cols[None, :], mask=is_out[:, None] & is_col[None, :], other=0.0)
+        x = tl.load(inputs + cols[:, None], mask=is_col[:, None] & is_row[None, :], other=0.0)
+        part = tl.dot(w.to(WIDE), x.to(WIDE), input_precision="ieee")
+        if BY_BLOCK:
+            place = block * BLOCK_K // BY_BLOCK
+            part *= tl.load(w_scales + place, mask=is_out, other=0.0)[:, None]
+            if INPUT_BY_BLOCK:
+                part *= tl.load(x_scales + place, mask=is_row, other=0.0)[None, :]
+        sums += part
+    if not BY_BLOCK:
+        sums *= tl.load(w_scales, mask=is_out, other=0.0)[:, None]
+    if HAS_INPUT_SCALE and not INPUT_BY_BLOCK:
+        sums *= tl.load(x_scales, mask=is_row, other=0.0)[None, :]
+    store_sum(
+        sums,
+        bias_ptr,
+        out_ptr,
+        partial_ptr,
+        counters_ptr,
+        outs,
+        rows,
+        num_outs,
+        num_rows,
+        HAS_BIAS,
+        SPLITS,
+    )
+
+
+def tile_for(outs: int, columns: int) -> Tile:
+    """Not measured yet (benchmarks/kernels/quantised.py sweeps): enough programs for 132
+    multiprocessors, enough bytes in flight in each."""
+    if outs >= 16384:
+        return Tile(64, 128, 1, 4, 4)
+    return Tile(32, 128, 1 if outs >= 6144 else 2, 4, 4)
+
+
+def fp8_linear(
+    x: Tensor, weight: Fp8Weight, bias: Tensor | None, tile: Tile | None = None
+) -> Tensor:
+    num_rows, columns = x.shape
+    num_outs = weight.shape[0]
+    tile = tile or tile_for(num_outs, columns)
+    out = torch.empty((num_rows, num_outs), dtype=x.dtype, device=x.device)
+    inputs, scale, wide = x, None, x.dtype
+    if weight.input is not None:
+        inputs, scale = quantise_rows(x, weight.input)
+        # Codes are float16 numbers, and float16 is what the processor widens them to.
+        wide = torch.float32 if x.dtype == torch.float32 else torch.float16
+    by_block = weight.columns if weight.columns < columns else 0
+    block_k = min(tile.columns, by_block) if by_block else tile.columns
+    block_t = rows_block(num_rows)
+    grid = triton.cdiv(num_outs, tile.outs), triton.cdiv(num_rows, block_t), tile.splits
+    dependent = has_dependent_launch(x)
+    _fp8_kernel[grid](
+        inputs,
+        weight.scale if scale is None else scale,
+        weight.codes,
+        weight.scale,
+        weight.scale if bias is None else bias,
+        out,
+        partials_of(tile.splits, num_rows, num_outs, x.device),
+        counters_of(x.device),
+        num_rows,
+        num_outs,
+        columns,
+        inputs.stride(0),
+        weight.rows,
+        weight.scale.shape[1],
+        WIDE=_TYPES[wide],
+        HAS_INPUT_SCALE=scale is not None,
+        BY_BLOCK=by_block,
+        INPUT_BY_BLOCK=scale is not None and scale.shape[1] > 1,
+        HAS_BIAS=bias is not None,
+        DEPENDENT=dependent,
+        BLOCK_N=tile.outs,
+        BLOCK_T=block_t,
+        BLOCK_K=block_k,
+        SPLITS=tile.splits,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return out
+
+
+_TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -1,0 +1,30 @@
+"""A linear layer whose weight has 4 or 8 bits, and whose input has not."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from specengine.kernels.dispatch import Backend, use_triton
+from specengine.kernels.linear import int_linear_ref
+from specengine.kernels.linear.quantised import IntWeight
+
+MAX_ROWS = 128  # up to which Triton's passes cost less than a whole weight of 16 bits
+
+
+def int_linear(
+    x: Tensor, weight: IntWeight, bias: Tensor | None = None, *, backend: Backend = "auto"
+) -> Tensor:
+    """``x @ w.T + bias`` with w as `weight` states it.
+
+    x: [T, K], bias: [N] or None -> [T, N] of x's dtype. Sums are float32. Any device. On a GPU, up
+    to MAX_ROWS rows are multiplied in Triton, more with a weight that is dequantised for it.
+    """
+    if not use_triton(backend, x) or not len(x):
+        return int_linear_ref.int_linear(x, weight, bias)
+    from specengine.kernels.linear import dequantise_triton, int_linear_triton
+
+    if backend == "auto" and len(x) > MAX_ROWS:
+        x = x if weight.order is None else x.index_select(1, weight.order)
+        return F.linear(x, dequantise_triton.dequantise(weight, x.dtype), bias)
+    return int_linear_triton.int_linear(x.contiguous(), weight, bias)

@@ -1,0 +1,39 @@
+"""MXFP4 (OCP Microscaling Formats 1.0, 2023): 32 neighbours of 4 bits (e2m1) share a power of 2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 32
+_BIAS = 127
+_MAX_EXPONENT = 2  # of e2m1: its largest value is 6 = 1.5 * 2 ** 2
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# Between two magnitudes lies what is rounded to the one whose last bit is 0.
+_MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+
+
+def dequantise(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """blocks: uint8 [..., G, 16], two codes a byte, the first in the low bits; a code is a sign and
+    three bits of magnitude. scales: uint8 [..., G], exponents + 127 -> [..., 32 G] of `dtype`."""
+    values = torch.tensor(_MAGNITUDES, device=blocks.device)
+    codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2)
+    signed = values[(codes & 7).long()] * torch.where(codes >= 8, -1.0, 1.0)
+    exponents = scales.to(torch.int32) - _BIAS
+    return torch.ldexp(signed, exponents.unsqueeze(-1)).flatten(-2).to(dtype)
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse, to the nearest, ties to even: [..., 32 G] -> blocks and scales. What lies beyond
+    a block's largest value, 6 * 2 ** e, is clipped, as the specification has it."""
+    groups = weight.float().view(*weight.shape[:-1], -1, BLOCK)
+    largest = groups.abs().amax(-1)
+    exponents = torch.where(largest > 0, torch.frexp(largest)[1] - 1, 0) - _MAX_EXPONENT
+    exponents = exponents.clamp(-_BIAS, _BIAS)
+    scaled = torch.ldexp(groups, -exponents.unsqueeze(-1))
+    magnitude = torch.bucketize(scaled.abs(), torch.tensor(_MIDDLES, device=weight.device))
+    ties = torch.isin(scaled.abs(), torch.tensor(_MIDDLES[1::2], device=weight.device))
+    magnitude = (magnitude + ties).to(torch.uint8)  # bucketize leaves ties below
+    codes = magnitude | ((scaled < 0).to(torch.uint8) << 3)
+    blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+    return blocks, (exponents + _BIAS).to(torch.uint8)

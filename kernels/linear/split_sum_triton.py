@@ -1,0 +1,85 @@
+"""How the parts of a product meet that several programs computed, in a fixed order."""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_GROUPS = 16384  # tiles of outputs x rows that may be split
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shape of one program: outputs, columns an iteration, parts of the columns, warps, and
+    iterations whose loads are in flight. The order of a row's sum follows from columns and splits:
+    they depend on the weight alone, never on the rows at hand."""
+
+    outs: int
+    columns: int
+    splits: int
+    warps: int
+    stages: int
+
+
+@cache
+def counters_of(device: torch.device) -> Tensor:
+    """int32 zeros, which every kernel leaves as zeros. One stream at a time may use them."""
+    return torch.zeros(MAX_GROUPS, dtype=torch.int32, device=device)
+
+
+def partials_of(splits: int, rows: int, outs: int, device: torch.device) -> Tensor:
+    """float32 [splits, rows, outs]; hardly anything where nothing is split."""
+    size = (splits, rows, outs) if splits > 1 else (1,)
+    return torch.empty(size, dtype=torch.float32, device=device)
+
+
+def rows_block(rows: int, most: int = 64) -> int:
+    return int(max(16, min(triton.next_power_of_2(rows), most)))
+
+
+@triton.jit
+def store_sum(
+    sums,  # float32 [outs, rows], of this program's share
+    bias_ptr,
+    out_ptr,
+    partial_ptr,
+    counters_ptr,
+    outs,
+    rows,
+    num_outs,
+    num_rows,
+    HAS_BIAS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Write sums + bias at out[rows, outs]; of several shares the last to arrive does, and adds
+    them in their order."""
+    is_out, is_row = outs < num_outs, rows < num_rows
+    cells = rows[None, :].to(tl.int64) * num_outs + outs[:, None]
+    mask = is_out[:, None] & is_row[None, :]
+    is_last = True
+    if SPLITS > 1:
+        share = tl.program_id(2)
+        size = num_rows.to(tl.int64) * num_outs
+        tl.store(partial_ptr + share * size + cells, sums, mask=mask)
+        counter = counters_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        # Every thread's stores must be out before the count says so.
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+        if is_last:
+            tl.store(counter, 0)
+            sums = tl.load(partial_ptr + cells, mask=mask, other=0.0, cache_modifier=".cg")
+            for other in range(1, SPLITS):
+                place = partial_ptr + other * size + cells
+                sums += tl.load(place, mask=mask, other=0.0, cache_modifier=".cg")
+    if is_last:
+        if HAS_BIAS:
+            sums += tl.load(bias_ptr + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
+        tl.store(out_ptr + cells, sums.to(out_ptr.dtype.element_ty), mask=mask)

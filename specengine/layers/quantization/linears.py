@@ -1,0 +1,163 @@
+"""From the tensors of a checkpoint to linear layers that multiply with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specengine.core.errors import ModelLoadError
+from specengine.core.registry import QUANTIZATIONS, load_place
+from specengine.kernels.linear.fp8_linear import fp8_linear
+from specengine.kernels.linear.int_linear import int_linear
+from specengine.kernels.linear.quantised import Fp8Weight, IntWeight, join_fp8, join_int
+from specengine.layers.linear import IncomingWeight, Linear, LMHead
+from specengine.layers.quantization.method import (
+    LayerTensors,
+    QuantisedWeight,
+    Quantization,
+)
+
+Part = QuantisedWeight | Tensor
+
+
+def make_quantization(fields: dict[str, Any]) -> Quantization:
+    """The method that `quantization_config` names. Raises ModelLoadError."""
+    name = fields.get("quant_method")
+    if name not in QUANTIZATIONS:
+        raise ModelLoadError(
+            f"weights quantised by {name or 'a method unnamed'} are not supported; known: "
+            f"{', '.join(QUANTIZATIONS)}. Take one of those, or the unquantised model"
+        )
+    made: Quantization = load_place(QUANTIZATIONS[name]).from_fields(fields)
+    return made
+
+
+class QuantisedLinear:
+    """A linear layer's kernel: one product, or several of one input whose outputs stand side by
+    side, where their weights could not be joined."""
+
+    def __init__(self, parts: Sequence[Part], bias: Tensor | None) -> None:
+        self.parts = list(parts)
+        sizes = [part.shape[0] for part in self.parts]
+        self.biases = [None] * len(sizes) if bias is None else list(torch.split(bias, sizes))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        pairs = zip(self.parts, self.biases, strict=True)
+        outputs = [_multiply(x, part, bias) for part, bias in pairs]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what a product reads."""
+        return sum(_bytes(part) for part in self.parts)
+
+    @property
+    def num_elements(self) -> int:
+        return sum(part.shape[0] * part.shape[1] for part in self.parts)
+
+
+def open_linears(model: nn.Module) -> None:
+    """Let each linear layer whose weight was deferred collect what the checkpoint has for it."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.weight is not None and module.weight.is_meta:
+            module.incoming = [IncomingWeight(module.device) for _ in module.part_sizes]
+
+
+def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) -> None:
+    """Make of what was collected the weights: dequantised ones of `dtype` where `wants_dense`, else
+    what the products of kernels/linear read. Raises ModelLoadError, naming a tensor that is
+    missing, unexpected or of the wrong type or shape."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.incoming is not None:
+            parts = _read_parts(module, method, dtype)
+            module.incoming = None
+            if wants_dense(module.device) or all(isinstance(one, Tensor) for one in parts):
+                plain = torch.cat([_dense(one).to(dtype) for one in parts])
+                module.weight = nn.Parameter(plain, requires_grad=False)
+            else:
+                module.use_kernel(QuantisedLinear(parts, module.bias))
+
+
+def wants_dense(device: torch.device) -> bool:
+    """A CPU has no kernels that multiply with what checkpoints hold: dense weights are faster."""
+    return device.type == "cpu"
+
+
+def fill_linears(model: nn.Module, method: Quantization, seed: int) -> None:
+    """Random tensors of the method in place of a checkpoint's; heads stay in floating point."""
+    for module in model.modules():
+        if isinstance(module, Linear) and module.incoming is not None:
+            generator = torch.Generator(module.device).manual_seed(seed)
+            seed += 1
+            for part, rows in zip(module.incoming, module.part_sizes, strict=True):
+                part.name = type(module).__name__
+                shape = rows, module.in_features
+                if _keeps_precision(module):
+                    part.tensors = {"weight": _normal(*shape, generator)}
+                else:
+                    part.tensors = method.random(*shape, generator)
+
+
+def _normal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    made = torch.empty(rows, columns, device=generator.device)
+    return made.normal_(0.0, 0.02, generator=generator)
+
+
+def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> list[Part]:
+    """One a part, or one of all, where they can be joined."""
+    assert module.incoming is not None
+    keeps = _keeps_precision(module)
+    parts = []
+    incoming, sizes = module.incoming, module.part_sizes
+    if module.merged is not None:
+        incoming, sizes, module.merged = [module.merged], [module.out_features], None
+    for part, rows in zip(incoming, sizes, strict=True):
+        layer = LayerTensors.of(part, rows, module.in_features)
+        part.tensors.clear()  # what is read is not kept twice
+        parts.append(_read_part(layer, method, dtype, keeps))
+    joined = _join(parts)
+    return parts if joined is None else [joined]
+
+
+def _keeps_precision(module: Linear) -> bool:
+    """Whether a layer in floating point stays so, whatever quantises the others: heads, routers."""
+    return isinstance(module, LMHead) or getattr(module, "keeps_precision", False)
+
+
+def _read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, keeps: bool) -> Part:
+    if not layer.is_plain:
+        made = method.read(layer)
+        layer.finish()
+        return made
+    weight = layer.shaped("weight", layer.rows, layer.columns)
+    layer.finish()
+    encoded = None if keeps else method.encode(weight)
+    return weight.to(dtype) if encoded is None else encoded
+
+
+def _join(parts: Sequence[Part]) -> Part | None:
+    if all(isinstance(one, Fp8Weight) for one in parts):
+        return join_fp8([one for one in parts if isinstance(one, Fp8Weight)])
+    if all(isinstance(one, IntWeight) for one in parts):
+        return join_int([one for one in parts if isinstance(one, IntWeight)])
+    return None
+
+
+def _multiply(x: Tensor, part: Part, bias: Tensor | None) -> Tensor:
+    if isinstance(part, Fp8Weight):
+        return fp8_linear(x, part, bias)
+    if isinstance(part, IntWeight):
+        return int_linear(x, part, bias)
+    return F.linear(x, part, bias)
+
+
+def _dense(part: Part) -> Tensor:
+    return part if isinstance(part, Tensor) else part.dequantised()
+
+
+def _bytes(part: Part) -> int:
+    return part.numel() * part.element_size() if isinstance(part, Tensor) else part.num_bytes

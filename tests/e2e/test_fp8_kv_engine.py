@@ -1,0 +1,114 @@
+"""K and V in FP8: drafts change no token, and the scales of a checkpoint are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.interfaces import AttentionLimits
+from specengine.layers.attention import attention_layers
+from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from tests.draft import eagle_checkpoints
+
+PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
+NGRAM: dict[str, Any] = {"algorithm": "NGRAM", "adaptive": False, "ngram_min_match": 1}
+SPECS = {
+    "chain": SpecConfig(**NGRAM, num_draft_tokens=6),
+    "tree": SpecConfig(**NGRAM, num_draft_tokens=10, ngram_branches=3),
+}
+
+
+def make(folder: Path, **flags: Any) -> LLM:
+    given = {"dtype": "float32", "max_total_tokens": 2048, "kv_cache_dtype": "fp8"}
+    return LLM(str(folder), **given | flags)
+
+
+def greedy(llm: LLM) -> list[list[int]]:
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    return [one.token_ids for one in llm.generate(PROMPTS, params)]
+
+
+@pytest.fixture(scope="module")
+def scaled(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with scales under each of their names."""
+    folder = tmp_path_factory.mktemp("scaled")
+    for path in small_models["llama"].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    layer = "model.layers.{}.self_attn."
+    tensors |= {
+        layer.format(0) + "k_scale": torch.tensor(0.02),
+        layer.format(0) + "attn.v_scale": torch.tensor([0.03]),
+        layer.format(1) + "k_proj.k_scale": torch.tensor(0.04),
+        layer.format(2) + "k_proj.output_scale": torch.tensor(0.05),
+        layer.format(2) + "v_proj.output_scale": torch.tensor(-1.0),
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("shape", list(SPECS))
+def test_drafts_change_no_token(shape: str, family: str, small_models: dict[str, Path]) -> None:
+    plain = greedy(make(small_models[family]))
+    assert greedy(make(small_models[family], spec=SPECS[shape])) == plain
+    assert greedy(make(small_models[family], spec=SPECS[shape], chunked_prefill_size=16)) == plain
+
+
+def test_eagle3_drafts_change_no_token(scaled: Path, tmp_path: Path) -> None:
+    draft = eagle_checkpoints.eagle3(tmp_path / "draft", scaled)
+    spec = SpecConfig(algorithm="EAGLE3", num_steps=3, draft_model_path=str(draft), adaptive=False)
+    llm = make(scaled, spec=spec)
+    assert greedy(llm) == greedy(make(scaled))
+
+
+def test_scales_of_a_checkpoint_are_used(scaled: Path, small_models: dict[str, Path]) -> None:
+    llm = make(scaled)
+    layers = attention_layers(llm.engine.parts.worker.runner.model)
+    found = [(one.k_scale, one.v_scale) for one in layers]
+    assert found == [pytest.approx(pair) for pair in [(0.02, 0.03), (0.04, 1.0), (0.05, 1.0)]]
+    pool = llm.engine.parts.worker.runner.pools.token_to_kv_pool
+    greedy(llm)
+    k_cache, _ = pool.get_kv_buffer(0)
+    assert k_cache.dtype == torch.float8_e4m3fn
+    assert pool.shape.bytes_per_token == 2 * 3 * 2 * 16
+    dense = make(scaled, kv_cache_dtype="auto")
+    layer = attention_layers(dense.engine.parts.worker.runner.model)[0]
+    assert layer.k_scale == 1.0
+    assert greedy(dense) == greedy(make(small_models["llama"], kv_cache_dtype="auto"))
+
+
+def test_fp8_differs_from_float_by_its_rounding_alone(scaled: Path) -> None:
+    """The first token, whose prompt's KV is rounded: logits stay near those of float32."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)
+    found, expected = (
+        make(scaled, kv_cache_dtype=kind).generate(PROMPTS, params) for kind in ("fp8", "auto")
+    )
+    for one, other in zip(found, expected, strict=True):
+        ours, theirs = one.completions[0].logprobs[0], other.completions[0].logprobs[0]
+        assert ours.logprob != theirs.logprob
+        assert abs(ours.logprob - theirs.logprob) < 0.5
+
+
+def test_more_than_one_scale_is_refused(scaled: Path, tmp_path: Path) -> None:
+    for path in scaled.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_scale"] = torch.ones(2)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"self_attn\.v_scale has shape \[2\]"):
+        make(tmp_path)
+
+
+def test_backends_that_cannot_read_it_are_refused(
+    small_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchAttentionBackend, "limits", AttentionLimits())
+    with pytest.raises(ConfigError, match="torch reads no KV in FP8; leave out --kv-cache-dtype"):
+        make(small_models["llama"])

@@ -1,0 +1,179 @@
+"""Whole models from quantised checkpoints say what the dense models say that they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.layers.linear import Linear
+from specengine.layers.quantization import linears
+from specengine.layers.quantization.linears import QuantisedLinear
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import find_model_class
+from tests.draft import eagle_checkpoints
+from tests.support.families import save_small_model
+from tests.support.quantised import FORMATS, Pair, edit_config, quantise_model
+
+PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
+NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
+# One of each kind of weight goes through drafts too.
+DRAFTED = ("fp8 blocks", "gptq act-order")
+
+
+@pytest.fixture(scope="module")
+def source(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of sizes that all formats pack."""
+    folder = tmp_path_factory.mktemp("quantised") / "source"
+    save_small_model("llama", folder, 5, intermediate_size=128)
+    for path in small_models["llama"].glob("*token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
+    root = tmp_path_factory.mktemp("pairs")
+    return {
+        name: quantise_model(source, root / str(index), form)
+        for index, (name, form) in enumerate(FORMATS.items())
+    }
+
+
+def greedy(folder: Path, **flags: Any) -> list[list[int]]:
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    llm = LLM(str(folder), dtype="float32", max_total_tokens=2048, **flags)
+    return [one.token_ids for one in llm.generate(PROMPTS, params)]
+
+
+def load(folder: Path, quantization: str | None = None, **options: Any) -> Any:
+    found = resolve_model(ModelConfig(model=str(folder), **options))
+    cpu = torch.device("cpu")
+    return load_model(found, find_model_class, torch.float32, cpu, quantization)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_greedy_tokens_equal_those_of_the_dense_model(name: str, pairs: dict[str, Pair]) -> None:
+    assert greedy(pairs[name].quantised) == greedy(pairs[name].dense)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_drafts_of_text_change_no_token(name: str, pairs: dict[str, Pair]) -> None:
+    pair = pairs[name]
+    assert greedy(pair.quantised, spec=NGRAM) == greedy(pair.dense)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_drafts_of_eagle3_change_no_token(
+    name: str, pairs: dict[str, Pair], tmp_path: Path
+) -> None:
+    draft = eagle_checkpoints.eagle3(tmp_path / "draft", pairs[name].dense)
+    spec = SpecConfig(algorithm="EAGLE3", num_steps=3, draft_model_path=str(draft), adaptive=False)
+    assert greedy(pairs[name].quantised, spec=spec) == greedy(pairs[name].dense)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_products_as_on_a_gpu_give_the_dense_model_s_tokens(
+    name: str, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the rounding of inputs, which the dense model has not."""
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    pair = pairs[name]
+    fields = FORMATS[name].config
+    if fields["quant_method"] == "fp8":
+        group = {"targets": ["Linear"], "weights": {
+            "num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 32]
+        }}  # fmt: skip
+        edit_config(
+            pair.quantised,
+            quantization_config={
+                "quant_method": "compressed-tensors",
+                "format": "naive-quantized",
+                "config_groups": {"group_0": group},
+            },
+        )
+    model = load(pair.quantised)
+    kinds = {
+        path: isinstance(module.kernel, QuantisedLinear)
+        for path, module in model.named_modules()
+        if isinstance(module, Linear)
+    }
+    assert {path for path, is_quantised in kinds.items() if not is_quantised} == {
+        "model.layers.0.mlp.down_proj",
+        "lm_head",
+    }
+    assert all(len(module.kernel.parts) == 1 for module in model.modules() if is_kernel(module))
+    assert greedy(pair.quantised, spec=NGRAM) == greedy(pair.dense)
+    edit_config(pair.quantised, quantization_config=fields)
+
+
+def is_kernel(module: Any) -> bool:
+    return isinstance(module, Linear) and isinstance(module.kernel, QuantisedLinear)
+
+
+def test_bfloat16_models_are_quantised_while_they_are_loaded(source: Path) -> None:
+    made, plain = load(source, "fp8"), load(source)
+    layer, other = made.model.layers[1].mlp.down_proj, plain.model.layers[1].mlp.down_proj
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
+    found, expected = layer(x), other(x)
+    assert not torch.equal(found, expected)
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+    hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(made.lm_head(hidden), plain.lm_head(hidden))
+
+
+def test_a_second_quantisation_is_refused(pairs: dict[str, Pair]) -> None:
+    with pytest.raises(ConfigError, match="quantised already, by awq; leave it out"):
+        load(pairs["awq"].quantised, "fp8")
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of 128", "awq", "compressed w4a16 asymmetric"])
+def test_dummy_weights_are_quantised_too(
+    name: str, pairs: dict[str, Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    model = load(pairs[name].quantised, load_format="dummy")
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    assert sum(is_kernel(layer) for layer in layers) == len(layers) - 1
+    weights = [layer.kernel.parts[0].dequantised() for layer in layers if is_kernel(layer)]
+    assert all(0.01 < float(one.std()) < 0.05 for one in weights)
+    assert not torch.equal(weights[0], weights[4])  # of two layers
+
+
+def test_an_fp8_tensor_that_no_configuration_names_is_refused(source: Path, tmp_path: Path) -> None:
+    tensors = load_file(source / "model.safetensors")
+    name = "model.layers.1.self_attn.k_proj.weight"
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    for path in source.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=rf"{name} has type torch\.float8_e4m3fn"):
+        load(tmp_path)
+    edit_config(tmp_path, quantization_config=FORMATS["fp8 tensor"].config)
+    with pytest.raises(ModelLoadError, match="k_proj is FP8, and its scale is missing"):
+        load(tmp_path)
+
+
+def test_a_layer_without_tensors_is_named(pairs: dict[str, Pair], tmp_path: Path) -> None:
+    for path in pairs["gptq"].quantised.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    held = load_file(tmp_path / "model.safetensors")
+    rest = {name: tensor for name, tensor in held.items() if "1.self_attn.v_proj" not in name}
+    save_file(rest, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"missing tensor model\.layers\.1\.self_attn\.v_proj"):
+        load(tmp_path)
+
+
+def test_the_configuration_may_stand_in_a_file_of_its_own(pairs: dict[str, Pair]) -> None:
+    folder = pairs["modelopt in its own file"].quantised
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    source = resolve_model(ModelConfig(model=str(folder)))
+    assert source.quantization["quant_method"] == "modelopt"

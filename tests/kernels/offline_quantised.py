@@ -1,0 +1,42 @@
+"""Compiles the products with FP8 and 4-bit weights for Hopper, and prints their names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from specengine.kernels.linear import fp8_linear_triton, int_linear_triton
+from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from tests.kernels import offline_triton
+
+
+def main() -> None:
+    offline_triton.use()
+    compiled: list[str] = []
+    launch = JITFunction.run
+
+    def run(kernel: object, *args: object, grid: object, warmup: bool, **kwargs: object) -> object:
+        made = launch(kernel, *args, grid=grid, warmup=True, **kwargs)
+        compiled.append(made.metadata.name)
+        return made
+
+    JITFunction.run = run
+    for module in (fp8_linear_triton, int_linear_triton):
+        module.has_dependent_launch = lambda x: True  # type: ignore[attr-defined]
+    fp8 = Fp8Weight.of(torch.ones(6144, 256))
+    four = IntWeight(
+        torch.zeros(6144, 128, dtype=torch.uint8), torch.ones(6144, 2).half(), None, 4, 128
+    )
+    for rows in (1, 64):
+        x = torch.zeros(rows, 256, dtype=torch.bfloat16)
+        for weight in (fp8, replace(fp8, input=None)):
+            fp8_linear_triton.fp8_linear(x, weight, None)
+        int_linear_triton.int_linear(x, four, None)
+    print(json.dumps(compiled))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Products with weights of 8 and 4 bits: Triton's kernels against the plain ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.linear import (
+    dequantise_triton,
+    fp8_linear_ref,
+    fp8_linear_triton,
+    int_linear_triton,
+)
+from specengine.kernels.linear.fp8_linear import fp8_linear
+from specengine.kernels.linear.int_linear import int_linear
+from specengine.kernels.linear.quantised import Fp8Input, Fp8Weight, IntWeight
+from specengine.kernels.linear.split_sum_triton import Tile, counters_of
+from tests.kernels import offline_triton
+
+OUTS, COLUMNS = 72, 256
+DTYPES = [torch.float32, torch.float16]
+TILE = Tile(32, 64, 1, 4, 2)
+quantise = fp8_linear_triton.quantise_rows
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def fp8_weight(kind: str, device: torch.device) -> Fp8Weight:
+    rows, columns = {"tensor": (OUTS, COLUMNS), "row": (1, COLUMNS)}.get(kind, (32, 64))
+    scale = draw(-(-OUTS // rows), -(-COLUMNS // columns)).abs() / 100
+    codes = (60 * draw(OUTS, COLUMNS, seed=1)).to(torch.float8_e4m3fn)
+    made = Fp8Weight(codes.to(device), scale.to(device), rows, columns)
+    forms = {
+        "row": Fp8Input(),
+        "tensor": Fp8Input(torch.tensor([0.01], device=device)),
+        "block": Fp8Input(group=64),
+    }
+    return replace(made, input=forms.get(kind))
+
+
+def int_weight(bits: int, zero: str, device: torch.device, ordered: bool = False) -> IntWeight:
+    made = torch.randint(0, 1 << bits, (OUTS, COLUMNS), dtype=torch.uint8)
+    scale = draw(OUTS, COLUMNS // 64).abs() / 20
+    zeros = {
+        "none": None,
+        "whole": torch.randint(0, 1 << bits, scale.shape, dtype=torch.uint8, device=device),
+        "broken": (draw(*scale.shape) + 8).to(device),
+    }
+    order = torch.randperm(COLUMNS, device=device) if ordered else None
+    weight = IntWeight.pack(made.to(device), scale.to(device), zeros[zero], bits, order)
+    return replace(weight, scale=weight.scale.to(torch.float16))
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    tolerance = 2e-5 if found.dtype == torch.float32 else 3e-3
+    error = (found.float() - expected.float()).abs().max() / expected.float().abs().max()
+    assert found.dtype == expected.dtype
+    assert float(error) < tolerance
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_rounds_inputs_in_pytorch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's interpreter rounds 7.9 to 4 in FP8: it drops the carry into the exponent."""
+    if device.type == "cpu":
+        monkeypatch.setattr(fp8_linear_triton, "quantise_rows", fp8_linear_ref.quantise_rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["tensor", "row", "block", "block, plain input"])
+def test_fp8_products_equal_the_reference(
+    kind: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    weight = fp8_weight(kind, device)
+    x, bias = draw(5, COLUMNS, seed=2).to(device, dtype), draw(OUTS, seed=3).to(device, dtype)
+    expected = fp8_linear(x, weight, bias, backend="torch")
+    assert_near(fp8_linear_triton.fp8_linear(x, weight, bias, TILE), expected)
+    split = replace(TILE, splits=3)
+    assert_near(fp8_linear_triton.fp8_linear(x, weight, bias, split), expected)
+    assert not counters_of(x.device).any()
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row", "block"])
+def test_inputs_are_rounded_alike(kind: str, device: torch.device) -> None:
+    form = fp8_weight(kind, device).input
+    assert form is not None
+    x = (3 * draw(4, COLUMNS)).to(device)
+    found, expected = quantise(x, form), fp8_linear_ref.quantise_rows(x, form)
+    torch.testing.assert_close(found[1], expected[1])
+    mantissa, _ = expected[0].float().frexp()
+    is_told = mantissa.abs() != 0.5 if device.type == "cpu" else mantissa.abs() < 2
+    different = found[0].view(torch.uint8) != expected[0].view(torch.uint8)
+    assert float(is_told.float().mean()) > 0.7
+    assert float((different & is_told).float().mean()) < 0.01  # a division may round otherwise
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "zero"), [(4, "none"), (4, "whole"), (4, "broken"), (8, "whole")])
+def test_int_products_equal_the_reference(
+    bits: int, zero: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    weight = int_weight(bits, zero, device, ordered=zero == "whole")
+    x, bias = draw(5, COLUMNS, seed=2).to(device, dtype), draw(OUTS, seed=3).to(device, dtype)
+    expected = int_linear(x, weight, bias, backend="torch")
+    assert_near(int_linear_triton.int_linear(x, weight, bias, TILE), expected)
+    split = replace(TILE, splits=3)
+    assert_near(int_linear_triton.int_linear(x, weight, bias, split), expected)
+    assert not counters_of(x.device).any()
+
+
+@pytest.mark.parametrize("rows", [1, 17, 70])
+def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, device: torch.device) -> None:
+    x = draw(rows, COLUMNS, seed=4).to(device)
+    for splits in (1, 3):
+        tile = replace(TILE, splits=splits)
+        fp8, four = fp8_weight("row", device), int_weight(4, "whole", device)
+        for row in {0, rows - 1}:
+            alone = fp8_linear_triton.fp8_linear(x[row : row + 1], fp8, None, tile)
+            assert torch.equal(fp8_linear_triton.fp8_linear(x, fp8, None, tile)[row], alone[0])
+            alone = int_linear_triton.int_linear(x[row : row + 1], four, None, tile)
+            assert torch.equal(int_linear_triton.int_linear(x, four, None, tile)[row], alone[0])
+
+
+def test_whole_weights_are_dequantised(device: torch.device) -> None:
+    for fp8 in ("tensor", "row", "block"):
+        weight = fp8_weight(fp8, device)
+        found = dequantise_triton.dequantise(weight, torch.float32)
+        torch.testing.assert_close(found, weight.dequantised())
+    for bits, zero in ((4, "none"), (4, "broken"), (8, "whole")):
+        four = int_weight(bits, zero, device)
+        found = dequantise_triton.dequantise(four, torch.float32)
+        torch.testing.assert_close(found, four.dequantised())
+
+
+def test_no_rows(device: torch.device) -> None:
+    x = torch.empty(0, COLUMNS, device=device)
+    assert fp8_linear(x, fp8_weight("row", device)).shape == (0, OUTS)
+    assert int_linear(x, int_weight(4, "none", device)).shape == (0, OUTS)
+
+
+def test_products_compile_for_hopper(tmp_path: Path) -> None:
+    names = offline_triton.run("tests.kernels.offline_quantised", tmp_path)
+    assert names == 2 * ["_quantise_kernel", "_fp8_kernel", "_fp8_kernel", "_int_kernel"]
