@@ -14,7 +14,7 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
     """Biases on q, k and v; a sliding window in the layers that the configuration marks."""
 
     gguf = GgufFormat(("qwen2",), "qwen2")
-    language_parts = ("qwen2_vl_text", "qwen2_5_vl_text")
+    language_parts: ClassVar[tuple[str, ...]] = ("qwen2_vl_text", "qwen2_5_vl_text")
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
@@ -29,7 +29,7 @@ class Qwen3ForCausalLM(Qwen2ForCausalLM):
     """Heads of q and k normalised; biases only where the configuration says so."""
 
     gguf = GgufFormat(("qwen3",), "qwen3")
-    language_parts = ("qwen3_vl_text",)
+    language_parts: ClassVar[tuple[str, ...]] = ("qwen3_vl_text",)
     small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "tie_word_embeddings": True}
 
     @classmethod
