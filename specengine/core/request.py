@@ -105,5 +105,10 @@ class Req:
         return self.seq_len - 1 if self.output_ids else len(self.prompt_ids)
 
     @property
+    def rank(self) -> tuple[int, float]:
+        """The lower, the earlier it is served and the later it is retracted."""
+        return self.sampling.priority, self.arrival_time
+
+    @property
     def is_finished(self) -> bool:
         return self.state is ReqState.FINISHED

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError, SpecEngineError
@@ -20,6 +20,7 @@ from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -28,7 +29,8 @@ class Caller:
 
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[RequestOutput | Exception]
-    open_choices: int
+    open_choices: int  # as far as it has read
+    running_choices: int  # as far as it has been sent
 
 
 class AsyncEngine:
@@ -45,6 +47,7 @@ class AsyncEngine:
         self._quiet = quiet or QuietTime()
         self._grammars: GrammarPool | None = None
         self._callers: dict[str, Caller] = {}
+        self._answers: dict[asyncio.Future[Any], asyncio.AbstractEventLoop] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopped = False
@@ -86,7 +89,7 @@ class AsyncEngine:
         """
         grammar = None if sampling.grammar is None else await self._pool().start(sampling.grammar)
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
+        caller = Caller(asyncio.get_running_loop(), queue, sampling.n, sampling.n)
         self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream, grammar))
         try:
             while caller.open_choices:
@@ -99,6 +102,20 @@ class AsyncEngine:
         finally:
             if caller.open_choices and self.is_ready:
                 self._post(lambda: self._abort(rid))
+
+    async def give_up(self, names: list[str] | None = None) -> int:
+        """End the requests of these names, or all: Engine.give_up."""
+
+        def end() -> int:
+            count = self._engine.give_up(names)
+            self._deliver(self._engine.take_outputs())
+            return count
+
+        return await self._call(end)
+
+    async def flush_cache(self) -> int:
+        """Forget the prefixes that no request holds. Returns their tokens."""
+        return await self._call(self._engine.flush_cache)
 
     def shutdown(self) -> None:
         """Stop the thread; requests in flight end with an error."""
@@ -120,6 +137,41 @@ class AsyncEngine:
             raise self._end()
         self._commands.append(command)
         self._wake.set()
+
+    async def _call(self, command: Callable[[], T]) -> T:
+        """What `command` gives on the engine's thread."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                value = command()
+            except SpecEngineError as error:
+                self._settle(loop, answer, error)
+            else:
+                self._settle(loop, answer, value)
+
+        self._answers[answer] = loop
+        try:
+            self._post(run)
+            return await answer
+        finally:
+            self._answers.pop(answer, None)
+
+    def _settle(
+        self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], value: Any
+    ) -> None:
+        """Have `answer`, which is waited for on `loop`, give a value or raise an error."""
+
+        def settle() -> None:
+            if answer.done():  # nobody waits any more
+                return
+            if isinstance(value, Exception):
+                answer.set_exception(value)
+            else:
+                answer.set_result(value)
+
+        self._call_on(loop, settle)
 
     def _add(
         self,
@@ -159,6 +211,8 @@ class AsyncEngine:
             self._failure = error
         for caller in self._callers.values():
             self._send(caller, self._end())
+        for answer, loop in list(self._answers.items()):
+            self._settle(loop, answer, self._end())
 
     def _end(self) -> EngineStoppedError:
         why = "is shutting down" if self._failure is None else "has failed; its log says why"
@@ -173,11 +227,18 @@ class AsyncEngine:
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             caller = self._callers.get(output.rid)
-            if caller is not None:
-                self._send(caller, output)
+            if caller is None:
+                continue
+            caller.running_choices -= output.finish_reason is not None
+            if not caller.running_choices:
+                del self._callers[output.rid]
+            self._send(caller, output)
 
     def _send(self, caller: Caller, item: RequestOutput | Exception) -> None:
+        self._call_on(caller.loop, lambda: caller.queue.put_nowait(item))
+
+    def _call_on(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         try:
-            caller.loop.call_soon_threadsafe(caller.queue.put_nowait, item)
+            loop.call_soon_threadsafe(call)
         except RuntimeError:  # the caller's event loop is closed: nobody is left to read
-            logger.debug("dropped an output: the event loop of its caller is closed")
+            logger.debug("dropped an answer: the event loop of its caller is closed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
-from specengine.engine.outgoing import Choice
+from specengine.engine.outgoing import Choice, is_named
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
@@ -116,6 +116,21 @@ class Engine:
             self.scheduler.abort(choice.req.rid)
             del self.choices[choice.req]
 
+    def give_up(self, names: Sequence[str] | None = None) -> int:
+        """End requests as an operator asks; None ends all. Their callers get what there is, with
+        the reason "abort", from the next `step`. Returns how many requests end."""
+        chosen = {c.rid for c in self.choices.values() if names is None or is_named(c.rid, names)}
+        for choice in self.choices.values():
+            if choice.rid in chosen:
+                self.scheduler.abort(choice.req.rid, "the server's operator ended the request")
+        return len(chosen)
+
+    def flush_cache(self) -> int:
+        """Forget the KV of all prefixes that no request holds. Returns their tokens."""
+        before = self.scheduler.ledger.cache.evictable_size
+        self.scheduler.ledger.evict_all()
+        return before
+
     def step(self) -> list[RequestOutput]:
         """Runs a prefill or a round, and gives what its requests gained.
 
@@ -126,7 +141,7 @@ class Engine:
             done = self.pipeline.collect()
             self._commit(done.reqs, done.result)
             self.pipeline.send_masks()
-            return self._collect()
+            return self.take_outputs()
         batch = self.scheduler.schedule()
         self._release_drafts()
         if batch is not None:
@@ -137,7 +152,7 @@ class Engine:
             else:
                 self._commit(batch.reqs, self._run(batch))
             self._release_drafts()
-        return self._collect()
+        return self.take_outputs()
 
     def use_idle_moment(self, may_capture: bool = True) -> bool:
         """Where there is no work: whether there may be more to do than to wait for some.
@@ -256,7 +271,8 @@ class Engine:
         for req in self.scheduler.take_released():
             self.drafter.release(req)
 
-    def _collect(self) -> list[RequestOutput]:
+    def take_outputs(self) -> list[RequestOutput]:
+        """What requests gained since the last call, or the last step."""
         outputs, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine.core.request import Req
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import RequestOutput, RequestTimes
+
+
+def request_id(label: str, job: str, prompt: int) -> str:
+    """The id of one prompt's request. label: what the client calls it, which need not be unique;
+    job: unique, without ":" and "-"."""
+    return f"{label}:{job}-{prompt}"
+
+
+def is_named(rid: str, names: Sequence[str]) -> bool:
+    """Whether one of `names` is the label or the job of a request_id, or all of it."""
+    label, _, rest = rid.rpartition(":")
+    return bool({label, rest.rpartition("-")[0], rid} & set(names))
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ class Demand:
 
 
 class Admission:
-    """First come, first served, as far as request rows and KV memory reach."""
+    """In the order of the queue, as far as request rows and KV memory reach."""
 
     def __init__(
         self, policy: SchedulePolicy, queues: RequestQueues, ledger: KVLedger, exits: Exits
