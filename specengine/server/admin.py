@@ -78,7 +78,8 @@ def add_admin(app: FastAPI, service: Service) -> None:
             }
         )
 
-    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    @app.get("/flush_cache", operation_id="flush_cache_by_get")
+    @app.post("/flush_cache")
     async def flush_cache() -> Response:
         """Forget the KV of prefixes that no request holds."""
         return json_response({"num_tokens": await service.require().flush_cache()})

@@ -31,11 +31,8 @@ async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> J
     if (body.logprob_start_len or 0) >= min(map(len, prompts)):
         message = "logprob_start_len lies behind the end of a prompt"
         raise ApiError(400, message, "logprob_start_len")
-    is_prompt_only = body.sampling_params.max_new_tokens == 0
-    if is_prompt_only:
-        sampling = replace(sampling, max_tokens=1)
     job = make_job(engine, prompts, sampling, body.rid or label)
-    return replace(job, is_prompt_only=is_prompt_only)
+    return replace(job, is_prompt_only=body.sampling_params.is_prompt_only)
 
 
 class NativeAnswer:

@@ -54,12 +54,18 @@ class NativeSampling(Strict):
     regex: str | None = None
     ebnf: str | None = None
 
+    @property
+    def is_prompt_only(self) -> bool:
+        """Nothing is to be generated: the prompt is scored."""
+        return self.max_new_tokens == 0
+
     def params(self, **values: Any) -> SamplingParams:
         """Raises RequestError, whose param lies in sampling_params."""
         try:
             given = self.model_dump(exclude={"json_schema", "regex", "ebnf"}, exclude_none=True)
             renamed = {_RENAMED.get(name, name): value for name, value in given.items()}
-            renamed |= {"max_tokens": self.max_new_tokens, "grammar": self._grammar()}
+            limit = 1 if self.is_prompt_only else self.max_new_tokens
+            renamed |= {"max_tokens": limit, "grammar": self._grammar()}
             return SamplingParams(**renamed, **values)
         except RequestError as error:
             raise _of_params(error) from None

@@ -117,7 +117,7 @@ class ResponsesAnswer:
         """What was asked for, with its defaults."""
         body, sampling = self._body, self._run.job.sampling
         format = body.text and body.text.format
-        choice = body.tool_choice
+        choice = body.tool_choice or "auto"
         return {
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -132,9 +132,7 @@ class ResponsesAnswer:
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": _dumped(format) if format is not None else {"type": "text"}},
-            "tool_choice": _dumped(choice)
-            if isinstance(choice, NamedFunction)
-            else choice or "auto",
+            "tool_choice": _dumped(choice) if isinstance(choice, NamedFunction) else choice,
             "tools": [one.model_dump() for one in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,

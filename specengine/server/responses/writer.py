@@ -38,7 +38,7 @@ class OutputWriter:
         return self._parser is not None and self._vocabulary is not None
 
     def feed(self, output: RequestOutput) -> Iterator[Json]:
-        """The events of what is new, the end of the last item included. Their numbers are missing."""
+        """The events of what is new, the end of the last item included; without their numbers."""
         ended = output.finish_reason is not None
         deltas = self._deltas(output.text_delta, ended)
         if self._vocabulary is not None:
