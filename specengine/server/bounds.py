@@ -41,7 +41,7 @@ def check_bounds(body: Any, limits: LimitConfig) -> None:
     for bound in BOUNDS:
         bound.check(body, limits)
     if isinstance(nested := body.get("sampling_params"), dict):
-        for bound in BOUNDS:
+        for bound in NESTED_BOUNDS:
             bound.check(nested, limits, "sampling_params.")
         choices = _num_prompts(body) * _as_int(nested.get("n"))
         Bound("max_choices", "sampling_params.n", lambda _: choices).check(body, limits)
@@ -149,21 +149,26 @@ def _format_bytes(body: Body) -> int:
 # Fields that hold prompts, one or a list of them, and those that hold the turns of a conversation.
 PROMPTS = ("prompt", "text", "input_ids", "input", "instructions")
 CONVERSATIONS = ("messages", "input")
-BOUNDS = (
-    Bound("max_messages", "messages", _count("messages")),
-    Bound("max_messages", "input", _num_items),
-    Bound("max_prompts", "prompt", _num_prompts),
-    Bound("max_choices", "n", _num_choices),
+_SAMPLING = (
     Bound("max_stop_strings", "stop", _count("stop")),
     Bound("max_stop_bytes", "stop", _longest_stop),
     Bound("max_stop_token_ids", "stop_token_ids", _count("stop_token_ids")),
     Bound("max_logit_bias", "logit_bias", _count("logit_bias")),
+)
+_FORMS = ("json_schema", "regex", "ebnf")
+# In `sampling_params`, where these fields stand in an object of their own.
+NESTED_BOUNDS = (
+    *_SAMPLING,
+    *(Bound("max_grammar_bytes", form, _json_bytes(form)) for form in _FORMS),
+)
+BOUNDS = (
+    *_SAMPLING,
+    Bound("max_messages", "messages", _count("messages")),
+    Bound("max_messages", "input", _num_items),
+    Bound("max_prompts", "prompt", _num_prompts),
+    Bound("max_choices", "n", _num_choices),
     Bound("max_grammar_bytes", "response_format", _json_bytes("response_format")),
     Bound("max_grammar_bytes", "structured_outputs", _json_bytes("structured_outputs")),
-    *(
-        Bound("max_grammar_bytes", one, _json_bytes(one))
-        for one in ("json_schema", "regex", "ebnf")
-    ),
     Bound("max_grammar_bytes", "text", _format_bytes),
     Bound("max_tools_bytes", "tools", _json_bytes("tools")),
     Bound("max_metadata_bytes", "metadata", _json_bytes("metadata")),

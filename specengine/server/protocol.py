@@ -104,6 +104,7 @@ class ChatRequest(ToolFields, GenerationRequest):
         return self.sampling(
             max_tokens=self.max_tokens if limit is None else limit,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 

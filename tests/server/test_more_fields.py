@@ -166,7 +166,7 @@ def test_token_ids(site: Any, engine: Any, path: str, stream: bool) -> None:
     assert engine.tokenizer.decode(prompt) == engine.prompts[0]
     assert made[:2] == [39, 72]
     assert made[-1] == 256
-    assert len(made) == 18
+    assert len(made) == 17
 
 
 def test_priority_goes_to_the_engine(site: Any, engine: Any) -> None:

@@ -74,7 +74,7 @@ def test_reasoning_and_calls_are_items(openai_client: OpenAI, model: Any) -> Non
     assert weather["call_id"] != time["call_id"]
     assert answer.usage is not None
     assert answer.usage.output_tokens_details.reasoning_tokens == 3
-    assert [one.to_dict() for one in answer.tools][0]["name"] == "weather"
+    assert next(one.to_dict() for one in answer.tools)["name"] == "weather"
 
 
 def test_an_answer_goes_back_as_input(openai_client: OpenAI, model: Any) -> None:
