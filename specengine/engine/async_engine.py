@@ -6,16 +6,16 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import EngineStoppedError, SpecEngineError
+from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
 from specengine.engine.grammar.pool import GrammarPool
-from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
 
@@ -72,6 +72,11 @@ class AsyncEngine:
         return self._engine.parts.context_length
 
     @property
+    def is_embedding(self) -> bool:
+        """It makes vectors, not text."""
+        return self._engine.parts.pooling is not None
+
+    @property
     def is_ready(self) -> bool:
         return not self._stopped and self._failure is None and self._thread.is_alive()
 
@@ -88,9 +93,33 @@ class AsyncEngine:
         Raises RequestError or QueueFullError where it cannot be served.
         """
         grammar = None if sampling.grammar is None else await self._pool().start(sampling.grammar)
+
+        def add() -> None:
+            self._engine.add_request(rid, prompt_ids, sampling, stream, grammar)
+
+        async with aclosing(self._outputs(rid, sampling.n, add)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
+        """The vector of a prompt. Raises RequestError or QueueFullError where it cannot be had."""
+
+        def add() -> None:
+            self._engine.add_embedding(rid, prompt_ids)
+
+        async with aclosing(self._outputs(rid, 1, add)) as outputs:
+            async for output in outputs:
+                if output.embedding is not None:
+                    return output.embedding
+        raise RequestError("the engine gave this request up")
+
+    async def _outputs(
+        self, rid: str, num_choices: int, add: Callable[[], None]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """What comes of the request that `add` queues, on the engine's thread."""
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        caller = Caller(asyncio.get_running_loop(), queue, sampling.n, sampling.n)
-        self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream, grammar))
+        caller = Caller(asyncio.get_running_loop(), queue, num_choices, num_choices)
+        self._post(lambda: self._add(rid, caller, add))
         try:
             while caller.open_choices:
                 item = await queue.get()
@@ -173,17 +202,9 @@ class AsyncEngine:
 
         self._call_on(loop, settle)
 
-    def _add(
-        self,
-        rid: str,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        caller: Caller,
-        stream: bool,
-        grammar: LlguidanceState | None,
-    ) -> None:
+    def _add(self, rid: str, caller: Caller, add: Callable[[], None]) -> None:
         try:
-            self._engine.add_request(rid, prompt_ids, sampling, stream, grammar)
+            add()
             self._callers[rid] = caller
         except SpecEngineError as error:
             self._send(caller, error)

@@ -27,6 +27,7 @@ from specengine.engine.outgoing import Choice, is_named
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.pooler import Pooler, pool_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
 from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
@@ -90,6 +91,21 @@ class Engine:
             self.scheduler.add(req)
             detokenizer = Detokenizer(self.parts.tokenizer, sampling)
             self.choices[req] = Choice(req, rid, index, detokenizer, stream)
+
+    def add_embedding(self, rid: str, prompt_ids: list[int]) -> None:
+        """Queue a prompt whose vector is wanted: of an embedding model. Its one output has it.
+
+        Raises RequestError where it cannot be served.
+        """
+        pooling = self.parts.pooling
+        if pooling is None:
+            raise RequestError(f"{self.parts.model_name} is not an embedding model", "model")
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        self._check(prompt_ids, sampling)
+        req = Req(f"{rid}#0", prompt_ids, sampling, needs_all_rows=pooling.needs_all)
+        self.scheduler.add(req)
+        detokenizer = Detokenizer(self.parts.tokenizer, sampling)
+        self.choices[req] = Choice(req, rid, 0, detokenizer, False, Pooler(pooling))
 
     def _start_grammar(
         self, sampling: SamplingParams, compiled: LlguidanceState | None
@@ -252,6 +268,9 @@ class Engine:
         if self.pipeline is not None:
             self.pipeline.interrupt(batch)
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
+        if self.parts.pooling is not None:
+            choices = (self.choices.get(req) for req in batch.reqs)
+            pool_prefill([one.pooler if one else None for one in choices], batch, output)
         begin_async = self._begin_async(batch, output)
         result = self.parts.sample_prefill(output, masked_prefill(batch), begin_async)
         if begin_async is None:

@@ -18,6 +18,7 @@ from specengine.server.body import BodyReader, LimitedRoute
 from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.dashboard.routes import add_dashboard
+from specengine.server.embeddings import EmbeddingRequest, embed
 from specengine.server.errors import ApiError, install_error_handlers, json_response
 from specengine.server.generation import ChoicesAnswer, Run, respond
 from specengine.server.middleware import CatchErrors, CountResponses, RequireKey
@@ -34,6 +35,7 @@ from specengine.server.request_log import RequestLog, label_of
 from specengine.server.responses.answer import ResponsesAnswer, responses_job
 from specengine.server.responses.fields import ResponsesRequest
 from specengine.server.service import Service
+from specengine.server.streaming import until_disconnect
 from specengine.server.tracing import TraceRequests
 
 
@@ -113,7 +115,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        engine = service.require(body.model)
+        engine = service.require_generator(body.model)
         job, shape = await chat_job(engine, body, label_of(request))
         run = Run(job, service, request)
         answer = ChoicesAnswer(run, shape, body.streaming, bool(body.return_token_ids))
@@ -121,7 +123,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        engine = service.require(body.model)
+        engine = service.require_generator(body.model)
         job = await completion_job(engine, body, label_of(request))
         run, shape = Run(job, service, request), CompletionShape(job, body)
         answer = ChoicesAnswer(run, shape, body.streaming, bool(body.return_token_ids))
@@ -129,16 +131,23 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
-        engine = service.require(body.model)
+        engine = service.require_generator(body.model)
         job, writer = await responses_job(engine, body, label_of(request))
         answer = ResponsesAnswer(Run(job, service, request), body, writer)
         return await respond(request, answer, bool(body.stream), last_event=b"")
 
     @app.post("/generate")
     async def generate(body: NativeRequest, request: Request) -> Response:
-        job = await native_job(service.require(), body, label_of(request))
+        job = await native_job(service.require_generator(), body, label_of(request))
         answer = NativeAnswer(Run(job, service, request), body)
         return await respond(request, answer, bool(body.stream))
+
+    @app.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        engine = service.require_embedder(body.model)
+        work = embed(engine, body, request)
+        answer = await until_disconnect(request.receive, work)
+        return Response(status_code=499) if answer is None else json_response(answer)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

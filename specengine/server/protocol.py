@@ -111,7 +111,7 @@ class ChatRequest(ToolFields, GenerationRequest):
 Prompt = str | list[int]
 
 
-def _as_prompts(value: Any) -> list[Prompt]:
+def as_prompts(value: Any) -> list[Prompt]:
     """A text, token ids, or a list of either -> the list."""
     prompts = value if isinstance(value, list) and value and not is_token(value[0]) else [value]
     for prompt in prompts:
@@ -126,7 +126,7 @@ def _as_prompts(value: Any) -> list[Prompt]:
 class CompletionRequest(GenerationRequest):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ()}
 
-    prompt: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(
+    prompt: Annotated[list[Any], BeforeValidator(as_prompts)] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     echo: bool | None = None

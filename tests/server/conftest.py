@@ -61,6 +61,7 @@ class FakeEngine:
     model_name: str = "fake"
     context_length: int = 200
     is_ready: bool = True
+    is_embedding: bool = False
     script: str = "Hi, é😀 there"
     delay: float = 0.0
     error: Exception | None = None  # raised instead of a chunk ...
@@ -150,6 +151,12 @@ class FakeEngine:
             spec=SpecTotals(8, 5, 20, 9, [5, 4]),
             depth=Decision(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
         )
+
+    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
+        """Length and first token."""
+        self.prompts.append(self.tokenizer.decode(prompt_ids))
+        self.rids.append(rid)
+        return [float(len(prompt_ids)), prompt_ids[0] / 3]
 
     async def give_up(self, names: list[str] | None = None) -> int:
         self.given_up.append(names)

@@ -16,6 +16,7 @@ from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights
 from specengine.runner.loader.hf_directory import iterate_safetensors
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.pooling import as_decoder_name
 
 FindModelClass = Callable[[Sequence[str]], Any]
 
@@ -68,7 +69,10 @@ def iterate_weights(source: ModelSource) -> Iterator[tuple[str, Tensor]]:
     if source.gguf_file is not None:
         return iterate_gguf_weights(GgufFile(source.gguf_file))
     assert source.directory is not None
-    return iterate_safetensors(source.directory)
+    found = iterate_safetensors(source.directory)
+    if source.pooling is None:
+        return found
+    return ((as_decoder_name(name), tensor) for name, tensor in found)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
+from specengine.core.pooling import Pooling
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class ModelSource:
     gguf_file: Path | None = None
     is_dummy: bool = False
     eos_token_ids: frozenset[int] = frozenset()
+    pooling: Pooling | None = None  # of an embedding model
 
     @property
     def is_shape(self) -> bool:

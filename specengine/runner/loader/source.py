@@ -15,6 +15,7 @@ from specengine.runner.loader.hf_config import make_config
 from specengine.runner.loader.hf_directory import read_config, read_eos_token_ids
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.pooling import as_decoder, read_pooling
 
 __all__ = ["CACHE_VARIABLE", "ModelSource", "cache_directory", "resolve_model"]
 
@@ -68,7 +69,10 @@ def _directory(directory: Path, name: str) -> ModelSource:
         return _file(gguf_files[0])
     hf_config = read_config(directory)
     eos = read_eos_token_ids(directory, hf_config)
-    return ModelSource(name, hf_config, directory=directory, eos_token_ids=eos)
+    pooling = read_pooling(directory)
+    if pooling is not None:
+        hf_config = as_decoder(hf_config)
+    return ModelSource(name, hf_config, directory=directory, eos_token_ids=eos, pooling=pooling)
 
 
 def _file(path: Path) -> ModelSource:
