@@ -58,14 +58,13 @@ BASE: dict[str, Json] = {
 @dataclass(frozen=True)
 class Row:
     """One field, by OpenAI's name. uses: fields that show it at work, at every endpoint that has
-    it; at: at one endpoint, instead. drafts: drafts stand in that answer. with_speculation: where
-    more than the answer depends on drafts."""
+    it; at: at one endpoint, instead. with_speculation: what becomes of the answer, where there is
+    more to say."""
 
     name: str
     what: str
     uses: Json = field(default_factory=dict)
     at: Mapping[str, Json] = field(default_factory=dict)
-    drafts: bool = True
     with_speculation: str = "the same answer"
 
 
