@@ -52,6 +52,7 @@ class Req:
     eos_ids: frozenset[int] = frozenset()
     seed: int = 0  # sampling.seed, or one drawn on arrival
     grammar: GrammarState | None = None  # stands after output_ids
+    needs_all_rows: bool = False  # of the prompt: no KV of it may come from the prefix cache
     output_ids: list[int] = field(default_factory=list)
     state: ReqState = ReqState.WAITING
     finish_reason: FinishReason | None = None
@@ -79,6 +80,7 @@ class Req:
     finish_time: float | None = None
 
     def __post_init__(self) -> None:
+        self.needs_all_rows |= self.sampling.prompt_logprobs is not None
         eos_ids = frozenset() if self.sampling.ignore_eos else self.eos_ids
         self.end_ids = eos_ids.union(self.sampling.stop_token_ids)
 
@@ -103,6 +105,11 @@ class Req:
         nothing, so that the random stream continues where it stopped.
         """
         return self.seq_len - 1 if self.output_ids else len(self.prompt_ids)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """The lower, the earlier it is served and the later it is retracted."""
+        return self.sampling.priority, self.arrival_time
 
     @property
     def is_finished(self) -> bool:

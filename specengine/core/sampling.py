@@ -60,6 +60,9 @@ class SamplingParams:
     visible_special_ids: special tokens that skip_special_tokens leaves in the text.
 
     speculative: how far the request may be drafted for.
+
+    priority: of the requests that wait, those of the lowest are served first, and where memory is
+    short those of the highest are retracted first. No token depends on it.
     """
 
     max_tokens: int | None = 128
@@ -84,6 +87,7 @@ class SamplingParams:
     visible_special_ids: frozenset[int] = field(default=frozenset(), metadata=NO_OPTION)
     grammar: GrammarSpec | None = field(default=None, metadata=NO_OPTION)
     speculative: SpecControl = field(default=SpecControl(), metadata=NO_OPTION)
+    priority: int = field(default=0, metadata=NO_OPTION)
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
@@ -156,6 +160,7 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None:
                 _integer(name, value, 0, MAX_LOGPROBS)
+        _integer("priority", self.priority, -(2**31), 2**31 - 1)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), 2**63 - 1)
 

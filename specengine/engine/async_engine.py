@@ -6,20 +6,21 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import EngineStoppedError, SpecEngineError
+from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
 from specengine.engine.grammar.pool import GrammarPool
-from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -28,7 +29,8 @@ class Caller:
 
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[RequestOutput | Exception]
-    open_choices: int
+    open_choices: int  # as far as it has read
+    running_choices: int  # as far as it has been sent
 
 
 class AsyncEngine:
@@ -45,6 +47,7 @@ class AsyncEngine:
         self._quiet = quiet or QuietTime()
         self._grammars: GrammarPool | None = None
         self._callers: dict[str, Caller] = {}
+        self._answers: dict[asyncio.Future[Any], asyncio.AbstractEventLoop] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._stopped = False
@@ -69,6 +72,11 @@ class AsyncEngine:
         return self._engine.parts.context_length
 
     @property
+    def is_embedding(self) -> bool:
+        """It makes vectors, not text."""
+        return self._engine.parts.pooling is not None
+
+    @property
     def is_ready(self) -> bool:
         return not self._stopped and self._failure is None and self._thread.is_alive()
 
@@ -85,9 +93,33 @@ class AsyncEngine:
         Raises RequestError or QueueFullError where it cannot be served.
         """
         grammar = None if sampling.grammar is None else await self._pool().start(sampling.grammar)
+
+        def add() -> None:
+            self._engine.add_request(rid, prompt_ids, sampling, stream, grammar)
+
+        async with aclosing(self._outputs(rid, sampling.n, add)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
+        """The vector of a prompt. Raises RequestError or QueueFullError where it cannot be had."""
+
+        def add() -> None:
+            self._engine.add_embedding(rid, prompt_ids)
+
+        async with aclosing(self._outputs(rid, 1, add)) as outputs:
+            async for output in outputs:
+                if output.embedding is not None:
+                    return output.embedding
+        raise RequestError("the engine gave this request up")
+
+    async def _outputs(
+        self, rid: str, num_choices: int, add: Callable[[], None]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """What comes of the request that `add` queues, on the engine's thread."""
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
-        self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream, grammar))
+        caller = Caller(asyncio.get_running_loop(), queue, num_choices, num_choices)
+        self._post(lambda: self._add(rid, caller, add))
         try:
             while caller.open_choices:
                 item = await queue.get()
@@ -99,6 +131,20 @@ class AsyncEngine:
         finally:
             if caller.open_choices and self.is_ready:
                 self._post(lambda: self._abort(rid))
+
+    async def give_up(self, names: list[str] | None = None) -> int:
+        """End the requests of these names, or all: Engine.give_up."""
+
+        def end() -> int:
+            count = self._engine.give_up(names)
+            self._deliver(self._engine.take_outputs())
+            return count
+
+        return await self._call(end)
+
+    async def flush_cache(self) -> int:
+        """Forget the prefixes that no request holds. Returns their tokens."""
+        return await self._call(self._engine.flush_cache)
 
     def shutdown(self) -> None:
         """Stop the thread; requests in flight end with an error."""
@@ -121,17 +167,44 @@ class AsyncEngine:
         self._commands.append(command)
         self._wake.set()
 
-    def _add(
-        self,
-        rid: str,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        caller: Caller,
-        stream: bool,
-        grammar: LlguidanceState | None,
-    ) -> None:
+    async def _call(self, command: Callable[[], T]) -> T:
+        """What `command` gives on the engine's thread."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            try:
+                value = command()
+            except SpecEngineError as error:
+                self._settle(loop, answer, error)
+            else:
+                self._settle(loop, answer, value)
+
+        self._answers[answer] = loop
         try:
-            self._engine.add_request(rid, prompt_ids, sampling, stream, grammar)
+            self._post(run)
+            return await answer
+        finally:
+            self._answers.pop(answer, None)
+
+    def _settle(
+        self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any], value: Any
+    ) -> None:
+        """Have `answer`, which is waited for on `loop`, give a value or raise an error."""
+
+        def settle() -> None:
+            if answer.done():  # nobody waits any more
+                return
+            if isinstance(value, Exception):
+                answer.set_exception(value)
+            else:
+                answer.set_result(value)
+
+        self._call_on(loop, settle)
+
+    def _add(self, rid: str, caller: Caller, add: Callable[[], None]) -> None:
+        try:
+            add()
             self._callers[rid] = caller
         except SpecEngineError as error:
             self._send(caller, error)
@@ -159,6 +232,8 @@ class AsyncEngine:
             self._failure = error
         for caller in self._callers.values():
             self._send(caller, self._end())
+        for answer, loop in list(self._answers.items()):
+            self._settle(loop, answer, self._end())
 
     def _end(self) -> EngineStoppedError:
         why = "is shutting down" if self._failure is None else "has failed; its log says why"
@@ -174,11 +249,18 @@ class AsyncEngine:
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
             caller = self._callers.get(output.rid)
-            if caller is not None:
-                self._send(caller, output)
+            if caller is None:
+                continue
+            caller.running_choices -= output.finish_reason is not None
+            if not caller.running_choices:
+                del self._callers[output.rid]
+            self._send(caller, output)
 
     def _send(self, caller: Caller, item: RequestOutput | Exception) -> None:
+        self._call_on(caller.loop, lambda: caller.queue.put_nowait(item))
+
+    def _call_on(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         try:
-            caller.loop.call_soon_threadsafe(caller.queue.put_nowait, item)
+            loop.call_soon_threadsafe(call)
         except RuntimeError:  # the caller's event loop is closed: nobody is left to read
-            logger.debug("dropped an output: the event loop of its caller is closed")
+            logger.debug("dropped an answer: the event loop of its caller is closed")

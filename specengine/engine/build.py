@@ -248,6 +248,7 @@ def _assemble(
             grammars=_make_grammars(loaded),
             fixed_depth=fixed_depth(config, drafter, verifier),
             adaptive=make_adaptive(config, drafter, verifier, limit, by_hand),
+            pooling=loaded.source.pooling,
         )
     )
 

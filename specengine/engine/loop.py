@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,10 +23,11 @@ from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
-from specengine.engine.outgoing import Choice
+from specengine.engine.outgoing import Choice, is_named
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.pooler import Pooler, pool_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
 from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
@@ -91,6 +92,21 @@ class Engine:
             detokenizer = Detokenizer(self.parts.tokenizer, sampling)
             self.choices[req] = Choice(req, rid, index, detokenizer, stream)
 
+    def add_embedding(self, rid: str, prompt_ids: list[int]) -> None:
+        """Queue a prompt whose vector is wanted: of an embedding model. Its one output has it.
+
+        Raises RequestError where it cannot be served.
+        """
+        pooling = self.parts.pooling
+        if pooling is None:
+            raise RequestError(f"{self.parts.model_name} is not an embedding model", "model")
+        sampling = SamplingParams(max_tokens=1, temperature=0.0)
+        self._check(prompt_ids, sampling)
+        req = Req(f"{rid}#0", prompt_ids, sampling, needs_all_rows=pooling.needs_all)
+        self.scheduler.add(req)
+        detokenizer = Detokenizer(self.parts.tokenizer, sampling)
+        self.choices[req] = Choice(req, rid, 0, detokenizer, False, Pooler(pooling))
+
     def _start_grammar(
         self, sampling: SamplingParams, compiled: LlguidanceState | None
     ) -> GrammarState | None:
@@ -116,6 +132,21 @@ class Engine:
             self.scheduler.abort(choice.req.rid)
             del self.choices[choice.req]
 
+    def give_up(self, names: Sequence[str] | None = None) -> int:
+        """End requests as an operator asks; None ends all. Their callers get what there is, with
+        the reason "abort", from the next `step`. Returns how many requests end."""
+        chosen = {c.rid for c in self.choices.values() if names is None or is_named(c.rid, names)}
+        for choice in self.choices.values():
+            if choice.rid in chosen:
+                self.scheduler.abort(choice.req.rid, "the server's operator ended the request")
+        return len(chosen)
+
+    def flush_cache(self) -> int:
+        """Forget the KV of all prefixes that no request holds. Returns their tokens."""
+        before = self.scheduler.ledger.cache.evictable_size
+        self.scheduler.ledger.evict_all()
+        return before
+
     def step(self) -> list[RequestOutput]:
         """Runs a prefill or a round, and gives what its requests gained.
 
@@ -126,7 +157,7 @@ class Engine:
             done = self.pipeline.collect()
             self._commit(done.reqs, done.result)
             self.pipeline.send_masks()
-            return self._take_outputs()
+            return self.take_outputs()
         batch = self.scheduler.schedule()
         self._release_requests()
         if batch is not None:
@@ -137,7 +168,7 @@ class Engine:
             else:
                 self._commit(batch.reqs, self._run(batch))
             self._release_requests()
-        return self._take_outputs()
+        return self.take_outputs()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
@@ -240,6 +271,9 @@ class Engine:
         if self.pipeline is not None:
             self.pipeline.interrupt(batch)
         output = self.parts.worker.forward_batch_generation(batch.get_model_worker_batch())
+        if self.parts.pooling is not None:
+            choices = (self.choices.get(req) for req in batch.reqs)
+            pool_prefill([one.pooler if one else None for one in choices], batch, output)
         begin_async = self._begin_async(batch, output)
         result = self.parts.sample_prefill(output, masked_prefill(batch), begin_async)
         if begin_async is None:
@@ -259,7 +293,8 @@ class Engine:
         for req in self.scheduler.take_released():
             self.drafter.release(req)
 
-    def _take_outputs(self) -> list[RequestOutput]:
+    def take_outputs(self) -> list[RequestOutput]:
+        """What requests gained since the last call, or the last step."""
         outputs, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)

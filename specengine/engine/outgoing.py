@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine.core.request import Req
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import RequestOutput, RequestTimes
+from specengine.engine.pooler import Pooler
+
+
+def request_id(label: str, job: str, prompt: int) -> str:
+    """The id of one prompt's request. label: what the client calls it, which need not be unique;
+    job: unique, without ":" and "-"."""
+    return f"{label}:{job}-{prompt}"
+
+
+def is_named(rid: str, names: Sequence[str]) -> bool:
+    """Whether one of `names` is the label or the job of a request_id, or all of it."""
+    label, _, rest = rid.rpartition(":")
+    return bool({label, rest.rpartition("-")[0], rid} & set(names))
 
 
 @dataclass(eq=False)
@@ -18,6 +32,7 @@ class Choice:
     index: int
     detokenizer: Detokenizer
     streams: bool  # hands tokens out as they come
+    pooler: Pooler | None = None  # makes the vector that is wanted of its prompt
     num_sent: int = 0
 
     def take_output(self) -> RequestOutput:
@@ -39,6 +54,7 @@ class Choice:
             num_prompt_tokens=len(req.prompt_ids),
             num_cached_tokens=req.prefix_hit_len,
             spec=req.spec,
+            embedding=self.pooler.vector() if self.pooler and req.output_ids else None,
             times=RequestTimes(
                 req.arrival_time, req.first_token_time, req.finish_time, req.admitted_time
             ),

@@ -45,6 +45,7 @@ class RequestOutput:
     num_cached_tokens: int  # prompt tokens whose KV was found in the prefix cache
     spec: SpecStats  # its rounds so far
     times: RequestTimes
+    embedding: list[float] | None = None  # the prompt's vector, where that was asked for
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Demand:
 
 
 class Admission:
-    """First come, first served, as far as request rows and KV memory reach."""
+    """In the order of the queue, as far as request rows and KV memory reach."""
 
     def __init__(
         self, policy: SchedulePolicy, queues: RequestQueues, ledger: KVLedger, exits: Exits
@@ -141,8 +141,8 @@ class Admission:
 
     def _match_limit(self, req: Req) -> int:
         """Leading tokens that the cache may supply. The last one is always run again: its logits,
-        or its hidden state, start what follows. Prompt logprobs need every row."""
-        wants_rows = req.sampling.prompt_logprobs is not None and not req.output_ids
+        or its hidden state, start what follows."""
+        wants_rows = req.needs_all_rows and not req.output_ids
         return 0 if wants_rows else req.prefill_len - 1
 
     def _fits(self, req: Req, expected: int) -> bool:

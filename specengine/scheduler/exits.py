@@ -30,15 +30,15 @@ class Exits:
         self.note_change(req)
 
     def retract(self, req: Req) -> None:
-        """Back to the front of the queue. Its output stays; its KV is found in the cache or written
-        again."""
+        """Back to the front of its priority's queue. Its output stays; its KV is found in the cache
+        or written again."""
         self._release(req)
         req.state = ReqState.WAITING
         req.num_retractions += 1
         self.num_retractions += 1
         if not req.output_ids:
             req.prompt_logprobs.clear()
-        self.queues.waiting.appendleft(req)
+        self.queues.put_back(req)
 
     def note_change(self, req: Req) -> None:
         """The request has something to show: new tokens, or its end."""

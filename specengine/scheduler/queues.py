@@ -13,7 +13,7 @@ class RequestQueues:
     """Every unfinished request is in `by_rid` and in exactly one of the others."""
 
     by_rid: dict[str, Req] = field(default_factory=dict)
-    waiting: deque[Req] = field(default_factory=deque)  # first come, first served
+    waiting: deque[Req] = field(default_factory=deque)  # by priority; then first come, first served
     prefilling: list[Req] = field(default_factory=list)  # hold KV, cannot decode yet
     running: list[Req] = field(default_factory=list)
 
@@ -27,12 +27,23 @@ class RequestQueues:
         return len(self.prefilling) + len(self.running)
 
     def newest(self) -> Req:
-        """The live request that arrived last."""
-        return max(self.live, key=lambda req: req.arrival_time)
+        """The live request that arrived last, of those whose priority is the highest number."""
+        return max(self.live, key=lambda req: req.rank)
 
     def add(self, req: Req) -> None:
+        """Behind those that wait with the same priority."""
         self.by_rid[req.rid] = req
-        self.waiting.append(req)
+        place, waiting = len(self.waiting), self.waiting
+        while place and waiting[place - 1].sampling.priority > req.sampling.priority:
+            place -= 1
+        waiting.insert(place, req)
+
+    def put_back(self, req: Req) -> None:
+        """Before those that wait with the same priority."""
+        place, waiting = 0, self.waiting
+        while place < len(waiting) and waiting[place].sampling.priority < req.sampling.priority:
+            place += 1
+        waiting.insert(place, req)
 
     def start_running(self, req: Req) -> None:
         self.prefilling.remove(req)

@@ -17,8 +17,8 @@ class RoundMemory:
     """Reserves the bound of a round for every running request.
 
     Under pressure, in this order: the cache is evicted, slots that were reserved ahead are taken
-    back, and the requests that arrived last are retracted. The oldest request always goes on; one
-    that has the whole memory and still needs more is finished.
+    back, and requests are retracted: of the highest number of priority, those that arrived last.
+    The first of all always goes on; one that has the whole memory and still needs more is finished.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RoundMemory:
         short, ahead = self._short(self.queues.running, slots)
         if not short:
             return
-        short.sort(key=lambda r: r.arrival_time)
+        short.sort(key=lambda r: r.rank)
         if self.ledger.reserve_all(short, [self._wanted(req, slots, ahead) for req in short]):
             return
         for req in short:

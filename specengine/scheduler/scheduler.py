@@ -66,10 +66,10 @@ class Scheduler:
             req.stop_checker = StopStrings(req.sampling.stop, self._make_decoder(req.sampling))
         self.queues.add(req)
 
-    def abort(self, rid: str) -> None:
+    def abort(self, rid: str, why: str | None = None) -> None:
         """End a request, wherever it stands. Unknown and finished ones are ignored."""
         if (req := self.queues.by_rid.get(rid)) is not None:
-            self.exits.finish(req, FinishReason("abort"))
+            self.exits.finish(req, FinishReason("abort", message=why))
 
     def take_changed(self) -> list[Req]:
         """Requests that gained tokens or finished since the last call."""

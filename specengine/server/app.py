@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
@@ -14,13 +13,17 @@ from specengine.core.version import __version__
 from specengine.engine.chat_template import render_chat
 from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.tokens import encode_text
+from specengine.server.admin import ADMIN_PATHS, RequireAdmin, add_admin
 from specengine.server.body import BodyReader, LimitedRoute
 from specengine.server.chat import chat_job
 from specengine.server.completions import CompletionShape, completion_job
 from specengine.server.dashboard.routes import add_dashboard
-from specengine.server.errors import ApiError, install_error_handlers
-from specengine.server.generation import respond
+from specengine.server.embeddings import EmbeddingRequest, embed
+from specengine.server.errors import ApiError, install_error_handlers, json_response
+from specengine.server.generation import ChoicesAnswer, Run, respond
 from specengine.server.middleware import CatchErrors, CountResponses, RequireKey
+from specengine.server.native.answer import NativeAnswer, native_job
+from specengine.server.native.fields import NativeRequest
 from specengine.server.operation import allow_origins, open_paths
 from specengine.server.protocol import (
     ChatRequest,
@@ -28,8 +31,11 @@ from specengine.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from specengine.server.request_log import RequestLog
+from specengine.server.request_log import RequestLog, label_of
+from specengine.server.responses.answer import ResponsesAnswer, responses_job
+from specengine.server.responses.fields import ResponsesRequest
 from specengine.server.service import Service
+from specengine.server.streaming import until_disconnect
 from specengine.server.tracing import TraceRequests
 
 
@@ -50,12 +56,14 @@ def create_app(
     _add_models(app, service)
     _add_generation(app, service)
     _add_tokens(app, service)
+    add_admin(app, service)
     if config.dashboard:
         add_dashboard(app, service)
     install_error_handlers(app)
     app.add_middleware(CatchErrors)
+    app.add_middleware(RequireAdmin, key=config.admin_api_key)
     if keys:
-        app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config))
+        app.add_middleware(RequireKey, keys=keys, open_paths=open_paths(config) | ADMIN_PATHS)
     allow_origins(app, config)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", None)))
     app.add_middleware(CountResponses, counter=service.metrics.http, paths=paths)
@@ -65,22 +73,18 @@ def create_app(
     return app
 
 
-def _json(payload: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(payload), status, media_type="application/json")
-
-
 def _add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Whether the process is worth keeping: 503 once the engine has failed."""
         is_alive = service.engine is None or service.engine.is_ready
-        return _json({"status": "ok" if is_alive else "failed"}, 200 if is_alive else 503)
+        return json_response({"status": "ok" if is_alive else "failed"}, 200 if is_alive else 503)
 
     @app.get("/ready")
     async def ready() -> Response:
         """Whether requests are served: 503 while the model loads, and after SIGTERM."""
         service.require()
-        return _json({"status": "ready"})
+        return json_response({"status": "ready"})
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -101,24 +105,49 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
         names = service.names(service.require())
-        return _json({"object": "list", "data": [card(name) for name in names]})
+        return json_response({"object": "list", "data": [card(name) for name in names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        return _json(card(name))
+        return json_response(card(name))
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        job, shape = await chat_job(service.require(body.model), body)
-        return await respond(service, request, job, shape, body.streaming)
+        engine = service.require_generator(body.model)
+        job, shape = await chat_job(engine, body, label_of(request))
+        run = Run(job, service, request)
+        answer = ChoicesAnswer(run, shape, body.streaming, bool(body.return_token_ids))
+        return await respond(request, answer, bool(body.stream))
 
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        job = await completion_job(service.require(body.model), body)
-        shape = CompletionShape(job, body)
-        return await respond(service, request, job, shape, body.streaming)
+        engine = service.require_generator(body.model)
+        job = await completion_job(engine, body, label_of(request))
+        run, shape = Run(job, service, request), CompletionShape(job, body)
+        answer = ChoicesAnswer(run, shape, body.streaming, bool(body.return_token_ids))
+        return await respond(request, answer, bool(body.stream))
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        engine = service.require_generator(body.model)
+        job, writer = await responses_job(engine, body, label_of(request))
+        answer = ResponsesAnswer(Run(job, service, request), body, writer)
+        return await respond(request, answer, bool(body.stream), last_event=b"")
+
+    @app.post("/generate")
+    async def generate(body: NativeRequest, request: Request) -> Response:
+        job = await native_job(service.require_generator(), body, label_of(request))
+        answer = NativeAnswer(Run(job, service, request), body)
+        return await respond(request, answer, bool(body.stream))
+
+    @app.post("/v1/embeddings")
+    async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        engine = service.require_embedder(body.model)
+        work = embed(engine, body, request)
+        answer = await until_disconnect(request.receive, work)
+        return Response(status_code=499) if answer is None else json_response(answer)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -130,7 +159,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             ids = render_chat(engine.tokenizer, turns)
         else:
             ids = encode_text(engine.tokenizer, body.prompt or "", body.add_special_tokens)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": engine.context_length})
+        return json_response(
+            {"tokens": ids, "count": len(ids), "max_model_len": engine.context_length}
+        )
 
     @app.post("/detokenize")
     def detokenize(body: DetokenizeRequest) -> Response:
@@ -139,4 +170,4 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if not all(0 <= token < size for token in body.tokens):
             raise ApiError(400, f"tokens must lie in 0..{size - 1}", "tokens")
         decoder = IncrementalDecoder(engine.tokenizer, body.skip_special_tokens)
-        return _json({"prompt": decoder.add(body.tokens, final=True)})
+        return json_response({"prompt": decoder.add(body.tokens, final=True)})

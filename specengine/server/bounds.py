@@ -25,18 +25,26 @@ class Bound:
     param: str
     size: Callable[[Body], int]
 
+    def check(self, body: Body, limits: LimitConfig, place: str = "") -> None:
+        size, most = self.size(body), getattr(limits, self.limit)
+        if size > most:
+            option, param = limits.options()[self.limit], place + self.param
+            what = option.help.removesuffix(", as JSON without spaces")
+            message = f"{param}: {size} {what}; at most {most} are taken here ({option.flag})"
+            raise ApiError(400, message, param, "limit_exceeded")
+
 
 def check_bounds(body: Any, limits: LimitConfig) -> None:
     """ApiError (400) that names the first field which is larger than its limit."""
     if not isinstance(body, dict):
         return
     for bound in BOUNDS:
-        size, most = bound.size(body), getattr(limits, bound.limit)
-        if size > most:
-            option = limits.options()[bound.limit]
-            what = option.help.removesuffix(", as JSON without spaces")
-            message = f"{size} {what}; at most {most} are taken here ({option.flag})"
-            raise ApiError(400, f"{bound.param}: {message}", bound.param, "limit_exceeded")
+        bound.check(body, limits)
+    if isinstance(nested := body.get("sampling_params"), dict):
+        for bound in NESTED_BOUNDS:
+            bound.check(nested, limits, "sampling_params.")
+        choices = _num_prompts(body) * _as_int(nested.get("n"))
+        Bound("max_choices", "sampling_params.n", lambda _: choices).check(body, limits)
 
 
 def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
@@ -55,20 +63,25 @@ def _text_sizes(body: Any) -> Iterator[tuple[str, int]]:
     """UTF-8 bytes of each prompt, and of all messages together."""
     if not isinstance(body, dict):
         return
-    prompt, messages = body.get("prompt"), body.get("messages")
-    for one in prompt if isinstance(prompt, list) and _is_many(prompt) else [prompt]:
-        if isinstance(one, str):
-            yield "prompt", _num_bytes(one)
-    if isinstance(messages, list):
-        yield "messages", sum(_num_bytes(text) for one in messages for text in _texts(one))
+    for param in PROMPTS:
+        prompt = body.get(param)
+        for one in prompt if isinstance(prompt, list) and _is_many(prompt) else [prompt]:
+            if isinstance(one, str):
+                yield param, _num_bytes(one)
+    for param in CONVERSATIONS:
+        turns = body.get(param)
+        if isinstance(turns, list):
+            yield param, sum(_num_bytes(text) for one in turns for text in _texts(one))
 
 
-def _texts(message: Any) -> Iterator[str]:
-    content = message.get("content") if isinstance(message, dict) else None
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
-            yield text
+def _texts(turn: Any) -> Iterator[str]:
+    """Of a message, or of an item that is none."""
+    for name in ("content", "output", "summary") if isinstance(turn, dict) else ():
+        content = turn.get(name)
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
 
 
 def _num_bytes(text: str) -> int:
@@ -84,17 +97,26 @@ def _count(param: str) -> Callable[[Body], int]:
 
 
 def _num_prompts(body: Body) -> int:
-    return len(body["prompt"]) if _is_many(body.get("prompt")) else 1
+    return max(len(body[param]) if _is_many(body.get(param)) else 1 for param in PROMPTS)
 
 
 def _is_many(prompt: Any) -> bool:
-    """A list of prompts, not of token ids."""
-    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    """A list of prompts, not of token ids or of items of a conversation."""
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int | dict)
 
 
 def _num_choices(body: Body) -> int:
-    n = body.get("n")
-    return _num_prompts(body) * (n if isinstance(n, int) else 1)
+    most = max(_as_int(body.get("n")), _as_int(body.get("best_of")))
+    return _num_prompts(body) * most
+
+
+def _as_int(value: Any) -> int:
+    return value if isinstance(value, int) else 1
+
+
+def _num_items(body: Body) -> int:
+    turns = body.get("input")
+    return len(turns) if isinstance(turns, list) and not _is_many(turns) else 1
 
 
 def _longest_stop(body: Body) -> int:
@@ -119,16 +141,35 @@ def _json_bytes(param: str) -> Callable[[Body], int]:
     return size
 
 
-BOUNDS = (
-    Bound("max_messages", "messages", _count("messages")),
-    Bound("max_prompts", "prompt", _num_prompts),
-    Bound("max_choices", "n", _num_choices),
+def _format_bytes(body: Body) -> int:
+    """`text` of /v1/responses; elsewhere it is a prompt."""
+    return _json_bytes("text")(body) if isinstance(body.get("text"), dict) else 0
+
+
+# Fields that hold prompts, one or a list of them, and those that hold the turns of a conversation.
+PROMPTS = ("prompt", "text", "input_ids", "input", "instructions")
+CONVERSATIONS = ("messages", "input")
+_SAMPLING = (
     Bound("max_stop_strings", "stop", _count("stop")),
     Bound("max_stop_bytes", "stop", _longest_stop),
     Bound("max_stop_token_ids", "stop_token_ids", _count("stop_token_ids")),
     Bound("max_logit_bias", "logit_bias", _count("logit_bias")),
+)
+_FORMS = ("json_schema", "regex", "ebnf")
+# In `sampling_params`, where these fields stand in an object of their own.
+NESTED_BOUNDS = (
+    *_SAMPLING,
+    *(Bound("max_grammar_bytes", form, _json_bytes(form)) for form in _FORMS),
+)
+BOUNDS = (
+    *_SAMPLING,
+    Bound("max_messages", "messages", _count("messages")),
+    Bound("max_messages", "input", _num_items),
+    Bound("max_prompts", "prompt", _num_prompts),
+    Bound("max_choices", "n", _num_choices),
     Bound("max_grammar_bytes", "response_format", _json_bytes("response_format")),
     Bound("max_grammar_bytes", "structured_outputs", _json_bytes("structured_outputs")),
+    Bound("max_grammar_bytes", "text", _format_bytes),
     Bound("max_tools_bytes", "tools", _json_bytes("tools")),
     Bound("max_metadata_bytes", "metadata", _json_bytes("metadata")),
 )

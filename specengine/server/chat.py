@@ -11,37 +11,57 @@ from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import vocabulary_of
 from specengine.server.chat_plan import MakeParser, plan_chat
 from specengine.server.generation import Job, Json, check_context, make_job
-from specengine.server.logprobs import chat_logprobs, shown
+from specengine.server.logprobs import chat_logprobs, prompt_logprobs, shown
 from specengine.server.parsing.choice import ChoiceParser
 from specengine.server.protocol import ChatRequest
 from specengine.server.service import ServedEngine
 
 
-async def chat_job(engine: ServedEngine, body: ChatRequest) -> tuple[Job, ChatShape]:
+async def chat_job(engine: ServedEngine, body: ChatRequest, label: str) -> tuple[Job, ChatShape]:
     """Raises ApiError or RequestError where the request cannot be served."""
     plan = await asyncio.to_thread(plan_chat, engine, body)
     check_context(engine, [plan.prompt], "messages")
-    job = make_job(engine, [plan.prompt], plan.sampling)
-    return job, ChatShape(engine.tokenizer, plan.sampling, plan.make_parser)
+    job = make_job(engine, [plan.prompt], plan.sampling, label)
+    token_ids = plan.prompt if body.return_token_ids else None
+    return job, ChatShape(engine.tokenizer, plan.sampling, plan.make_parser, token_ids)
 
 
 class ChatShape:
-    """make_parser: makes the parser of a choice; without it all text is content."""
+    """make_parser: makes the parser of a choice; without it all text is content. prompt: its token
+    ids, where they are to be told."""
 
     id_prefix = "chatcmpl-"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, tokenizer: Any, sampling: SamplingParams, make_parser: MakeParser | None = None
+        self,
+        tokenizer: Any,
+        sampling: SamplingParams,
+        make_parser: MakeParser | None = None,
+        prompt: list[int] | None = None,
     ) -> None:
         self._vocabulary = vocabulary_of(tokenizer)
         self._wants_logprobs = sampling.logprobs is not None
+        self._num_prompt_logprobs = sampling.prompt_logprobs
+        self._prompt = prompt
         self._make_parser = make_parser
         self._parsers: dict[int, ChoiceParser] = {}  # of the choices that are streamed
 
+    def about_prompt(self, output: RequestOutput) -> Json:
+        told: Json = {}
+        if self._prompt is not None:
+            told["prompt_token_ids"] = self._prompt
+        if self._num_prompt_logprobs is not None:
+            entries, most = output.prompt_logprobs, self._num_prompt_logprobs
+            told["prompt_logprobs"] = prompt_logprobs(entries, self._vocabulary, most)
+        return told
+
     def opening(self, choice: int, output: RequestOutput) -> Json:
         return _chunk(choice, {"role": "assistant", "content": ""})
+
+    def silent(self, choice: int) -> Json:
+        return _chunk(choice, {"content": ""})
 
     def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
         """The logprobs of the new tokens are those of the first chunk."""

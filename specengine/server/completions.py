@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from specengine.core.errors import RequestError
 from specengine.core.request import TokenLogprob
@@ -10,23 +11,27 @@ from specengine.engine.detokenizer import IncrementalDecoder
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import encode_text, vocabulary_of
 from specengine.server.generation import Job, Json, check_context, make_job
-from specengine.server.logprobs import TextLogprobs, shown
+from specengine.server.logprobs import TextLogprobs, prompt_logprobs
 from specengine.server.protocol import CompletionRequest, Prompt
 from specengine.server.service import ServedEngine
 
 
-async def completion_job(engine: ServedEngine, body: CompletionRequest) -> Job:
+async def completion_job(engine: ServedEngine, body: CompletionRequest, label: str) -> Job:
     """Raises ApiError or RequestError where the request cannot be served."""
     sampling = body.to_sampling()
-    prompts = await asyncio.to_thread(_encode, engine, body.prompt)
+    prompts = await asyncio.to_thread(encode_prompts, engine, body.prompt)
     check_context(engine, prompts, "prompt")
-    return make_job(engine, prompts, sampling, body.is_prompt_only)
+    job = make_job(engine, prompts, sampling, label)
+    return replace(job, num_kept=body.num_kept, is_prompt_only=body.is_prompt_only)
 
 
-def _encode(engine: ServedEngine, prompts: list[Prompt]) -> list[list[int]]:
+def encode_prompts(
+    engine: ServedEngine, prompts: list[Prompt], param: str = "prompt"
+) -> list[list[int]]:
+    """Token ids of each. Raises RequestError."""
     encoded = [encode_text(engine.tokenizer, p) if isinstance(p, str) else p for p in prompts]
     if not all(encoded):
-        raise RequestError("prompt is empty; give at least one token", "prompt")
+        raise RequestError(f"{param} is empty; give at least one token", param)
     return encoded
 
 
@@ -41,18 +46,31 @@ class CompletionShape:
         self._job = job
         self._prompts: list[Prompt] = body.prompt
         self._echo = bool(body.echo)
+        self._num_logprobs = body.logprobs
+        self._num_prompt_logprobs = body.prompt_logprobs
+        self._token_ids = bool(body.return_token_ids)
         self._logprobs: dict[int, TextLogprobs] = {}
 
+    def about_prompt(self, output: RequestOutput) -> Json:
+        return {}  # each choice may have another prompt, and tells it itself
+
     def opening(self, choice: int, output: RequestOutput) -> Json | None:
-        if not self._echo:
+        if not self._echo and not self._token_ids:
             return None
-        return _choice(choice, self._echoed_text(choice), self._echoed_logprobs(choice, output))
+        text, logprobs = "", None
+        if self._echo:
+            text = self._echoed_text(choice)
+            logprobs = self._echoed_logprobs(choice, output)
+        return _choice(choice, text, logprobs) | self._about_prompt(choice, output)
+
+    def silent(self, choice: int) -> Json:
+        return _choice(choice, "", None)
 
     def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
-        has_logprobs = bool(output.logprobs) and self._job.sampling.logprobs is not None
+        has_logprobs = bool(output.logprobs) and self._num_logprobs is not None
         if not output.text_delta and not has_logprobs:
             return []
-        return [_choice(choice, output.text_delta, self._new(choice, output.logprobs, output))]
+        return [_choice(choice, output.text_delta, self._new(choice, output.logprobs))]
 
     def closing(self, choice: int, output: RequestOutput) -> Json:
         assert output.finish_reason is not None
@@ -64,35 +82,46 @@ class CompletionShape:
         if self._echo:
             text = self._echoed_text(choice) + text
             logprobs = self._echoed_logprobs(choice, output)
-        new = self._new(choice, output.all_logprobs, output)
+        new = self._new(choice, output.all_logprobs)
         if logprobs is not None and new is not None:
             new = {name: logprobs[name] + new[name] for name in new}
-        return _choice(choice, text, new, output.finish_reason.kind)
+        told = _choice(choice, text, new, output.finish_reason.kind)
+        return told | self._about_prompt(choice, output)
+
+    def _about_prompt(self, choice: int, output: RequestOutput) -> Json:
+        told: Json = {}
+        if self._token_ids:
+            told["prompt_token_ids"] = self._job.prompts[choice // self._job.num_told]
+        if self._num_prompt_logprobs is not None:
+            entries, most = output.prompt_logprobs, self._num_prompt_logprobs
+            vocabulary = vocabulary_of(self._job.engine.tokenizer)
+            told["prompt_logprobs"] = prompt_logprobs(entries, vocabulary, most)
+        return told
 
     def _echoed_text(self, choice: int) -> str:
-        prompt = self._prompts[choice // self._job.sampling.n]
+        prompt = self._prompts[choice // self._job.num_told]
         if isinstance(prompt, str):
             return prompt
         skip = self._job.sampling.skip_special_tokens
         return IncrementalDecoder(self._job.engine.tokenizer, skip).add(prompt, final=True)
 
     def _echoed_logprobs(self, choice: int, output: RequestOutput) -> Json | None:
-        if self._job.sampling.logprobs is None:
+        if self._num_logprobs is None:
             return None
-        prompt = self._job.prompts[choice // self._job.sampling.n]
-        return self._writer(choice).take(prompt, output.prompt_logprobs)
+        prompt = self._job.prompts[choice // self._job.num_told]
+        return self._writer(choice, self._num_logprobs).take(prompt, output.prompt_logprobs)
 
-    def _new(self, choice: int, entries: list[TokenLogprob], output: RequestOutput) -> Json | None:
-        if self._job.sampling.logprobs is None:
+    def _new(self, choice: int, entries: list[TokenLogprob]) -> Json | None:
+        if self._num_logprobs is None:
             return None
-        kept = shown(entries, output.finish_reason)
-        return self._writer(choice).take([entry.token for entry in kept], kept)
+        tokens = [entry.token for entry in entries]
+        return self._writer(choice, self._num_logprobs).take(tokens, entries)
 
-    def _writer(self, choice: int) -> TextLogprobs:
+    def _writer(self, choice: int, most: int) -> TextLogprobs:
         if choice not in self._logprobs:
             vocabulary = vocabulary_of(self._job.engine.tokenizer)
             skip = self._job.sampling.skip_special_tokens
-            self._logprobs[choice] = TextLogprobs(vocabulary, skip)
+            self._logprobs[choice] = TextLogprobs(vocabulary, skip, most)
         return self._logprobs[choice]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,10 @@ class BodyRefused(HTTPException):
         self.error = error
 
 
+def json_response(payload: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(payload), status, media_type="application/json")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """What the client is told; an error that nobody foresaw goes to the log instead."""
     if isinstance(error, ApiError):
@@ -67,7 +72,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, EngineStoppedError):
         return ApiError(503, str(error), code="stopped")
     if isinstance(error, RequestValidationError):
-        return _of_validation(error)
+        return _of_body(error)
     if isinstance(error, SpecEngineError):
         logger.error("request failed: %s", error)
         return ApiError(500, str(error))
@@ -75,16 +80,9 @@ def as_api_error(error: Exception) -> ApiError:
     return ApiError(500, "internal error; the server's log has the details")
 
 
-def _of_validation(error: RequestValidationError) -> ApiError:
-    first = error.errors()[0]
-    kind, place = first["type"], first["loc"][1:]
-    if kind == "json_invalid":
-        reason = first.get("ctx", {}).get("error", first["msg"])
-        return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
-    if not place:
-        return ApiError(
-            400, "the body must be a JSON object, sent with Content-Type: application/json"
-        )
+def of_validation(first: Mapping[str, Any], prefix: tuple[int | str, ...] = ()) -> ApiError:
+    """first: of pydantic's list of errors. prefix: where what was validated stands in the body."""
+    kind, place = first["type"], (*prefix, *first["loc"])
     param = _path(place)
     if kind == "extra_forbidden":
         return ApiError(400, f"{param} is not a parameter of this endpoint", param, "unknown_param")
@@ -92,6 +90,19 @@ def _of_validation(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"{param} is required", param, "missing_param")
     reason = str(first["msg"]).removeprefix("Value error, ")
     return ApiError(400, f"{param}: {reason[:1].lower()}{reason[1:]}", param)
+
+
+def _of_body(error: RequestValidationError) -> ApiError:
+    first = error.errors()[0]
+    place = first["loc"][1:]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return ApiError(400, f"the body is not valid JSON: {reason}", code="invalid_json")
+    if not place:
+        return ApiError(
+            400, "the body must be a JSON object, sent with Content-Type: application/json"
+        )
+    return of_validation({**first, "loc": place})
 
 
 def _path(place: tuple[int | str, ...]) -> str:

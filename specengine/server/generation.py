@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -15,12 +15,14 @@ from starlette.responses import Response
 from specengine.core.request import FinishReason
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
+from specengine.engine.outgoing import request_id
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.errors import ApiError
-from specengine.server.metrics import ServerMetrics
-from specengine.server.request_log import RequestRecord, record_of
+from specengine.server.logprobs import LOWEST
+from specengine.server.request_log import record_of
 from specengine.server.service import ServedEngine, Service, system_fingerprint
 from specengine.server.streaming import (
+    DONE,
     EventStream,
     Streaming,
     closing,
@@ -34,40 +36,68 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """Prompts to complete, n choices each; choice numbers run over all of them."""
+    """Prompts to complete, n choices each; choice numbers run over all of them.
+
+    label: what the client calls the request. num_kept: choices of a prompt that are told, the
+    likeliest a token; None tells all. is_prompt_only: one token is generated, and not told.
+    """
 
     engine: ServedEngine
     id: str
     prompts: list[list[int]]
     sampling: SamplingParams
-    is_prompt_only: bool = False  # one token is generated, and not told
+    label: str = ""
+    num_kept: int | None = None
+    is_prompt_only: bool = False
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.sampling.n
 
+    @property
+    def num_told(self) -> int:
+        """Choices of a prompt."""
+        return self.num_kept or self.sampling.n
+
     async def outputs(self, stream: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(choice, output) as they come, or a finished choice at a time. Closing it early aborts
         every prompt."""
         sources = [
-            self.engine.generate(prompt, self.sampling, f"{self.id}-{number}", stream)
+            self.engine.generate(
+                prompt, self.sampling, request_id(self.label, self.id, number), stream
+            )
             for number, prompt in enumerate(self.prompts)
         ]
         if len(sources) == 1:
             async with closing(sources[0]) as outputs:
                 async for output in outputs:
-                    yield output.index, self._shown(output)
+                    yield output.index, self._told(output)
             return
         async with closing(merge(sources)) as merged:
             async for number, output in merged:
-                yield number * self.sampling.n + output.index, self._shown(output)
+                yield number * self.sampling.n + output.index, self._told(output)
 
-    def _shown(self, output: RequestOutput) -> RequestOutput:
-        """ApiError where the engine gave the request up."""
-        return _without_text(_checked(output)) if self.is_prompt_only else _checked(output)
+    def kept(self, finished: Mapping[int, RequestOutput]) -> list[tuple[int, RequestOutput]]:
+        """(choice, output) of what is told, of all finished choices; numbered anew."""
+        told = []
+        for start in range(0, self.num_choices, self.sampling.n):
+            of_prompt = [finished[choice] for choice in range(start, start + self.sampling.n)]
+            if self.num_told < len(of_prompt):
+                of_prompt.sort(key=_mean_logprob, reverse=True)
+            told += of_prompt[: self.num_told]
+        return list(enumerate(told))
+
+    def _told(self, output: RequestOutput) -> RequestOutput:
+        return _without_text(output) if self.is_prompt_only else output
 
 
-def _checked(output: RequestOutput) -> RequestOutput:
+def _mean_logprob(output: RequestOutput) -> float:
+    entries = output.all_logprobs
+    return sum(max(one.logprob, LOWEST) for one in entries) / max(len(entries), 1)
+
+
+def checked(output: RequestOutput) -> RequestOutput:
+    """ApiError where the engine gave the request up."""
     finish = output.finish_reason
     if finish is not None and finish.kind not in ("stop", "length"):
         status = 503 if finish.kind == "abort" else 400
@@ -90,12 +120,9 @@ def _without_text(output: RequestOutput) -> RequestOutput:
 
 
 def make_job(
-    engine: ServedEngine,
-    prompts: list[list[int]],
-    sampling: SamplingParams,
-    is_prompt_only: bool = False,
+    engine: ServedEngine, prompts: list[list[int]], sampling: SamplingParams, label: str = ""
 ) -> Job:
-    return Job(engine, uuid4().hex, prompts, sampling, is_prompt_only)
+    return Job(engine, uuid4().hex, prompts, sampling, label)
 
 
 def check_context(engine: ServedEngine, prompts: list[list[int]], param: str) -> None:
@@ -116,8 +143,16 @@ class Shape(Protocol):
     object: str
     chunk_object: str
 
+    def about_prompt(self, output: RequestOutput) -> Json:
+        """Fields of the whole answer, and of a choice's first chunk, beside its choices."""
+        ...
+
     def opening(self, choice: int, output: RequestOutput) -> Json | None:
         """The choice's first chunk, before any generated text."""
+        ...
+
+    def silent(self, choice: int) -> Json:
+        """A chunk of no text."""
         ...
 
     def deltas(self, choice: int, output: RequestOutput) -> list[Json]:
@@ -133,23 +168,55 @@ class Shape(Protocol):
         ...
 
 
-@dataclass
-class Tally:
-    """The finished choices of a job, in the order in which they finished."""
+class Run:
+    """A job on its way: what its choices gave, counted for metrics and log."""
 
-    job: Job
-    finished: dict[int, RequestOutput] = field(default_factory=dict)
+    def __init__(self, job: Job, service: Service, request: Request) -> None:
+        self.job = job
+        self.finished: dict[int, RequestOutput] = {}  # in the order in which they finished
+        self._metrics = service.metrics
+        self._record = record_of(request.scope)
+        self._record.prompt_tokens = sum(len(prompt) for prompt in job.prompts)
+
+    async def outputs(self, stream: bool) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """As those of the job."""
+        async with closing(self.job.outputs(stream)) as outputs:
+            async for choice, output in outputs:
+                if output.finish_reason is not None:
+                    self.finished[choice] = output
+                    self._metrics.observe(output)
+                    self._record.count(output)
+                yield choice, output
+
+    async def finish(self) -> None:
+        """Wait for all choices. Raises ApiError where one was given up."""
+        async with closing(self.outputs(stream=False)) as outputs:
+            async for _, output in outputs:
+                checked(output)
+
+    def note_error(self, error: ApiError) -> None:
+        """Have the log tell an error that the answer tells in its own way."""
+        self._record.error = error.body()["error"]
 
     @property
     def is_complete(self) -> bool:
         return len(self.finished) == self.job.num_choices
 
-    def usage(self) -> Json:
-        """A prompt counts once, whatever its n; hits are those of its first choice."""
-        made = sum(len(output.token_ids) for output in self.finished.values())
+    @property
+    def num_made(self) -> int:
+        """Tokens of the finished choices."""
+        return sum(len(output.token_ids) for output in self.finished.values())
+
+    @property
+    def num_cached(self) -> int:
+        """Prompt tokens found in the cache, by the first choice of each prompt."""
         firsts = range(0, self.job.num_choices, self.job.sampling.n)
-        cached = sum(self.finished[choice].num_cached_tokens for choice in firsts)
-        return self.usage_so_far(made) | {"prompt_tokens_details": {"cached_tokens": cached}}
+        return sum(self.finished[choice].num_cached_tokens for choice in firsts)
+
+    def usage(self) -> Json:
+        """A prompt counts once, whatever its n."""
+        details = {"prompt_tokens_details": {"cached_tokens": self.num_cached}}
+        return self.usage_so_far(self.num_made) | details
 
     def usage_so_far(self, made: int) -> Json:
         prompts = sum(len(prompt) for prompt in self.job.prompts)
@@ -163,84 +230,88 @@ class Tally:
         return {"speculative_decoding": speculative_metrics(spec)}
 
 
-class Answer:
-    """Writes a job's outputs down in the shape of its endpoint."""
+class Answer(Protocol):
+    """What an endpoint answers with: whole, or in events."""
+
+    async def whole(self) -> Any: ...
+
+    def events(self) -> AsyncIterator[bytes]: ...
+
+
+class ChoicesAnswer:
+    """Writes a job's outputs down as choices, in the shape of their endpoint. token_ids: those of
+    the choices as well."""
 
     def __init__(
-        self, job: Job, shape: Shape, metrics: ServerMetrics, record: RequestRecord
+        self, run: Run, shape: Shape, streaming: Streaming | None, token_ids: bool = False
     ) -> None:
-        self.job = job
+        self.run = run
         self.shape = shape
-        self.metrics = metrics
-        self.record = record
+        self.streaming = streaming
+        self.token_ids = token_ids
+        engine = run.job.engine
         self._head: Json = {
-            "id": shape.id_prefix + job.id,
+            "id": shape.id_prefix + run.job.id,
             "object": shape.object,
             "created": int(time.time()),
-            "model": job.engine.model_name,
-            "system_fingerprint": system_fingerprint(job.engine.config),
+            "model": engine.model_name,
+            "system_fingerprint": system_fingerprint(engine.config),
         }
 
     async def whole(self) -> Json:
-        tally = Tally(self.job)
-        async with closing(self.job.outputs(stream=False)) as outputs:
-            async for choice, output in outputs:
-                self._count(tally, choice, output)
-        ordered = sorted(tally.finished.items())
-        choices = [self.shape.whole(choice, output) for choice, output in ordered]
-        results = {"choices": choices, "usage": tally.usage(), "metrics": tally.metrics()}
-        return self._head | results
+        await self.run.finish()
+        told = self.run.job.kept(self.run.finished)
+        choices = [self.shape.whole(choice, output) for choice, output in told]
+        if self.token_ids:
+            for choice, (_, output) in zip(choices, told, strict=True):
+                choice["token_ids"] = output.token_ids
+        results = {"usage": self.run.usage(), "metrics": self.run.metrics()}
+        return self._head | {"choices": choices} | results | self.shape.about_prompt(told[0][1])
 
-    async def events(self, streaming: Streaming) -> AsyncIterator[bytes]:
-        tally = Tally(self.job)
+    async def events(self) -> AsyncIterator[bytes]:
+        streaming, run = self.streaming, self.run
+        assert streaming is not None
         opened: set[int] = set()
         made = 0
         usage: Json = {"usage": None} if streaming.has_usage else {}
-        async with closing(self.job.outputs(stream=True)) as outputs:
+        async with closing(run.outputs(stream=True)) as outputs:
             async for choice, output in outputs:
-                self._count(tally, choice, output)
+                checked(output)
                 made += len(output.new_token_ids)
                 if streaming.has_usage_in_chunks:
-                    usage = {"usage": tally.usage_so_far(made)}
-                is_last = tally.is_complete and not streaming.has_usage
-                last = {"metrics": tally.metrics()} if is_last else {}
+                    usage = {"usage": run.usage_so_far(made)}
+                is_last = run.is_complete and not streaming.has_usage
+                last = {"metrics": run.metrics()} if is_last else {}
+                first = {} if choice in opened else self.shape.about_prompt(output)
                 for chunk in self._chunks(choice, output, choice not in opened):
                     closes = chunk["finish_reason"] is not None
-                    yield event(self._chunk([chunk]) | usage | (last if closes else {}))
-                opened.add(choice)
+                    yield event(self._chunk([chunk]) | usage | first | (last if closes else {}))
+                    first = {}
+                    opened.add(choice)
         if streaming.has_usage:
-            totals = {"usage": tally.usage(), "metrics": tally.metrics()}
+            totals = {"usage": run.usage(), "metrics": run.metrics()}
             yield event(self._chunk([]) | totals)
 
     def _chunks(self, choice: int, output: RequestOutput, is_first: bool) -> list[Json]:
-        chunks = []
         opening = self.shape.opening(choice, output) if is_first else None
-        if opening is not None:
-            chunks.append(opening)
-        chunks += self.shape.deltas(choice, output)
+        chunks = self.shape.deltas(choice, output)
         if output.finish_reason is not None:
             chunks.append(self.shape.closing(choice, output))
-        return chunks
-
-    def _count(self, tally: Tally, choice: int, output: RequestOutput) -> None:
-        if output.finish_reason is not None:
-            tally.finished[choice] = output
-            self.metrics.observe(output)
-            self.record.count(output)
+        if self.token_ids and output.new_token_ids:
+            chunks = chunks or [self.shape.silent(choice)]
+            chunks[0]["token_ids"] = output.new_token_ids
+        return chunks if opening is None else [opening, *chunks]
 
     def _chunk(self, choices: list[Json]) -> Json:
         return self._head | {"object": self.shape.chunk_object, "choices": choices}
 
 
 async def respond(
-    service: Service, request: Request, job: Job, shape: Shape, streaming: Streaming | None
+    request: Request, answer: Answer, streams: bool, last_event: bytes = DONE
 ) -> Response:
     """The HTTP answer; work stops as soon as the client goes away."""
-    record = record_of(request.scope)
-    record.prompt_tokens = sum(len(prompt) for prompt in job.prompts)
-    answer = Answer(job, shape, service.metrics, record)
-    if streaming is not None:
-        return EventStream(answer.events(streaming))
+    if streams:
+        return EventStream(answer.events(), last_event)
     body = await until_disconnect(request.receive, answer.whole())
     if body is None:
         return Response(status_code=499)  # nobody reads it

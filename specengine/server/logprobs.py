@@ -14,7 +14,7 @@ LOWEST = -9999.0
 
 
 def shown(entries: Sequence[TokenLogprob], finish: FinishReason | None) -> Sequence[TokenLogprob]:
-    """Without the token that ended the text: like EOS, it is no part of the content."""
+    """Those of a chat: without the token that ended the text, which is no part of the content."""
     if finish is None or finish.kind != "stop" or not entries:
         return entries
     return entries[:-1] if entries[-1].token == finish.matched else entries
@@ -38,21 +38,62 @@ def _chat_token(vocabulary: Vocabulary, token: int, logprob: float) -> dict[str,
     }
 
 
-class TextLogprobs:
-    """The `logprobs` of a text choice, chunk after chunk: offsets run on."""
+def prompt_logprobs(
+    entries: Sequence[TokenLogprob | None], vocabulary: Vocabulary, most: int
+) -> list[dict[str, Any] | None]:
+    """By token id, the token that stands at each place and the `most` best ones: vLLM's form. A
+    token's rank is known among these alone. None where nothing predicted the token."""
+    return [None if one is None else _at_place(one, vocabulary, most) for one in entries]
 
-    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
+
+def _at_place(entry: TokenLogprob, vocabulary: Vocabulary, most: int) -> dict[str, Any]:
+    ranked: list[tuple[tuple[int, float], int | None]] = [
+        (pair, rank) for rank, pair in enumerate(entry.top[:most], 1)
+    ]
+    if entry.token not in {token for (token, _), _ in ranked}:
+        ranked.insert(0, ((entry.token, entry.logprob), rank_of(entry)))
+    return {
+        str(token): {
+            "logprob": max(logprob, LOWEST),
+            "rank": rank,
+            "decoded_token": vocabulary.text_of(token),
+        }
+        for (token, logprob), rank in ranked
+    }
+
+
+def rank_of(entry: TokenLogprob) -> int | None:
+    """1 is the best token; None where it is none of those that were asked for."""
+    ranks = (rank for rank, (token, _) in enumerate(entry.top, 1) if token == entry.token)
+    return next(ranks, None)
+
+
+def name_of(vocabulary: Vocabulary, token: int) -> str:
+    """Its text; as OpenAI does, its bytes where it is no whole character: tokens are told apart."""
+    piece = vocabulary.bytes_of(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class TextLogprobs:
+    """The `logprobs` of a text choice, chunk after chunk: offsets run on. Token j of a choice is
+    entry j, the one that ended the text included, so that clients may cut the lists by tokens."""
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool, most: int) -> None:
+        """most: alternatives of a place."""
         self._vocabulary = vocabulary
+        self._most = most
         self._skipped = vocabulary.special_ids if skip_special_tokens else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
     def take(self, tokens: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any]:
         """None stands for a first token, which nothing predicted."""
-        text_of = self._vocabulary.text_of
         tops = [None if entry is None else self._top(entry) for entry in entries]
         return {
-            "tokens": [text_of(token) for token in tokens],
+            "tokens": [name_of(self._vocabulary, token) for token in tokens],
             "token_logprobs": [None if e is None else max(e.logprob, LOWEST) for e in entries],
             "top_logprobs": tops,
             "text_offset": [self._place(token) for token in tokens],
@@ -60,8 +101,11 @@ class TextLogprobs:
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """The best tokens, and the one that stands here if it is none of them."""
-        pairs = [(entry.token, entry.logprob), *entry.top]
-        return {self._vocabulary.text_of(t): max(logprob, LOWEST) for t, logprob in pairs}
+        found: dict[str, float] = {}
+        for token, logprob in [(entry.token, entry.logprob), *entry.top[: self._most]]:
+            # Two tokens of one name: the first is the better one, or the one that stands here.
+            found.setdefault(name_of(self._vocabulary, token), max(logprob, LOWEST))
+        return found
 
     def _place(self, token: int) -> int:
         place = self._offset

@@ -1,45 +1,20 @@
-"""Requests of the OpenAI API, as this server takes them.
-
-Every field is honoured or refused by name; null stands for a field's default, as in OpenAI's API.
-Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingParams.
-"""
+"""Requests of OpenAI's chat and text completions, and of /tokenize and /detokenize."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
-from specengine.core.sampling import MAX_LOGPROBS, SamplingParams, SpecControl
+from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
+from specengine.server.fields import SamplingFields, is_token
 from specengine.server.messages import Message
 from specengine.server.streaming import Streaming
 from specengine.server.strict import Strict
-from specengine.server.structured import ResponseFormat, StructuredOutputs
+from specengine.server.structured import ResponseFormat
 from specengine.server.tool_fields import ToolFields
-
-# Fields of SamplingParams that this API calls or counts otherwise, or that the server sets itself;
-# it has all others under their names.
-_OTHERWISE = {
-    *("max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"),
-    "visible_special_ids",
-}
-_SHARED = tuple(one.name for one in fields(SamplingParams) if one.name not in _OTHERWISE)
-
-
-def _as_strings(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _as_bias(value: Any) -> Any:
-    """JSON keys are strings; here they are token ids."""
-    if not isinstance(value, dict):
-        return value
-    if not all(str(key).isdecimal() for key in value):
-        raise ValueError("keys must be token ids")
-    return {int(key): bias for key, bias in value.items()}
 
 
 class StreamOptions(Strict):
@@ -56,50 +31,28 @@ class StreamOptions(Strict):
         return self
 
 
-class Speculative(Strict):
-    """How far this request may be drafted for; its answer does not depend on it."""
-
-    enabled: bool | None = None
-    num_steps: int | None = None
-
-    def control(self) -> SpecControl:
-        """Raises RequestError."""
-        return SpecControl(self.enabled is not False, self.num_steps)
-
-
-class GenerationRequest(Strict):
+class GenerationRequest(SamplingFields):
     """What chat and text completions share."""
 
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_as_bias)] = None
-    seed: int | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_as_strings)] = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     n: int | None = Field(default=None, ge=1)
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    speculative: Speculative | None = None
+    prompt_logprobs: int | None = Field(
+        default=None, description="of the prompt's tokens, each with so many of the best"
+    )
+    return_token_ids: bool | None = Field(default=None, description="of prompt and answer")
     user: str | None = Field(default=None, description="accepted; nothing depends on it")
     metadata: Any = Field(default=None, description="any JSON; accepted, not kept")
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> GenerationRequest:
+    def _streams_fit(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options needs stream to be true", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs are not streamed; leave one out", "prompt_logprobs")
         return self
 
     @property
@@ -110,24 +63,15 @@ class GenerationRequest(Strict):
         options = self.stream_options or StreamOptions()
         return Streaming(bool(options.include_usage), bool(options.continuous_usage_stats))
 
-    def sampling(self, **values: Any) -> SamplingParams:
-        """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
-        given = {name: getattr(self, name) for name in _SHARED}
-        given["grammar"] = self._grammar()
-        given["speculative"] = self.speculative and self.speculative.control()
-        return SamplingParams(
-            **{name: value for name, value in given.items() if value is not None}, **values
-        )
-
-    def _grammar(self) -> GrammarSpec | None:
-        format, outputs = self.response_format, self.structured_outputs
-        asked = None if format is None else format.grammar()
-        if asked is not None and outputs is not None:
+    def grammar(self) -> GrammarSpec | None:
+        format = self.response_format
+        asked, other = None if format is None else format.grammar(), super().grammar()
+        if asked is not None and other is not None:
             raise RequestError(
                 "response_format and structured_outputs both ask for a form; give one of them",
                 "structured_outputs",
             )
-        return asked if outputs is None else outputs.grammar()
+        return asked or other
 
 
 class ChatRequest(ToolFields, GenerationRequest):
@@ -160,17 +104,18 @@ class ChatRequest(ToolFields, GenerationRequest):
         return self.sampling(
             max_tokens=self.max_tokens if limit is None else limit,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
 Prompt = str | list[int]
 
 
-def _as_prompts(value: Any) -> list[Prompt]:
+def as_prompts(value: Any) -> list[Prompt]:
     """A text, token ids, or a list of either -> the list."""
-    prompts = value if isinstance(value, list) and value and not _is_token(value[0]) else [value]
+    prompts = value if isinstance(value, list) and value and not is_token(value[0]) else [value]
     for prompt in prompts:
-        is_ids = isinstance(prompt, list) and all(_is_token(token) for token in prompt)
+        is_ids = isinstance(prompt, list) and all(is_token(token) for token in prompt)
         if not isinstance(prompt, str) and not (is_ids and prompt):
             raise ValueError(
                 "must be a text, a list of texts, a list of token ids, or a list of such lists"
@@ -178,19 +123,31 @@ def _as_prompts(value: Any) -> list[Prompt]:
     return prompts
 
 
-def _is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 class CompletionRequest(GenerationRequest):
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ()}
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ()}
 
-    prompt: Annotated[list[Any], BeforeValidator(_as_prompts)] = Field(
+    prompt: Annotated[list[Any], BeforeValidator(as_prompts)] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"
     )
     echo: bool | None = None
     logprobs: int | None = None
     max_tokens: int | None = 16
+    best_of: int | None = Field(
+        default=None, ge=1, description="choices that are made; the n likeliest a token are kept"
+    )
+
+    @model_validator(mode="after")
+    def _best_of_fits(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < self.num_kept:
+            raise RequestError(f"best_of ({self.best_of}) is less than n", "best_of")
+        if self.best_of is not None and self.best_of > self.num_kept and self.stream:
+            raise RequestError("the best are known at the end: best_of has no stream", "best_of")
+        return self
+
+    @property
+    def num_kept(self) -> int:
+        """Choices of a prompt that are answered with."""
+        return self.n or 1
 
     @property
     def is_prompt_only(self) -> bool:
@@ -199,10 +156,14 @@ class CompletionRequest(GenerationRequest):
 
     def to_sampling(self) -> SamplingParams:
         limit = 1 if self.is_prompt_only else self.max_tokens
+        made, logprobs = self.best_of or self.num_kept, self.logprobs
+        of_prompt = [self.prompt_logprobs, logprobs if self.echo else None]
+        asked = [one for one in of_prompt if one is not None]
         return self.sampling(
             max_tokens=16 if limit is None else limit,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.logprobs if self.echo else None,
+            n=made,
+            logprobs=0 if logprobs is None and made > self.num_kept else logprobs,
+            prompt_logprobs=max(asked, default=None),
         )
 
 

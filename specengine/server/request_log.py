@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specengine.core.spec_stats import SpecStats
@@ -68,6 +69,11 @@ class RequestRecord:
 def record_of(scope: Scope) -> RequestRecord:
     record: RequestRecord = scope["state"]["record"]
     return record
+
+
+def label_of(request: Request) -> str:
+    """What its client calls the request: X-Request-Id."""
+    return record_of(request.scope).id
 
 
 class RequestLog:

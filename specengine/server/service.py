@@ -32,6 +32,9 @@ class ServedEngine(Protocol):
     def context_length(self) -> int: ...
 
     @property
+    def is_embedding(self) -> bool: ...
+
+    @property
     def is_ready(self) -> bool: ...
 
     def generate(
@@ -39,6 +42,18 @@ class ServedEngine(Protocol):
     ) -> AsyncIterator[RequestOutput]:
         """Outputs of all choices, interleaved; without `stream`, one of each, at its end.
         Closing the iterator early aborts the request."""
+        ...
+
+    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
+        """The vector of a prompt, where is_embedding."""
+        ...
+
+    async def give_up(self, names: list[str] | None = None) -> int:
+        """End the requests of these names, or all; their number."""
+        ...
+
+    async def flush_cache(self) -> int:
+        """Forget the prefixes that no request holds; their tokens."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -68,6 +83,25 @@ class Service:
             message = f"the model {model!r} is not served here; {self.engine.model_name!r} is"
             raise ApiError(404, message, "model", "model_not_found")
         return self.engine
+
+    def require_generator(self, model: str | None = None) -> ServedEngine:
+        """The engine, if it generates text. Raises ApiError."""
+        engine = self.require(model)
+        if engine.is_embedding:
+            message = f"{engine.model_name} is an embedding model; use /v1/embeddings"
+            raise ApiError(501, message, "model", "not_supported")
+        return engine
+
+    def require_embedder(self, model: str | None = None) -> ServedEngine:
+        """The engine, if it makes vectors. Raises ApiError."""
+        engine = self.require(model)
+        if not engine.is_embedding:
+            message = (
+                f"{engine.model_name} generates text and has no embeddings; serve a model whose "
+                "directory says how to pool, in sentence-transformers' modules.json"
+            )
+            raise ApiError(501, message, "model", "not_supported")
+        return engine
 
     def names(self, engine: ServedEngine) -> tuple[str, ...]:
         """Under which requests may ask for the model."""

@@ -59,10 +59,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], last_event: bytes = DONE) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._last_event = last_event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnect(receive, self._send(send))
@@ -80,7 +81,7 @@ class EventStream(Response):
                 if not started:
                     raise
                 await send(_body(event(as_api_error(error).body())))
-        await send(_body(DONE))
+        await send(_body(self._last_event))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _start(self, send: Send) -> None:

@@ -61,6 +61,7 @@ class FakeEngine:
     model_name: str = "fake"
     context_length: int = 200
     is_ready: bool = True
+    is_embedding: bool = False
     script: str = "Hi, é😀 there"
     delay: float = 0.0
     error: Exception | None = None  # raised instead of a chunk ...
@@ -69,12 +70,15 @@ class FakeEngine:
     prompts: list[str] = field(default_factory=list)
     samplings: list[SamplingParams] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    rids: list[str] = field(default_factory=list)
+    given_up: list[list[str] | None] = field(default_factory=list)  # names, of each call
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:
         self.prompts.append(self.tokenizer.decode(prompt_ids))
         self.samplings.append(sampling)
+        self.rids.append(rid)
         choices = [self._choice(prompt_ids, sampling, rid, k) for k in range(sampling.n)]
         running, chunks = list(choices), 0
         try:
@@ -147,6 +151,19 @@ class FakeEngine:
             spec=SpecTotals(8, 5, 20, 9, [5, 4]),
             depth=Decision(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
         )
+
+    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
+        """Length and first token."""
+        self.prompts.append(self.tokenizer.decode(prompt_ids))
+        self.rids.append(rid)
+        return [float(len(prompt_ids)), prompt_ids[0] / 3]
+
+    async def give_up(self, names: list[str] | None = None) -> int:
+        self.given_up.append(names)
+        return 3
+
+    async def flush_cache(self) -> int:
+        return 17
 
     def shutdown(self) -> None:
         self.is_ready = False

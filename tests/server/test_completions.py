@@ -86,8 +86,8 @@ def test_echo_with_logprobs(lenient_client: OpenAI, engine: Any, stream: bool) -
         name: [item for one in logprobs for item in getattr(one, name)]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     }
-    assert joined["tokens"] == ["a", "b", "\ufffd", "\ufffd", "b"]
-    assert joined["text_offset"] == [0, 1, 2, 2, 3]
+    assert joined["tokens"] == ["a", "b", "bytes:\\xc3", "bytes:\\xa9", "b", "<eos>"]
+    assert joined["text_offset"] == [0, 1, 2, 2, 3, 4]
     assert joined["token_logprobs"][0] is joined["top_logprobs"][0] is None
     assert set(joined["top_logprobs"][1]) == {"b", "c"}
     assert engine.samplings[0].prompt_logprobs == 2

@@ -20,6 +20,7 @@ from specengine.server.bounds import BOUNDS
 from specengine.server.errors import ApiError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "/v1/responses"
 LIMITS = LimitConfig()
 Json = dict[str, Any]
 
@@ -42,10 +43,22 @@ def schema(comment: str) -> Json:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$comment": comment}}}
 
 
+def text_format(comment: str) -> Json:
+    return {"format": {"type": "json_schema", "name": "x", "schema": {"$comment": comment}}}
+
+
 SIZED: dict[tuple[str, str], tuple[str, Callable[[int], Json]]] = {
     ("max_messages", "messages"): (
         CHAT,
         lambda size: chat(messages=[{"role": "user", "content": ""}] * size),
+    ),
+    ("max_messages", "input"): (
+        RESPONSES,
+        lambda size: {"model": "fake", "input": [{"role": "user", "content": ""}] * size},
+    ),
+    ("max_grammar_bytes", "text"): (
+        RESPONSES,
+        lambda size: {"model": "fake", "input": "x", "text": padded(size, text_format)},
     ),
     ("max_prompts", "prompt"): (TEXT, lambda size: text(prompt=["x"] * size)),
     ("max_choices", "n"): (TEXT, lambda size: text(prompt=["x"], n=size)),

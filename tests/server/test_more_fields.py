@@ -33,13 +33,10 @@ def test_metadata_is_any_json(site: Any, engine: Any, path: str, metadata: Any) 
 
 
 @pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize(("field", "value"), [("best_of", 2), ("suffix", "x"), ("priority", 1)])
-def test_what_is_not_served_is_refused_by_name(
-    site: Any, path: str, field: str, value: Any
-) -> None:
-    error = site.refusal(path, 400, **BODIES[path], **{field: value})
-    assert error["param"] == field
-    assert field in error["message"]
+def test_what_is_not_served_is_refused_by_name(site: Any, path: str) -> None:
+    error = site.refusal(path, 400, **BODIES[path], suffix="x")
+    assert error["param"] == "suffix"
+    assert "suffix" in error["message"]
 
 
 @pytest.mark.parametrize("echo", [False, True])
@@ -104,3 +101,87 @@ def test_model_of_several_names(site: Any, engine: Any, openai_client: OpenAI) -
 def test_empty_names_are_refused(names: str) -> None:
     with pytest.raises(ConfigError, match="--served-model-name"):
         ModelConfig(served_model_name=names)
+
+
+def test_best_of_keeps_the_likeliest(site: Any, engine: Any) -> None:
+    """Choice k has k exclamation marks more, which are likelier than the rest."""
+    body = BODIES[TEXT] | {"best_of": 4, "n": 2, "max_tokens": 50}
+    answer = site.post(TEXT, **body).json()
+    assert [one["index"] for one in answer["choices"]] == [0, 1]
+    assert [one["text"][-4:] for one in answer["choices"]] == ["e!!!", "re!!"]
+    assert all(one["logprobs"] is None for one in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 4 * 17 + 6
+    assert engine.samplings[0].n == 4
+
+
+def test_best_of_with_several_prompts_and_logprobs(site: Any, engine: Any) -> None:
+    fields = {"best_of": 2, "logprobs": 1, "echo": True, "max_tokens": 50}
+    answer = site.post(TEXT, model="fake", prompt=["a", "b"], **fields).json()
+    assert [one["text"][0] for one in answer["choices"]] == ["a", "b"]
+    assert [one["text"][-2:] for one in answer["choices"]] == ["e!", "e!"]
+    assert answer["choices"][1]["logprobs"]["tokens"][0] == "b"
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}])
+def test_best_of_that_cannot_be(site: Any, engine: Any, fields: Any) -> None:
+    assert site.refusal(TEXT, 400, **BODIES[TEXT], **fields)["param"] == "best_of"
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_logprobs_of_the_prompt(site: Any, engine: Any, path: str) -> None:
+    answer = site.post(path, **BODIES[path], prompt_logprobs=1).json()
+    found = (answer if path == CHAT else answer["choices"][0])["prompt_logprobs"]
+    assert found[0] is None
+    (entry,) = found[-1].items()
+    token = int(entry[0])
+    assert entry[1] == {
+        "logprob": -token / 100,
+        "rank": 1,
+        "decoded_token": engine.tokenizer.decode([token]),
+    }
+    assert len(found) == len(engine.prompts[0])
+    assert answer["choices"][0]["logprobs"] is None
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_logprobs_of_the_prompt_have_no_stream(site: Any, engine: Any, path: str) -> None:
+    error = site.refusal(path, 400, **BODIES[path], prompt_logprobs=1, stream=True)
+    assert error["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids(site: Any, engine: Any, path: str, stream: bool) -> None:
+    fields: dict[str, Any] = {"return_token_ids": True, "max_tokens": 50}
+    if stream:
+        found = chunks(site, path, **fields)
+        made = [token for one in found for token in one["choices"][0].get("token_ids", [])]
+        prompts = [one.get("prompt_token_ids") for one in found]
+        prompts += [one["choices"][0].get("prompt_token_ids") for one in found]
+        (prompt,) = [one for one in prompts if one is not None]
+    else:
+        answer = site.post(path, **BODIES[path], **fields).json()
+        made = answer["choices"][0]["token_ids"]
+        prompt = (answer if path == CHAT else answer["choices"][0])["prompt_token_ids"]
+    assert engine.tokenizer.decode(prompt) == engine.prompts[0]
+    assert made[:2] == [39, 72]
+    assert made[-1] == 256
+    assert len(made) == 17
+
+
+def test_priority_goes_to_the_engine(site: Any, engine: Any) -> None:
+    for path, body in BODIES.items():
+        assert site.post(path, **body, priority=-3).status_code == 200
+    assert [one.priority for one in engine.samplings] == [-3, -3]
+
+
+def test_every_path_describes_itself(site: Any, engine: Any) -> None:
+    schema = site.http.get("/openapi.json").json()
+    posted = {path: one["post"] for path, one in schema["paths"].items() if "post" in one}
+    assert {CHAT, TEXT, "/v1/responses", "/v1/embeddings", "/generate"} <= set(posted)
+    for path, one in posted.items():
+        if path == "/flush_cache":
+            continue
+        content = one["requestBody"]["content"]["application/json"]["schema"]
+        name = content["$ref"].rpartition("/")[2]
+        assert schema["components"]["schemas"][name]["properties"], path

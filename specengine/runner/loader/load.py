@@ -30,6 +30,7 @@ from specengine.runner.loader.hf_directory import iterate_safetensors
 from specengine.runner.loader.kv_scales import KvScales
 from specengine.runner.loader.language_part import language_tensors
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.pooling import as_decoder_name
 
 FindModelClass = Callable[[Sequence[str]], Any]
 
@@ -137,7 +138,10 @@ def iterate_weights(
         kept = KEPT if method is not None and method.keeps_gguf else ()
         return iterate_gguf_weights(GgufFile(source.gguf_file), kept)
     assert source.directory is not None
-    return language_tensors(iterate_safetensors(source.directory), source.hf_config)
+    found = language_tensors(iterate_safetensors(source.directory), source.hf_config)
+    if source.pooling is None:
+        return found
+    return ((as_decoder_name(name), tensor) for name, tensor in found)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
+from specengine.core.pooling import Pooling
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class ModelSource:
     is_dummy: bool = False
     eos_token_ids: frozenset[int] = frozenset()
     quantization: dict[str, Any] = field(default_factory=dict)
+    pooling: Pooling | None = None  # of an embedding model
 
     @property
     def is_shape(self) -> bool:

@@ -19,6 +19,7 @@ from specengine.runner.loader.hf_directory import (
 )
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.pooling import as_decoder, read_pooling
 
 __all__ = ["CACHE_VARIABLE", "ModelSource", "cache_directory", "resolve_model"]
 
@@ -72,9 +73,16 @@ def _directory(directory: Path, name: str) -> ModelSource:
         return _file(gguf_files[0])
     hf_config = read_config(directory)
     eos = read_eos_token_ids(directory, hf_config)
-    quantization = read_quantization(directory)
+    pooling = read_pooling(directory)
+    if pooling is not None:
+        hf_config = as_decoder(hf_config)
     return ModelSource(
-        name, hf_config, directory=directory, eos_token_ids=eos, quantization=quantization
+        name,
+        hf_config,
+        directory=directory,
+        eos_token_ids=eos,
+        quantization=read_quantization(directory),
+        pooling=pooling,
     )
 
 

@@ -1,0 +1,90 @@
+"""What an operator asks of a running server: needs the key of --admin-api-key."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import FastAPI
+from pydantic import Field, model_validator
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from specengine.core.config_sources import shown
+from specengine.core.errors import RequestError
+from specengine.core.version import __version__
+from specengine.server.errors import ApiError, json_response
+from specengine.server.middleware import RequireKey
+from specengine.server.service import Service
+from specengine.server.strict import Strict
+
+ADMIN_PATHS = frozenset({"/server_info", "/flush_cache", "/abort_request"})
+# What answers put before the id of a job.
+_PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
+
+
+class AbortRequest(Strict):
+    """rid: of /generate, the id of an answer, or a request's X-Request-Id."""
+
+    rid: str | None = Field(default=None, max_length=256)
+    abort_all: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> AbortRequest:
+        if (self.rid is None) == (not self.abort_all):
+            raise RequestError("give either rid, or abort_all as true", "rid")
+        return self
+
+    @property
+    def names(self) -> list[str] | None:
+        """None is all."""
+        if self.rid is None:
+            return None
+        return [self.rid, *(self.rid.removeprefix(one) for one in _PREFIXES)]
+
+
+class RequireAdmin:
+    """The paths of this file want `Authorization: Bearer KEY` with the operator's key, and are
+    closed where there is none."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app = app
+        self._guarded = None if key is None else RequireKey(app, [key])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in ADMIN_PATHS:
+            await self._app(scope, receive, send)
+        elif self._guarded is not None:
+            await self._guarded(scope, receive, send)
+        else:
+            message = f"{scope['path']} needs a server that was started with --admin-api-key"
+            error = ApiError(403, message, code="no_admin_key")
+            await error.response()(scope, receive, send)
+
+
+def add_admin(app: FastAPI, service: Service) -> None:
+    @app.get("/server_info")
+    async def server_info() -> Response:
+        """Version, configuration (without keys) and the engine's counters."""
+        engine = service.require()
+        stats = asdict(engine.stats())
+        return json_response(
+            {
+                "version": __version__,
+                "model_name": engine.model_name,
+                "served_model_names": service.names(engine),
+                "context_length": engine.context_length,
+                "config": shown(engine.config),
+                "state": stats,
+            }
+        )
+
+    @app.get("/flush_cache", operation_id="flush_cache_by_get")
+    @app.post("/flush_cache")
+    async def flush_cache() -> Response:
+        """Forget the KV of prefixes that no request holds."""
+        return json_response({"num_tokens": await service.require().flush_cache()})
+
+    @app.post("/abort_request")
+    async def abort_request(body: AbortRequest) -> Response:
+        """End requests. Their clients get a 503, or what there is of a /generate."""
+        return json_response({"num_requests": await service.require().give_up(body.names)})

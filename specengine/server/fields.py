@@ -1,0 +1,87 @@
+"""Fields that several endpoints share.
+
+Every field is honoured or refused by name; null stands for a field's default, as in OpenAI's API.
+Fields beyond OpenAI's (top_k, min_p, ignore_eos, ...) are those of SamplingParams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from specengine.core.grammar import GrammarSpec
+from specengine.core.sampling import SamplingParams, SpecControl
+from specengine.server.strict import Strict
+from specengine.server.structured import StructuredOutputs
+
+# Fields of SamplingParams that this API calls or counts otherwise, or that the server sets itself;
+# it has all others under their names.
+_OTHERWISE = {
+    *("max_tokens", "logprobs", "prompt_logprobs", "grammar", "speculative"),
+    "visible_special_ids",
+}
+_SHARED = tuple(one.name for one in fields(SamplingParams) if one.name not in _OTHERWISE)
+
+
+def as_strings(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def as_bias(value: Any) -> Any:
+    """JSON keys are strings; here they are token ids."""
+    if not isinstance(value, dict):
+        return value
+    if not all(str(key).isdecimal() for key in value):
+        raise ValueError("keys must be token ids")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Speculative(Strict):
+    """How far this request may be drafted for; its answer does not depend on it."""
+
+    enabled: bool | None = None
+    num_steps: int | None = None
+
+    def control(self) -> SpecControl:
+        """Raises RequestError."""
+        return SpecControl(self.enabled is not False, self.num_steps)
+
+
+class SamplingFields(Strict):
+    """How tokens are chosen and drafted: the same at every endpoint of OpenAI's kind."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(as_bias)] = None
+    seed: int | None = None
+    stop: Annotated[list[str] | None, BeforeValidator(as_strings)] = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    speculative: Speculative | None = None
+    priority: int | None = Field(default=None, description="the lowest is served first; else 0")
+
+    def sampling(self, **values: Any) -> SamplingParams:
+        """SamplingParams of the fields that are set, and of `values`. Raises RequestError."""
+        given: dict[str, Any] = {name: getattr(self, name, None) for name in _SHARED}
+        given["grammar"] = self.grammar()
+        given["speculative"] = self.speculative and self.speculative.control()
+        set_ones = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**(set_ones | values))
+
+    def grammar(self) -> GrammarSpec | None:
+        return None if self.structured_outputs is None else self.structured_outputs.grammar()

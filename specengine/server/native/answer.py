@@ -1,0 +1,135 @@
+"""What /generate answers with: the text, and meta_info about it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from specengine.core.request import FinishReason, TokenLogprob
+from specengine.engine.outputs import RequestOutput
+from specengine.engine.tokens import vocabulary_of
+from specengine.server.completions import encode_prompts
+from specengine.server.errors import ApiError
+from specengine.server.generation import Job, Json, Run, check_context, checked, make_job
+from specengine.server.logprobs import LOWEST, name_of
+from specengine.server.native.fields import NativeRequest
+from specengine.server.service import ServedEngine
+from specengine.server.streaming import closing, event
+
+# Of a token: its logprob, its id, and its text where that was asked for.
+Entry = tuple[float | None, int, str | None]
+
+
+async def native_job(engine: ServedEngine, body: NativeRequest, label: str) -> Job:
+    """Raises ApiError or RequestError where the request cannot be served."""
+    sampling = body.to_sampling()
+    prompts = await asyncio.to_thread(encode_prompts, engine, body.prompts, body.param)
+    check_context(engine, prompts, body.param)
+    if (body.logprob_start_len or 0) >= min(map(len, prompts)):
+        message = "logprob_start_len lies behind the end of a prompt"
+        raise ApiError(400, message, "logprob_start_len")
+    job = make_job(engine, prompts, sampling, body.rid or label)
+    return replace(job, is_prompt_only=body.sampling_params.is_prompt_only)
+
+
+class NativeAnswer:
+    """A choice an object; of several choices, or of a list of prompts, a list. Streamed objects
+    hold all text so far. A request that was ended by /abort_request answers with what it has."""
+
+    def __init__(self, run: Run, body: NativeRequest) -> None:
+        self._run = run
+        self._body = body
+        self._vocabulary = vocabulary_of(run.job.engine.tokenizer)
+        self._started = time.monotonic()
+
+    @property
+    def _is_list(self) -> bool:
+        return self._body.is_batch or self._run.job.sampling.n > 1
+
+    async def whole(self) -> Any:
+        async with closing(self._run.outputs(stream=False)) as outputs:
+            async for _, output in outputs:
+                _check(output)
+        told = [self._told(*one) for one in sorted(self._run.finished.items())]
+        return told if self._is_list else told[0]
+
+    async def events(self) -> AsyncIterator[bytes]:
+        async with closing(self._run.outputs(stream=True)) as outputs:
+            async for choice, output in outputs:
+                _check(output)
+                place = {"index": choice} if self._is_list else {}
+                yield event(self._told(choice, output) | place)
+
+    def _told(self, choice: int, output: RequestOutput) -> Json:
+        return {
+            "text": output.text,
+            "output_ids": output.token_ids,
+            "meta_info": self._meta_info(choice, output),
+        }
+
+    def _meta_info(self, choice: int, output: RequestOutput) -> Json:
+        job, spec = self._run.job, output.spec
+        meta: Json = {
+            "id": self._body.rid or job.id,
+            "finish_reason": _finish(output.finish_reason),
+            "prompt_tokens": output.num_prompt_tokens,
+            "completion_tokens": len(output.token_ids),
+            "cached_tokens": output.num_cached_tokens,
+            "e2e_latency": time.monotonic() - self._started,
+            "spec_verify_ct": spec.num_steps,
+            "spec_accept_length": round(spec.mean_acceptance_length, 4),
+            "spec_accept_rate": round(spec.draft_acceptance_rate, 4),
+            "spec_accept_token_num": spec.num_accepted,
+            "spec_draft_token_num": spec.num_draft_tokens,
+        }
+        if self._body.return_logprob:
+            meta |= self._logprobs(job.prompts[choice // job.sampling.n], output)
+        return meta
+
+    def _logprobs(self, prompt: list[int], output: RequestOutput) -> Json:
+        start = self._body.logprob_start_len
+        entries: Sequence[TokenLogprob | None] = []
+        tokens: list[int] = []
+        if start is not None and start >= 0:
+            tokens = prompt[start:]
+            entries = [None, *output.prompt_logprobs[start + 1 :]]
+        told: Json = {
+            "input_token_logprobs": self._entries(tokens, entries),
+            "output_token_logprobs": self._entries(output.token_ids, output.all_logprobs),
+        }
+        if self._body.top_logprobs_num:
+            told["input_top_logprobs"] = [self._tops(one) for one in entries]
+            told["output_top_logprobs"] = [self._tops(one) for one in output.all_logprobs]
+        return told
+
+    def _entries(
+        self, tokens: Sequence[int], entries: Sequence[TokenLogprob | None]
+    ) -> list[Entry]:
+        """The first of a prompt has none: nothing predicted it."""
+        pairs = zip(tokens, entries, strict=False)  # of an aborted prompt fewer are known
+        return [self._entry(token, one.logprob if one else None) for token, one in pairs]
+
+    def _tops(self, entry: TokenLogprob | None) -> list[Entry] | None:
+        return None if entry is None else [self._entry(*pair) for pair in entry.top]
+
+    def _entry(self, token: int, logprob: float | None) -> Entry:
+        text = name_of(self._vocabulary, token) if self._body.return_text_in_logprobs else None
+        return None if logprob is None else max(logprob, LOWEST), token, text
+
+
+def _check(output: RequestOutput) -> None:
+    finish = output.finish_reason
+    if finish is None or finish.kind != "abort":
+        checked(output)
+
+
+def _finish(reason: FinishReason | None) -> Json | None:
+    if reason is None:
+        return None
+    told: Json = {"type": reason.kind}
+    if reason.matched is not None:
+        told["matched"] = reason.matched
+    return told if reason.message is None else told | {"message": reason.message}
