@@ -8,6 +8,7 @@ from typing import Any
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.config import EngineConfig
 from specengine.core.config_sources import config_from_flags
+from specengine.core.parallel import Link
 from specengine.core.parallel_config import ParallelConfig
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.build import build_engine, load
@@ -26,16 +27,17 @@ SMALL = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "max_run
 class Group:
     """One model on `size` ranks, and on one. Engines of it are made in a tenth of a second."""
 
-    def __init__(self, model: str, size: int, **flags: Any) -> None:
+    def __init__(self, model: str, size: int, link: Link | None = None, **flags: Any) -> None:
+        """link: to ranks that are there already, which let go of the model that they had."""
         self.flags = {"model": model, **SMALL, **flags}
         self.size = size
-        self.ranks = self._load(size)
+        self.ranks = self._load(size, link)
         self.one = self._load(1)
 
-    def _load(self, size: int) -> LoadedModel:
+    def _load(self, size: int, link: Link | None = None) -> LoadedModel:
         config = config_from_flags({**self.flags, "tp_size": size})
         phases = Phases()
-        return load(config, phases, start_ranks(config, phases))
+        return load(config, phases, link or start_ranks(config, phases))
 
     def pair(self, spec: SpecConfig | None, where: str = "host", **flags: Any) -> tuple[LLM, LLM]:
         """On one rank, and on several. where: rounds run on the "host", on the "device",
