@@ -12,6 +12,7 @@ import torch
 from specengine.core.config import ModelConfig, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.model import DecoderModel
+from specengine.core.parallel import head_cuts
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
 from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape
@@ -98,9 +99,12 @@ def draft_directory(path: str, with_weights: bool = True) -> Path:
 
 
 def kv_shape_of(hf_config: Any, num_layers: int, dtype: torch.dtype) -> KVShape:
+    """Of this rank: KV of its own heads alone."""
+    num_heads = hf_config.num_attention_heads
+    kv = head_cuts(num_heads, hf_config.num_key_value_heads or num_heads).kv
     return KVShape(
         num_layers=num_layers,
-        num_kv_heads=hf_config.num_key_value_heads or hf_config.num_attention_heads,
+        num_kv_heads=kv.size,
         head_dim=config_head_dim(hf_config),
         dtype=dtype,
     )

@@ -114,10 +114,10 @@ class EagleLayer(nn.Module):
             weights = tail_weights(attention, norm, mlp)
             return layer_tail.layer_tail(heads, stream, weights, norm.eps).stream
         if way is Way.FEW_ROWS:
-            stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
+            stream = attention.o_proj.add_few_rows(heads, stream)
             gate_up = mlp.gate_up_proj.plain
             gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
-            return few_row.linear_add(gated, mlp.down_proj.plain, stream)
+            return mlp.down_proj.add_few_rows(gated, stream)
         normed, stream = norm.add(attention.o_proj.parts(heads), stream)
         out: Tensor = mlp(normed) + stream
         return out

@@ -50,6 +50,8 @@ WITHOUT = (
     "trace",
     "trace_every_position",
     "trace_max_mb",
+    "tp_size",
+    "draft_tp_size",
 )
 
 

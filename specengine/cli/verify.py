@@ -31,6 +31,8 @@ WITHOUT = (
     "trace",
     "trace_every_position",
     "trace_max_mb",
+    "tp_size",
+    "draft_tp_size",
     "page_size",
     "disable_radix_cache",
     "chunked_prefill_size",

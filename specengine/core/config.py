@@ -16,6 +16,7 @@ from typing import ClassVar
 from specengine.core.limits import LimitConfig
 from specengine.core.operation import OperationConfig
 from specengine.core.options import HIDDEN, option
+from specengine.core.parallel_config import ParallelConfig
 from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, LOAD_QUANTIZATIONS, VERIFIERS
 from specengine.core.section import Section
 
@@ -316,6 +317,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)

@@ -52,6 +52,7 @@ class AsyncEngine:
         self._wake = threading.Event()
         self._stopped = False
         self._failure: Exception | None = None
+        engine.call_if_stopped(self._wake.set)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -219,6 +220,7 @@ class AsyncEngine:
                 self._wake.clear()  # whoever stops the thread wakes it behind that
                 if self._stopped:
                     break
+                self._engine.check()
                 while self._commands:
                     self._commands.popleft()()
                     self._quiet.restart()

@@ -5,17 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 
-from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
+from specengine.core.errors import ConfigError
 from specengine.core.model import DecoderModel
-from specengine.draft.loaded import LoadedDraft, kv_shape_of
+from specengine.core.parallel import Link, NoLink, split_over
 from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
@@ -23,14 +22,16 @@ from specengine.engine.detokenizer import decoder_of
 from specengine.engine.draft_build import load_draft, make_draft_runners
 from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.factories import make_drafter, make_verifier, max_nodes
-from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs, graph_bytes
+from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
+from specengine.engine.memory_build import Memory, allocate, required
+from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
-from specengine.engine.precompile import can_precompile, compile_ahead, precompile_calls
+from specengine.engine.precompile import compile_ahead
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.spec_options import check_sizes, draft_slots
@@ -38,9 +39,7 @@ from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
 from specengine.memory.allocator import TokenToKVPoolAllocator
-from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.radix_cache import RadixCache
-from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.fallbacks import NoGraphs
@@ -49,10 +48,7 @@ from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
-from specengine.runner.memory.device import DeviceMemory
 from specengine.runner.memory.graph_memory import GraphMemory
-from specengine.runner.memory.plan import MemoryPlan
-from specengine.runner.memory.profile import peak_of_forward
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.runner.worker import TpModelWorker
 from specengine.scheduler.ledger import KVLedger
@@ -61,14 +57,17 @@ from specengine.scheduler.scheduler import Scheduler
 from specengine.target.registry import find_model_class
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-# Rows of logits in the forward that memory is measured with.
-MAX_PROFILED_REQUESTS = 64
 
 
-def load(config: EngineConfig, phases: Phases) -> LoadedModel:
-    """Find, read and pack the model. Raises ConfigError or ModelLoadError."""
+def load(config: EngineConfig, phases: Phases, link: Link | None = None) -> LoadedModel:
+    """Find, read and pack the model. link: from start_ranks. Raises ConfigError or
+    ModelLoadError."""
+    link = link or NoLink()
+    if config.parallel.tp_size != link.communicator.size:
+        raise ConfigError(
+            "--tp-size is for `serve`, `generate` and `bench throughput`; leave it out"
+        )
+    link.load(config)
     with phases.phase("find model"):
         source = resolve_model(config.model)
         model_class_of(source, find_model_class)
@@ -76,7 +75,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
         config = resolve(config, source.context_length, _checkpoint_dtype(source))
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
-    with phases.phase("load weights"):
+    with phases.phase("load weights"), split_over(link.communicator):
         model = load_model(
             source,
             find_model_class,
@@ -87,7 +86,7 @@ def load(config: EngineConfig, phases: Phases) -> LoadedModel:
             config.model.context_length,
             fp8_kv=config.model.kv_cache_dtype == "fp8",
         )
-    return LoadedModel(source, config, cast(DecoderModel, model), tokenizer)
+    return LoadedModel(source, config, cast(DecoderModel, model), tokenizer, link)
 
 
 def build_engine(
@@ -98,14 +97,16 @@ def build_engine(
     OutOfMemoryError."""
     phases = phases or Phases()
     costs = CostFile.of(config.spec)
-    loaded = loaded or load(config, phases)
+    owns_ranks = loaded is None
+    loaded = loaded or load(config, phases, start_ranks(config, phases))
+    loaded.link.build(config)
     config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
     draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
         backend = make_attention_backend(config.model.attention_backend, loaded.device)
-        memory = _allocate(config, loaded, draft, backend)
+        memory = allocate(config, loaded, draft, backend)
     pools = MemoryPools(memory.rows, memory.kv)
-    graphs = GraphMemory(memory.graph_budget)
+    graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
     runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers, graphs)
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
     for one in (runner, *draft_runners):
@@ -115,6 +116,7 @@ def build_engine(
     if costs is not None:
         costs.facts = engine_facts(config, loaded, draft, backend.name)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
+    engine.owns_ranks = owns_ranks
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
@@ -159,35 +161,8 @@ def _capture(
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The KV memory of one engine, and the page table."""
-
-    rows: ReqToTokenPool
-    kv: MHATokenToKVPool
-    draft_kv: MHATokenToKVPool  # the same slots
-    num_slots: int
-    graph_budget: int
-
-
-def _allocate(
-    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
-) -> Memory:
-    plan = _plan_memory(config, loaded, draft, backend)
-    # The first page belongs to no request: padding rows of graphs write there.
-    num_slots = plan.num_tokens + config.memory.page_size
-    rows = _require(config.schedule.max_running_requests)
-    return Memory(
-        rows=ReqToTokenPool(rows, _require(config.model.context_length), loaded.device),
-        kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
-        draft_kv=MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device),
-        num_slots=num_slots,
-        graph_budget=plan.graph_budget,
-    )
-
-
 def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -> Scheduler:
-    context, page_size = _require(config.model.context_length), config.memory.page_size
+    context, page_size = required(config.model.context_length), config.memory.page_size
     ledger = KVLedger(
         memory.rows,
         TokenToKVPoolAllocator(memory.num_slots, page_size),
@@ -195,8 +170,8 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -
     )
     policy = SchedulePolicy(
         context_len=context,
-        max_running_requests=_require(config.schedule.max_running_requests),
-        chunked_prefill_size=_require(config.schedule.chunked_prefill_size),
+        max_running_requests=required(config.schedule.max_running_requests),
+        chunked_prefill_size=required(config.schedule.chunked_prefill_size),
         max_nodes=max_nodes(config.spec),
         draft_slots=draft_slots(config.spec),
         enable_mixed_chunk=config.schedule.enable_mixed_chunk,
@@ -232,14 +207,15 @@ def _assemble(
     by_hand = None if costs is None else costs.by_hand
     if drafter.proposes_tree:
         check_trees(worker.runner.attn_backend, worker.runner.attn_layers)
-    return Engine(
+    return _engine_of(
         EngineParts(
+            link=loaded.link,
             config=config,
             model_name=(*config.model.served_names, loaded.source.name)[0],
             tokenizer=loaded.tokenizer,
             eos_ids=loaded.source.eos_token_ids,
             vocab_size=loaded.model.vocab_size,
-            context_length=_require(config.model.context_length),
+            context_length=required(config.model.context_length),
             worker=worker,
             scheduler=scheduler,
             drafter=drafter,
@@ -247,74 +223,21 @@ def _assemble(
             sample_prefill=sample_prefill,
             grammars=_make_grammars(loaded),
             fixed_depth=fixed_depth(config, drafter, verifier),
-            adaptive=make_adaptive(config, drafter, verifier, limit, by_hand),
+            adaptive=make_adaptive(config, drafter, verifier, limit, by_hand, loaded.link),
             pooling=loaded.source.pooling,
         )
     )
 
 
+def _engine_of(parts: EngineParts) -> Engine:
+    """One that goes in lock-step, where there are other ranks."""
+    if parts.link.communicator.size == 1:
+        return Engine(parts)
+    from specengine.engine.parallel.lead import make_engine  # msgspec's, which others do without
+
+    return make_engine(parts)
+
+
 def _checkpoint_dtype(source: ModelSource) -> str | None:
     dtype = getattr(source.hf_config, "dtype", None)
     return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _kv_shape(loaded: LoadedModel) -> KVShape:
-    model = loaded.config.model
-    is_fp8 = model.kv_cache_dtype == "fp8"
-    dtype = torch.float8_e4m3fn if is_fp8 else torch_dtype(model.dtype)
-    return kv_shape_of(loaded.source.hf_config, loaded.model.num_layers, dtype)
-
-
-def _plan_memory(
-    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
-) -> MemoryPlan:
-    memory, schedule = DeviceMemory(loaded.device), config.schedule
-    shape = _kv_shape(loaded)
-    context, rows = _require(config.model.context_length), _require(schedule.max_running_requests)
-    limit = config.memory.max_total_tokens or rows * context
-    current = peak = memory.current()
-    graphs = 0
-    if memory.is_cuda:
-        chunk = _require(schedule.chunked_prefill_size)
-        tokens = chunk if chunk > 0 else context
-        requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
-        tokens = min(tokens, requests * context)  # no position past the rotary table
-        measure = partial(_peak, loaded, draft, backend, tokens, requests)
-        if can_precompile(config, backend):
-            precompile_calls([measure])
-        needed = measure()
-        peak += needed
-        graphs = graph_bytes(config, loaded.model, needed // tokens)
-    plan = MemoryPlan(
-        total=memory.total(),
-        fraction=_require(config.memory.mem_fraction_static),
-        used=memory.used(),
-        peak=peak,
-        current=current,
-        bytes_per_token=shape.bytes_per_token + draft.kv_shape.bytes_per_token,
-        limit_tokens=limit,
-        page_size=config.memory.page_size,
-        graphs=graphs,
-    )
-    page_size = config.memory.page_size
-    plan.check(min(context, limit // page_size * page_size))
-    plan.log()
-    return plan
-
-
-def _peak(
-    loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend, tokens: int, requests: int
-) -> int:
-    """Bytes that a forward of this size needs, of the target or of a drafter's model."""
-    size, layers = (tokens, requests, loaded.device), draft.capture_layers
-    needed = [peak_of_forward(loaded.model, backend, _kv_shape(loaded), *size, layers)]
-    for model in draft.models:
-        width = draft.feature_size
-        needed.append(peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=width))
-    return max(needed)
-
-
-def _require(value: T | None) -> T:
-    """A field that `resolve` has filled."""
-    assert value is not None
-    return value

@@ -62,7 +62,8 @@ def engine_facts(
         "draft_bytes": [_bytes(one) for one in draft.models],
         "attention_backend": backend,
     }
-    for section in (config.model, config.memory, config.schedule, config.graph, config.spec):
+    rounds = (config.parallel, config.graph, config.spec)
+    for section in (config.model, config.memory, config.schedule, *rounds):
         for field in section.options().keys() - _UNRELATED - _STATED:
             facts[section.flag_prefix + field] = getattr(section, field)
     return dict(sorted(facts.items()))

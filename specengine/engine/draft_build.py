@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
+from specengine.core.parallel import NoLink, split_over
 from specengine.draft.loaded import NO_DRAFT, DraftTarget, LoadedDraft
 from specengine.engine.factories import drafter_class
 from specengine.engine.phases import Phases
@@ -25,7 +26,8 @@ def load_draft(config: EngineConfig, loaded: LoadedModel, phases: Phases) -> Loa
     assert context is not None, "resolved"
     dtype = torch_dtype(loaded.config.model.dtype)
     target = DraftTarget(spec, loaded, context, dtype, find_model_class)
-    with phases.phase("load draft model"):
+    ranks = loaded.link.communicator if config.parallel.splits_draft else NoLink.communicator
+    with phases.phase("load draft model"), split_over(ranks):
         draft: LoadedDraft = load(target)
     _check_shape(spec, draft, context)
     return draft

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.choose import Decision
+from specengine.engine.draft_depth import depths_within
 from specengine.engine.round.key import InFlightRound
 
 
@@ -28,3 +29,12 @@ class Launched:
     followed: bool  # it was launched before the one before it was collected
     started: float  # when its time began, by perf_counter
     drafting: float = 0.0  # seconds that the host drafted for it
+
+    @property
+    def most_levels(self) -> list[int]:
+        """Of each request. Nodes do not tell the levels of trees, nor what is counted those of
+        chains, whose padding is a draft where it stood."""
+        in_flight = self.in_flight
+        if in_flight.drafted_nodes is not None:
+            return depths_within(in_flight.reqs, self.choice.num_steps)
+        return in_flight.num_drafted

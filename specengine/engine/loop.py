@@ -45,6 +45,7 @@ class Engine:
         self.pipeline: RoundPipeline | None = None
         self.no_rounds: NoGraphs | None = None
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
+        self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()
         self.choices: dict[Req, Choice] = {}
@@ -53,6 +54,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def check(self) -> None:
+        """Raises EngineStoppedError where it cannot go on."""
+
+    def call_if_stopped(self, tell: Callable[[], object]) -> None:
+        """Of an engine that may stop by itself, from any thread: `check` says why."""
 
     def close(self) -> None:
         """Nothing runs afterwards. Learned costs of rounds are kept, where a file was named."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.parallel import Link, NoLink
 from specengine.core.pooling import Pooling
 from specengine.core.spec import PrefillResult, Verifier
 from specengine.engine.adaptive.choose import Decision
@@ -43,3 +44,4 @@ class EngineParts:
     fixed_depth: Decision  # of rounds for which none is chosen
     adaptive: AdaptiveRound | None = None
     pooling: Pooling | None = None  # of an embedding model
+    link: Link = field(default_factory=NoLink)  # to the other ranks

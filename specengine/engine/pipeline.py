@@ -9,9 +9,11 @@ from time import perf_counter
 
 from specengine.core.batch import ForwardMode, ScheduleBatch
 from specengine.core.drafter import Drafter
+from specengine.core.parallel import Link, NoLink
 from specengine.core.request import Req
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.agree import agreed
 from specengine.engine.adaptive.choose import Decision, DrafterPause
 from specengine.engine.adaptive.costs import DraftShape
 from specengine.engine.adaptive.state import AdaptiveSteps
@@ -46,14 +48,17 @@ class RoundPipeline:
         scheduler: Scheduler,
         chooser: AdaptiveSteps | None,
         overlaps: bool,
+        link: Link | None = None,
     ) -> None:
         """drafter: of the whole engine. chooser: chooses how deep to draft; None drafts as deep as
-        there are rounds. overlaps: whether rounds follow each other at all."""
+        there are rounds. overlaps: whether rounds follow each other at all. link: to other ranks,
+        where rank 0 chooses."""
         self.executor = executor
         self.drafter = drafter
         self.scheduler = scheduler
         self.chooser = chooser
         self.overlaps = overlaps
+        self.link = link or NoLink()
         self.launched: Launched | None = None
         self.background_capture = BackgroundCapture(executor, drafter)
         self.pause = DrafterPause() if chooser is not None and executor.may_pause else None
@@ -169,7 +174,7 @@ class RoundPipeline:
             result.num_accepted,
             choice.num_nodes,
             result.path_ranks,
-            _limits(in_flight, depth),
+            done.most_levels,
             in_flight.from_lookup,
             took if is_usual or not self.overlaps else None,
             done.drafting,
@@ -286,16 +291,20 @@ class RoundPipeline:
 
     def _choose(self, reqs: list[Req]) -> tuple[Decision, bool]:
         """What to draft, and whether the drafter stays paused."""
-        batch_size = len(reqs)
-        if self.chooser is None:
+        chooser = self.chooser
+        if chooser is None:
             return self._deepest, False
+        return agreed(self.link, lambda: self._choose_by_costs(chooser, reqs))
+
+    def _choose_by_costs(self, chooser: AdaptiveSteps, reqs: list[Req]) -> tuple[Decision, bool]:
+        batch_size = len(reqs)
         if self._num_choices % _CONTEXT_EVERY == 0:
             context = sum(req.kv_len for req in reqs) / batch_size
-            if self.chooser.set_context_length(batch_size, context) and self.pause is not None:
+            if chooser.set_context_length(batch_size, context) and self.pause is not None:
                 self.pause.resume()
         self._num_choices += 1
         if self.pause is not None:
-            kept = self.chooser.kept(batch_size)
+            kept = chooser.kept(batch_size)
             if self.pause.is_paused(None if kept is None else kept.num_steps):
                 assert kept is not None
                 self._chosen = None
@@ -303,12 +312,4 @@ class RoundPipeline:
         if self._chosen is not None:
             choice, self._chosen = self._chosen, None
             return choice, False
-        return self.chooser.choose(batch_size), False
-
-
-def _limits(in_flight: InFlightRound, depth: int) -> list[int]:
-    """The most levels of each request. Nodes do not tell the levels of trees, nor what is counted
-    those of chains, whose padding is a draft where it stood."""
-    if in_flight.drafted_nodes is not None:
-        return depths_within(in_flight.reqs, depth)
-    return in_flight.num_drafted
+        return chooser.choose(batch_size), False

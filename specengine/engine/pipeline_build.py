@@ -29,7 +29,8 @@ def make_pipeline(
     depths = None
     if parts.adaptive is not None:
         depths = _depths(rounds, parts.drafter.drafts_on == "device", costs, HostSeconds(overlaps))
-    return RoundPipeline(rounds, parts.drafter, parts.scheduler, depths, overlaps)
+    given = parts.drafter, parts.scheduler, depths, overlaps
+    return RoundPipeline(rounds, *given, parts.link)
 
 
 def _depths(

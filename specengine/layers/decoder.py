@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from specengine.core.parallel import head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
 from specengine.layers.compiled import after_attention, before_attention, compiled
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
-from specengine.layers.linear import Linear, MergedLinear
+from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import Norm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
@@ -54,7 +55,8 @@ class PreNorms:
 
 
 class SelfAttention(nn.Module):
-    """q, k, v projections, optional q/k norm, attention over the KV pool, output projection."""
+    """q, k, v projections, optional q/k norm, attention over the KV pool, output projection. A rank
+    has some of the heads, and the inputs of the output projection that come from them."""
 
     def __init__(
         self,
@@ -66,15 +68,19 @@ class SelfAttention(nn.Module):
         """input_size: of what the projections read, where it is not hidden_size."""
         super().__init__()
         self.head_dim = spec.head_dim
-        self.sizes = [spec.num_heads * spec.head_dim] + [spec.num_kv_heads * spec.head_dim] * 2
-        self.qkv_proj = MergedLinear(input_size or spec.hidden_size, self.sizes, spec.qkv_bias)
-        self.o_proj = Linear(self.sizes[0], spec.hidden_size, spec.o_bias)
+        spec.check_ranks()
+        heads = head_cuts(spec.num_heads, spec.num_kv_heads)
+        parts = [one.times(spec.head_dim) for one in (heads.q, heads.kv, heads.kv)]
+        self.sizes = [one.size for one in parts]
+        size, whole = input_size or spec.hidden_size, parts[0].whole
+        self.qkv_proj = MergedLinear(size, self.sizes, spec.qkv_bias, parts)
+        self.o_proj = RowParallelLinear(whole, spec.hidden_size, spec.o_bias, parts[0])
         self.q_norm, self.k_norm = self._qk_norms(spec)
         self.attn = Attention(
-            spec.num_heads,
+            heads.q.size,
             spec.head_dim,
             spec.attention_scale,
-            spec.num_kv_heads,
+            heads.kv.size,
             layer_id,
             rotary if spec.has_rotary else None,
             spec.sliding_window,
@@ -256,7 +262,7 @@ class DecoderLayer(nn.Module):
         norm, qkv_proj = self.norms.input, attention.qkv_proj
         qkv = few_row.norm_linear(stream, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias)
         heads = attention.attend(positions, qkv, batch)
-        stream = few_row.linear_add(heads, attention.o_proj.plain, stream)
+        stream = attention.o_proj.add_few_rows(heads, stream)
         norm = self.norms.middle
         gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, mlp.gate_up_proj.plain)
-        return few_row.linear_add(gated, mlp.down_proj.plain, stream)
+        return mlp.down_proj.add_few_rows(gated, stream)

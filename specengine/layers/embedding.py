@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
+from specengine.core.parallel import Cut, VocabularyCut
 from specengine.kernels.head.embed_rows import embed_rows
 from specengine.kernels.linear.joined_norm import joined_norm
 from specengine.layers.norm import RMSNorm
@@ -12,20 +15,36 @@ from specengine.layers.norm import RMSNorm
 
 class VocabEmbedding(nn.Module):
     """A core.interfaces.Embedding: rows of a [vocab_size, hidden_size] table, as checkpoints hold
-    them. A family's multiplier is no part of it: LayerSpec.start_stream."""
+    them. A family's multiplier is no part of it: LayerSpec.start_stream. Ranks have the rows of
+    some tokens each."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        self.tokens = VocabularyCut.of(vocab_size)
+        rows = self.tokens.cut.size
+        self.weight = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        """As Linear's."""
+        return [self.tokens.cut]
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, hidden_size]."""
-        return embed_rows(self.weight, input_ids)
+        if self.tokens.is_whole:
+            return embed_rows(self.weight, input_ids)
+        places = input_ids - self.tokens.cut.start
+        is_here = (places >= 0) & (places < len(self.weight))
+        rows = embed_rows(self.weight, places.where(is_here, 0))
+        # One rank's row and zeros: the sum is that row, to the bit.
+        return self.tokens.ranks.all_reduce(rows.masked_fill(~is_here[:, None], 0.0))
 
     def joined_norm(
         self, input_ids: Tensor, features: Tensor, own_norm: RMSNorm, feature_norm: RMSNorm
     ) -> Tensor:
-        """``cat(own_norm(self(input_ids)), feature_norm(features))`` in one kernel, with own_norm's
-        epsilon for both: int64 [T], [T, hidden_size] -> [T, 2 hidden_size]."""
+        """``cat(own_norm(self(input_ids)), feature_norm(features))``, in one kernel if the table is
+        whole, with own_norm's epsilon for both: int64 [T], [T, hidden_size] -> [T, 2 hidden_size].
+        """
+        if not self.tokens.is_whole:
+            return torch.cat([own_norm(self(input_ids)), feature_norm(features)], dim=-1)
         gains = own_norm.weight, feature_norm.weight
         return joined_norm(self.weight, input_ids, features, *gains, own_norm.eps)

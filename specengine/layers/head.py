@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from specengine.kernels.head import head_best, head_stream, head_topk, row_argmax
 from specengine.kernels.head.types import BlockPartials, Meeting
+from specengine.layers import vocabulary
 from specengine.layers.layer_spec import HEAD_BEST, HEAD_LOGITS, HEAD_TOP, HeadSpec
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
@@ -34,7 +35,8 @@ class Head:
         self.spec = spec or HeadSpec()
         self.norm = norm
         self.ids = ids
-        self._columns = None if ids is None or product.out_features == len(ids) else ids
+        self.tokens = product.tokens
+        self._columns = None if ids is None or self.tokens.cut.whole == len(ids) else ids
         self._takes_best = HEAD_BEST.takes(self.spec)
         self._takes_top = HEAD_TOP.takes(self.spec)
         self._meeting: Meeting | None = None
@@ -43,18 +45,21 @@ class Head:
 
     def for_draft(self, norm: RMSNorm | None = None, ids: Tensor | None = None) -> Head:
         """This head behind a draft's own norm, over the tokens `ids` alone (int64 [D], None is
-        all). Their rows are copied, unless the weight is packed for a CPU or has a bias."""
+        all). Their rows are copied, unless the weight is packed for a CPU, has a bias, or is shared
+        by ranks."""
         if norm is None and ids is None:
             return self
         weight, product = self.product.weight, self.product
-        if ids is not None and weight is not None and product.bias is None:
+        can_copy = weight is not None and product.bias is None and self.tokens.is_whole
+        if ids is not None and can_copy:
+            assert weight is not None
             product = LMHead(weight.shape[1], len(ids))
             product.weight = nn.Parameter(weight[ids], requires_grad=False)
         return Head(product, self.spec, norm, ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> float32 [R, V], or [R, D], of a draft's tokens."""
-        logits: Tensor = self.product(self._normed(hidden)).float()
+        logits = vocabulary.joined(self.product(self._normed(hidden)), self.tokens).float()
         if self._columns is not None:
             logits = logits.index_select(1, self._columns)
         factor, cap = self.spec.logits_multiplier, self.spec.logits_softcap
@@ -67,7 +72,8 @@ class Head:
         caps, where this still finds the largest."""
         if self._columns is not None:
             return self._columns[self.logits(hidden).argmax(-1)]
-        if self._takes_best and self._is_plain and head_stream.fits(hidden, self.product.plain):
+        takes = self._takes_best and self._is_plain and self.tokens.is_whole
+        if takes and head_stream.fits(hidden, self.product.plain):
             if self._slots is None:
                 self._slots = head_best.slots_for(hidden.device)
             gain, eps = self._gain
@@ -75,6 +81,8 @@ class Head:
                 hidden, self.product.plain, self._slots, gain, eps, self.ids, backend="cuda"
             )
         logits = self.product(self._normed(hidden))
+        if not self.tokens.is_whole:
+            return vocabulary.best(logits, self.tokens, self.ids)
         if self._meeting is None:
             self._meeting = Meeting.of(_MAX_MEETING_ROWS, hidden.device)
         return row_argmax.row_argmax(logits, self._meeting, self.ids)
@@ -82,9 +90,11 @@ class Head:
     def top(self, hidden: Tensor, topk: int) -> BlockPartials | None:
         """[R, H] -> the topk best of each row of `logits` and its log-sum-exp, by block of columns.
         None where `logits` is as fast."""
-        if not (self._takes_top and self._is_plain) or self._columns is not None:
+        if not self._takes_top or self._columns is not None:
             return None
-        if not head_topk.fits(hidden, self.product.plain, topk):
+        if not self.tokens.is_whole:
+            return vocabulary.top(self.product(self._normed(hidden)), self.tokens, topk)
+        if not self._is_plain or not head_topk.fits(hidden, self.product.plain, topk):
             return None
         gain, eps = self._gain
         return head_topk.head_topk(hidden, self.product.plain, topk, gain, eps, backend="cuda")

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.errors import ModelLoadError
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.parallel import communicator
 from specengine.layers.rotary import config_head_dim
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ class LayerSpec:
     embedding_multiplier: float = 1.0  # these three: Multipliers
     residual_multiplier: float = 1.0
     attention_multiplier: float | None = None
+    # Ranks that share each layer, whose sizes above are of all of them together. A path that names
+    # it sums over ranks what o_proj and down_proj give.
+    tp_size: int = 1
     activation: str = "silu"  # a key of kernels.linear.activation.ACTIVATIONS
     gated_mlp: bool = True  # down(act(gate(x)) * up(x)); else down(act(up(x)))
     norm: str = "rms"  # others: "layer", "layer_bias"
@@ -68,7 +72,10 @@ class LayerSpec:
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
         """Of a Hugging Face configuration; `family`: fields that its model states by itself."""
-        stated: dict[str, Any] = {"activation": config_activation(config)}
+        stated: dict[str, Any] = {
+            "activation": config_activation(config),
+            "tp_size": communicator().size,
+        }
         if "rms_norm_eps" not in family:
             stated["rms_norm_eps"] = config.rms_norm_eps
         return cls(
@@ -79,6 +86,18 @@ class LayerSpec:
             head_dim=config_head_dim(config),
             **stated | family,
         )
+
+    def check_ranks(self) -> None:
+        """Raises ValueError where layers are made for other ranks than the description says: fast
+        paths would leave out their sums. Raises ConfigError for what ranks cannot share."""
+        if self.tp_size != communicator().size:
+            made = communicator().size
+            raise ValueError(f"a layer of tp_size {self.tp_size} is made on {made} ranks")
+        if self.qk_norm_whole and self.tp_size > 1:  # each rank would norm its own heads alone
+            raise ConfigError(
+                f"--tp-size {self.tp_size}: q and k are normalised over all heads together, which "
+                "are not split; leave it out"
+            )
 
     @property
     def attention_scale(self) -> float:
@@ -188,15 +207,17 @@ _BIASES = frozenset({"qkv_bias", "o_bias", "mlp_bias"})
 # Computed by modules that are made by the description: norms and feed-forward.
 _MODULES = frozenset({"activation", "gated_mlp", "norm", "norm_offset", "norm_places"})
 
-PLAIN = ComputePath("decoder layers", _ATTENTION | _FOLDED | _BIASES | _MODULES)
+_RANKS = frozenset({"tp_size"})  # by RowParallelLinear
+
+PLAIN = ComputePath("decoder layers", _ATTENTION | _FOLDED | _BIASES | _MODULES | _RANKS)
 COMPILED = ComputePath("compiled layers", _ATTENTION | _FOLDED | _BIASES)
-FEW_ROWS = ComputePath("few_row", _ATTENTION | _FOLDED | {"qkv_bias"})
+FEW_ROWS = ComputePath("few_row", _ATTENTION | _FOLDED | _RANKS | {"qkv_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
 WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})
 SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)
 FAST_PATHS = (COMPILED, FEW_ROWS, LAYER_TAIL, WHOLE_STACK, SPLIT_PREFILL)
 # A drafter's layer, whose stream starts with something else than the target's embedding.
-DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES)
+DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES | _RANKS)
 TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
 
 HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier", "logits_softcap"}))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.kernels.linear import split_linear
+from specengine.core.parallel import Cut, VocabularyCut, communicator
+from specengine.kernels.linear import few_row, split_linear
 
 
 class LinearKernel(Protocol):
@@ -99,6 +100,11 @@ class Linear(nn.Module):
         """Outputs of each layer that a checkpoint keeps apart."""
         return [self.out_features]
 
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        """This rank's part of each of the checkpoint's tensors that fill a parameter (weight or
+        bias), in the order of `MergedLinear.shards`; None is all of it."""
+        return [None]
+
     def use_kernel(self, kernel: LinearKernel) -> None:
         """Multiply with `kernel` from now on, and let go of the plain weight."""
         self.kernel = kernel
@@ -111,9 +117,27 @@ class MergedLinear(Linear):
     Checkpoints keep them apart: `shards` cuts a parameter into the parts they fill.
     """
 
-    def __init__(self, in_features: int, shard_sizes: Sequence[int], bias: bool = False) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        shard_sizes: Sequence[int],
+        bias: bool = False,
+        parts: Sequence[Cut] | None = None,
+    ) -> None:
+        """parts: of a column-parallel layer, this rank's outputs of each, whose sizes are the
+        shard_sizes."""
         super().__init__(in_features, sum(shard_sizes), bias)
         self.shard_sizes = list(shard_sizes)
+        self.parts_of_ranks = parts
+
+    @property
+    def whole_sizes(self) -> list[int]:
+        """Of the merged layers' outputs, of all ranks together."""
+        parts = self.parts_of_ranks
+        return self.shard_sizes if parts is None else [part.whole for part in parts]
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        return self.parts_of_ranks or [None] * len(self.shard_sizes)
 
     @property
     def part_sizes(self) -> list[int]:
@@ -133,8 +157,66 @@ class MergedLinear(Linear):
         return torch.split(parameter, self.shard_sizes)
 
 
+class ColumnParallelLinear(Linear):
+    """A layer of which each rank has some outputs, and the weights of these. part: this rank's."""
+
+    def __init__(self, in_features: int, part: Cut, bias: bool = False) -> None:
+        super().__init__(in_features, part.size, bias)
+        self.part = part
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        return [self.part]
+
+
+class RowParallelLinear(Linear):
+    """A layer of which each rank has the weights of some inputs: the outputs are summed over ranks.
+    Rank 0 adds the bias; that of the others is zero."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, part: Cut | None = None
+    ) -> None:
+        """in_features: of all ranks. part: this rank's, None is all."""
+        super().__init__(in_features if part is None else part.size, out_features, bias)
+        self.ranks = communicator()
+        self.part = part
+        self._zeros: Tensor | None = None  # [few_row.MAX_ROWS, out_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ranks.all_reduce(super().forward(x))
+
+    def parts(self, x: Tensor) -> Tensor:
+        if self.ranks.size > 1:  # fewer bytes to reduce
+            return self.forward(x)
+        return super().parts(x)
+
+    def add_few_rows(self, x: Tensor, stream: Tensor) -> Tensor:
+        """``stream + self(x)`` by few_row's kernels: [T, in], [T, out] -> [T, out]. Of a layer
+        without a bias."""
+        if self.ranks.size == 1:
+            return few_row.linear_add(x, self.plain, stream)
+        if self._zeros is None:
+            self._zeros = stream.new_zeros(few_row.MAX_ROWS, self.out_features)
+        # Each rank's product alone is rounded, as that of `forward` is, and not with the stream.
+        product = few_row.linear_add(x, self.plain, self._zeros[: len(x)])
+        return stream + self.ranks.all_reduce(product)
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        if kind == "bias":
+            count = self.out_features
+            return [Cut(0, 0, 0 if self.ranks.rank else count, count)]
+        return [None if self.part is None else self.part.along(1)]
+
+
 class LMHead(Linear):
-    """The output projection. Weight-only quantization keeps more bits here than elsewhere."""
+    """The output projection. Weight-only quantization keeps more bits here than elsewhere. Ranks
+    have the rows of some tokens each: `tokens`."""
+
+    def __init__(self, in_features: int, vocab_size: int, bias: bool = False) -> None:
+        self.tokens = VocabularyCut.of(vocab_size)
+        super().__init__(in_features, self.tokens.cut.size, bias)
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        return [self.tokens.cut]
 
     def tie(self, embedding: Tensor) -> None:
         """Use the embedding's own rows."""

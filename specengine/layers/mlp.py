@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.core.parallel import even_cut
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
-from specengine.layers.linear import Linear, MergedLinear
+from specengine.layers.linear import ColumnParallelLinear, MergedLinear, RowParallelLinear
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
 
 
 class FeedForward(nn.Module):
-    """down(inner(x))."""
+    """down(inner(x)). A rank has some of the intermediate features."""
 
-    down_proj: Linear
+    down_proj: RowParallelLinear
 
     @abstractmethod
     def inner(self, x: Tensor) -> Tensor:
@@ -43,8 +44,9 @@ class GatedMLP(FeedForward):
     ) -> None:
         super().__init__()
         self.activation = known_activation(activation)
-        self.gate_up_proj = MergedLinear(hidden_size, [intermediate_size] * 2, bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+        part = even_cut(intermediate_size, "intermediate features")
+        self.gate_up_proj = MergedLinear(hidden_size, [part.size] * 2, bias, [part] * 2)
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, part)
 
     def inner(self, x: Tensor) -> Tensor:
         return act_and_mul(self.gate_up_proj(x), self.activation)
@@ -58,8 +60,9 @@ class PlainMLP(FeedForward):
     ) -> None:
         super().__init__()
         self.activation = known_activation(activation)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+        part = even_cut(intermediate_size, "intermediate features")
+        self.up_proj = ColumnParallelLinear(hidden_size, part, bias)
+        self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, part)
 
     def inner(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](self.up_proj(x))

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.core.parallel import Cut
 from specengine.layers.linear import IncomingWeight, Linear, MergedLinear
 from specengine.layers.norm import Norm
 
 PackedModules = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class CutPlace:
+    """A parameter of this rank, which a part of a checkpoint's tensor fills. Where that is nothing,
+    zeros do."""
+
+    tensor: Tensor
+    cut: Cut
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the checkpoint's tensor."""
+        shape = list(self.tensor.shape)
+        shape[self.cut.dim] = self.cut.whole
+        return torch.Size(shape)
+
+    def copy_(self, whole: Tensor) -> None:
+        """whole: the checkpoint's tensor, of which no more is read than is copied."""
+        if self.cut.size:
+            self.tensor.copy_(whole.narrow(self.cut.dim, self.cut.start, self.cut.size))
+        else:
+            self.tensor.zero_()
+
+
 # A parameter, or what collects the tensors that stand for one in a quantised checkpoint.
-Place = Tensor | IncomingWeight
+Place = Tensor | CutPlace | IncomingWeight
 
 # Tables that old checkpoints carry and every model computes for itself.
 _COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
@@ -57,7 +85,7 @@ def unpacked(
             merged[path].take_merged(name, tensor)
             continue
         parent, _, leaf = path.rpartition(".")
-        sizes = merged[path].shard_sizes
+        sizes = merged[path].whole_sizes
         if tensor.shape[0] != sum(sizes):
             raise ModelLoadError(
                 f"tensor {name} has shape {list(tensor.shape)}, the model needs {sum(sizes)} rows"
@@ -145,26 +173,32 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
             if id(parameter) in shared:
                 continue
             shared.add(id(parameter))
-            parent, _, leaf = path.rpartition(".")
+            found = module_places(module, kind, parameter)
             if isinstance(module, MergedLinear):
-                parts = zip(packed[leaf], _views(module, kind, parameter), strict=True)
-                places |= {f"{parent}.{part}.{kind}": view for part, view in parts}
-            elif isinstance(module, Linear):
-                places[f"{path}.{kind}"] = _views(module, kind, parameter)[0]
+                parent, _, leaf = path.rpartition(".")
+                parts = zip(packed[leaf], found, strict=True)
+                places |= {f"{parent}.{part}.{kind}": place for part, place in parts}
             else:
-                places[f"{path}.{kind}"] = parameter
+                places[f"{path}.{kind}"] = found[0]
     return places
 
 
-def _views(module: Linear, kind: str, parameter: Tensor) -> Sequence[Place]:
-    """What each part of a linear layer fills."""
-    if kind == "weight" and module.incoming is not None:
+def module_places(module: nn.Module, kind: str, parameter: Tensor) -> Sequence[Place]:
+    """Of one parameter of a module, by the checkpoint's tensors that fill it: one, or one a merged
+    layer. A module that ranks share tells by `cuts` what this one has of each."""
+    if kind == "weight" and isinstance(module, Linear) and module.incoming is not None:
         return module.incoming
-    return module.shards(parameter) if isinstance(module, MergedLinear) else [parameter]
+    views = module.shards(parameter) if isinstance(module, MergedLinear) else [parameter]
+    cuts_of: Any = getattr(module, "cuts", None)
+    cuts = [None] * len(views) if cuts_of is None else cuts_of(kind)
+    pairs = zip(views, cuts, strict=True)
+    return [
+        view if cut is None or cut.size == cut.whole else CutPlace(view, cut) for view, cut in pairs
+    ]
 
 
 def _copy(name: str, tensor: Tensor, place: Place) -> None:
-    assert isinstance(place, Tensor), "a collector takes all tensors of its layer"
+    assert not isinstance(place, IncomingWeight), "a collector takes all tensors of its layer"
     if tensor.dtype not in _WEIGHTS:
         raise ModelLoadError(
             f"tensor {name} has type {tensor.dtype}, and config.json names no quantisation of it; "

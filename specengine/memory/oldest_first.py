@@ -23,7 +23,7 @@ class OldestFirst(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._things: set[T] = set()
+        self._things: dict[T, None] = {}  # in order: ranks that share a model evict alike
         self._heap: list[tuple[int, int, T]] = []
         self._order = count()  # of things of the same time
 
@@ -33,7 +33,7 @@ class OldestFirst(Generic[T]):
     def add(self, thing: T) -> None:
         if thing in self._things:
             return
-        self._things.add(thing)
+        self._things[thing] = None
         if len(self._heap) > 2 * len(self._things) + 64:
             self._heap = [self._entry(one) for one in self._things]
             heapq.heapify(self._heap)
@@ -41,7 +41,7 @@ class OldestFirst(Generic[T]):
             heapq.heappush(self._heap, self._entry(thing))
 
     def discard(self, thing: T) -> None:
-        self._things.discard(thing)
+        self._things.pop(thing, None)
 
     def pop(self) -> T | None:
         """Takes it out. None where nothing is left."""
@@ -52,7 +52,7 @@ class OldestFirst(Generic[T]):
             if time != thing.last_access:
                 heapq.heappush(self._heap, self._entry(thing))
                 continue
-            self._things.remove(thing)
+            del self._things[thing]
             return thing
         return None
 

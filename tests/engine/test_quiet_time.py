@@ -50,6 +50,10 @@ class FakeEngine:
         self.in_the_air = True
         return [output_of(rid)]
 
+    def call_if_stopped(self, tell: Callable[[], object]) -> None: ...
+
+    def check(self) -> None: ...
+
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
     ) -> bool:

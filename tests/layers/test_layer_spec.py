@@ -13,6 +13,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from specengine.core.errors import ModelLoadError
+from specengine.core.parallel import split_over
 from specengine.draft.eagle import model as eagle
 from specengine.draft.mtp.form import DEEPSEEK, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
@@ -34,8 +35,10 @@ from specengine.layers.layer_spec import (
     log_refusals,
 )
 from specengine.layers.linear import LMHead
+from specengine.layers.rotary import RotaryEmbedding
 from specengine.target.models.llama import LlamaForCausalLM
 from tests.support.fast_paths import let_take, run_path
+from tests.support.pretended_ranks import PretendedRanks
 from tests.target.conftest import MiniRunner
 
 CONFIG = LlamaConfig(
@@ -105,7 +108,8 @@ def model_of(*specs: LayerSpec) -> LlamaForCausalLM:
         def layer_specs(cls, config: Any) -> list[LayerSpec]:
             return list(specs)
 
-    model = Family(CONFIG)
+    with split_over(PretendedRanks(specs[0].tp_size)):
+        model = Family(CONFIG)
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.15)
@@ -208,11 +212,19 @@ def eagle_form(spec: LayerSpec) -> eagle.EagleForm:
 @pytest.mark.parametrize("maker", MAKERS)
 def test_layer_with_what_nothing_computes_is_not_made(maker: str, name: str) -> None:
     path, make = MAKERS[maker]
-    if name in path.computes:
-        make(layer_with(name))
-    else:
-        with pytest.raises(ModelLoadError, match=f"^{name} .* is not supported by {path.name}"):
-            make(layer_with(name))
+    spec = layer_with(name)
+    with split_over(PretendedRanks(spec.tp_size)):
+        if name in path.computes:
+            make(spec)
+        else:
+            with pytest.raises(ModelLoadError, match=f"^{name} .* is not supported by {path.name}"):
+                make(spec)
+
+
+def test_layer_is_not_made_for_other_ranks_than_it_says() -> None:
+    spec = LayerSpec.from_config(CONFIG)
+    with split_over(PretendedRanks(2)), pytest.raises(ValueError, match="made on 2 ranks"):
+        decoder.DecoderLayer(spec, 0, RotaryEmbedding.from_config(CONFIG))
 
 
 @pytest.mark.usefixtures("_plain_computes_everything")
@@ -224,7 +236,9 @@ def test_eagle_layer_takes_a_fast_way_only_with_what_it_declares(
     path: ComputePath, way: eagle.Way, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_take(path, [], monkeypatch)
-    layer = eagle.EagleModel(eagle_form(layer_with(name))).layer
+    spec = layer_with(name)
+    with split_over(PretendedRanks(spec.tp_size)):
+        layer = eagle.EagleModel(eagle_form(spec)).layer
     found = layer._way_of(torch.zeros(2, 64))
     assert found is (way if name in path.computes else eagle.Way.PLAIN)
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--nodes", action="store_true", help="list every kernel of a round")
     add_bandwidth_argument(parser.add_argument_group("what it is measured against"))
     add_output_arguments(parser.add_argument_group("results"), "step")
-    add_config_arguments(parser, without=WITHOUT)
+    add_config_arguments(parser, without=(*WITHOUT, "tp_size", "draft_tp_size"))
 
 
 def run(args: argparse.Namespace) -> int:

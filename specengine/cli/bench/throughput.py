@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from specengine.lab.throughput.plan import Plan
 
 # Those that `bench accept` sets itself may be chosen here.
-_CHOSEN = ("disable_radix_cache", "enable_mixed_chunk", "max_running_requests")
+_RANKS = ("tp_size", "draft_tp_size")
+_CHOSEN = ("disable_radix_cache", "enable_mixed_chunk", "max_running_requests", *_RANKS)
 WITHOUT = tuple(name for name in WITHOUT_IN_ACCEPT if name not in _CHOSEN)
 
 

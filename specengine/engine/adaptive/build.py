@@ -6,6 +6,7 @@ import logging
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.drafter import Drafter
+from specengine.core.parallel import Link
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.costs import Costs
 from specengine.engine.adaptive.estimate import smaller_sizes
@@ -27,8 +28,9 @@ def make_adaptive(
     verifier: TreeVerifier,
     limit: NodeLimit,
     costs: Costs | None = None,
+    link: Link | None = None,
 ) -> AdaptiveRound | None:
-    """None where depth is fixed. costs: None to learn them from the rounds."""
+    """None where depth is fixed. costs: None to learn them from the rounds. link: to ranks."""
     why = why_fixed(config, verifier)
     if why is not None:
         if config.spec.algorithm is not None:
@@ -38,7 +40,7 @@ def make_adaptive(
     sizes = {} if is_chain else smaller_sizes(choices, lambda depth: _most_nodes(drafter, depth))
     model_steps = _model_steps(config.spec, drafter, choices[-1])
     chooser = AdaptiveSteps(choices, costs, sizes=sizes, model_steps=model_steps)
-    return AdaptiveRound(chooser, limit, is_chain)
+    return AdaptiveRound(chooser, limit, is_chain, link)
 
 
 def why_fixed(config: EngineConfig, verifier: TreeVerifier) -> str | None:

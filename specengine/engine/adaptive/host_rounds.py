@@ -5,8 +5,10 @@ from __future__ import annotations
 from time import perf_counter
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.parallel import Link, NoLink
 from specengine.core.spec import VerifyResult
 from specengine.engine.adaptive.acceptance import RoundObservation
+from specengine.engine.adaptive.agree import agreed
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.draft_depth import NodeLimit, depth_within
 from specengine.engine.round.host import HostRound
@@ -16,16 +18,20 @@ class AdaptiveRound:
     """Runs rounds on the host, times them, and learns from each before the next.
 
     limit: from which the drafter reads the most nodes of a request. A drafter of chains is told the
-    depth by it before it drafts, which saves work; trees are cut after drafting.
+    depth by it before it drafts, which saves work; trees are cut after drafting. link: to other
+    ranks, where rank 0 chooses.
     """
 
-    def __init__(self, chooser: AdaptiveSteps, limit: NodeLimit, is_chain: bool) -> None:
+    def __init__(
+        self, chooser: AdaptiveSteps, limit: NodeLimit, is_chain: bool, link: Link | None = None
+    ) -> None:
         self.chooser = chooser
         self.limit = limit
         self.is_chain = is_chain
+        self.link = link or NoLink()
 
     def run(self, inner: HostRound, batch: ScheduleBatch) -> VerifyResult:
-        choice = self.chooser.choose(batch.batch_size)
+        choice, _ = agreed(self.link, lambda: (self.chooser.choose(batch.batch_size), False))
         depth = choice.num_steps
         self.limit.most = depth + 1 if self.is_chain else None
         start = perf_counter()

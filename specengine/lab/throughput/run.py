@@ -16,6 +16,7 @@ from specengine.engine.build import build_engine, load
 from specengine.engine.factories import check_algorithm
 from specengine.engine.garbage import frozen_objects
 from specengine.engine.loop import Engine
+from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.phases import Phases
 from specengine.engine.resolve import torch_dtype
 from specengine.lab.accept.identity import target_identity
@@ -52,7 +53,7 @@ class ThroughputBench:
     def _run(self, config: EngineConfig, phases: Phases, begun: float | None) -> Report:
         """begun: seconds of the process so far, but for those that making a draft took."""
         work, start = self.plan.workload, perf_counter()
-        loaded = load(config, phases)
+        loaded = load(config, phases, start_ranks(config, phases))
         check_length(work, loaded)
         engines = {_name(config.spec): build_engine(config, loaded, phases)}
         whole = None if begun is None else begun + perf_counter() - start

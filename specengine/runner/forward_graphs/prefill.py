@@ -49,7 +49,7 @@ class PrefillGraphs:
         self.counters = self.cache.counters
         count = max(map(num_prefill_inputs, self.keys), default=0)
         self.buffer = torch.zeros(count, dtype=torch.int64, device=context.device)
-        self.splits = is_launch_bound(context.model)
+        self.splits = is_launch_bound(context.model, context.graph_memory.communicator)
         self.lacks_memory = False  # for some of the keys
 
     def _guard_of(self, buffers: PrefillBuffers) -> GraphGuard | None:

@@ -93,7 +93,7 @@ class RaggedGraphs:
         self.cache = GraphCache[ForwardKey, ForwardBuffers](
             kind, context.graph_memory, self._guard_of, counters
         )
-        self.splits = is_launch_bound(context.model)
+        self.splits = is_launch_bound(context.model, context.graph_memory.communicator)
 
     def _guard_of(self, buffers: ForwardBuffers) -> GraphGuard | None:
         return self.context.guard_of(graphs=self, batch=buffers.batch)

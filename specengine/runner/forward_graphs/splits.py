@@ -10,6 +10,7 @@ from torch import nn
 
 from specengine.core.batch import ModelWorkerBatch
 from specengine.core.model import DecoderModel
+from specengine.core.parallel import Communicator, NoLink
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.linear import LMHead
 from specengine.layers.rotary import RotaryEmbedding
@@ -19,9 +20,10 @@ from specengine.layers.rotary import RotaryEmbedding
 _LAUNCH_BOUND_WEIGHTS = 32 << 20
 
 
-def is_launch_bound(model: DecoderModel) -> bool:
-    """Whether launching a large prefill takes the host longer than running it takes the device."""
-    return weights_per_layer(model) <= _LAUNCH_BOUND_WEIGHTS
+def is_launch_bound(model: DecoderModel, ranks: Communicator = NoLink.communicator) -> bool:
+    """Whether launching a large prefill takes the host longer than running it takes the device, of
+    the ranks that share the model the one that has most of it."""
+    return ranks.greatest([round(weights_per_layer(model))])[0] <= _LAUNCH_BOUND_WEIGHTS
 
 
 def weights_per_layer(model: DecoderModel) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.model import DecoderModel
+from specengine.core.parallel import Link, NoLink
 from specengine.runner.loader.model_source import ModelSource
 
 
@@ -20,6 +21,7 @@ class LoadedModel:
     config: EngineConfig  # resolved, of the engine that loaded it
     model: DecoderModel
     tokenizer: Any
+    link: Link = field(default_factory=NoLink)  # to the other ranks that have parts of it
 
     @property
     def device(self) -> torch.device:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from specengine.core.parallel import Communicator, NoLink
 from specengine.runner.fallbacks import MEMORY_SPENT
 
 logger = logging.getLogger(__name__)
@@ -25,9 +26,13 @@ class GraphMemory:
     it, before any other graph of the pool runs.
     """
 
-    def __init__(self, budget: int | None = None) -> None:
-        """budget: bytes that were kept free for graphs; None for no limit."""
+    def __init__(
+        self, budget: int | None = None, communicator: Communicator = NoLink.communicator
+    ) -> None:
+        """budget: bytes that were kept free for graphs; None for no limit. communicator: of ranks
+        that capture the same graphs, which count what the one takes that has the least memory."""
         self.budget = budget
+        self.communicator = communicator
         self.used = 0  # bytes, measured
         self._is_measuring = False
         self._pool: Any = None
@@ -59,11 +64,15 @@ class GraphMemory:
         free, _ = torch.cuda.mem_get_info()
         self._is_measuring = True
         try:
-            yield lambda: free - torch.cuda.mem_get_info()[0]
+            yield lambda: self._taken_since(free)
         finally:  # what a failed capture has left is used, too
             self._is_measuring = False
             torch.cuda.empty_cache()
-            self.used += free - torch.cuda.mem_get_info()[0]
+            self.used += self._taken_since(free)
+
+    def _taken_since(self, free: int) -> int:
+        """free: bytes, before."""
+        return self.communicator.greatest([free - torch.cuda.mem_get_info()[0]])[0]
 
     def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
         """Give sizes one by one, from large to small, to be captured meanwhile; stop when the

@@ -1,0 +1,300 @@
+"""Tensor parallelism on two GPUs of one host beside one of them: are the tokens the same, how fast
+is it, what does an all-reduce take, what memory does a rank have, and does a dead rank end it.
+
+    NCCL_NVLS_ENABLE=0 python benchmarks/parallel/two_cards.py --out $OUT/two_cards.json
+
+Needs no weights but those of the package. --parts runs some of it; --device cpu tries the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from specengine import LLM, SamplingParams, SpecConfig  # noqa: E402
+from specengine.core.config_sources import config_from_flags  # noqa: E402
+from specengine.core.errors import EngineStoppedError  # noqa: E402
+from specengine.core.parallel_config import ParallelConfig  # noqa: E402
+from specengine.engine.build import build_engine, load  # noqa: E402
+from specengine.engine.loop import Engine  # noqa: E402
+from specengine.engine.parallel.ranks import start_ranks  # noqa: E402
+from specengine.engine.phases import Phases  # noqa: E402
+from specengine.lab.accept.speed import run_batches  # noqa: E402
+from specengine.lab.throughput.workload import Workload  # noqa: E402
+from specengine.runner.loader.loaded_model import LoadedModel  # noqa: E402
+
+SIZE = 2
+CHAIN = {"num_steps": 3, "adaptive": False}
+TREE = CHAIN | {"eagle_topk": 3, "num_draft_tokens": 8}
+SPECS: dict[str, SpecConfig | None] = {
+    "plain": None,
+    "eagle3 chain": SpecConfig(algorithm="EAGLE3", **CHAIN),
+    "eagle3 tree": SpecConfig(algorithm="EAGLE3", **TREE),
+    "mtp": SpecConfig(algorithm="MTP", **CHAIN),
+}
+FORCED = SpecConfig(algorithm="EAGLE3", **CHAIN, simulate_accept_length=2.5)
+BATCH_SIZES = (1, 8, 64)
+PROMPTS = [[(7 * i * i + n * i) % 3000 + 5 for i in range(9 + 5 * n)] for n in range(1, 4)]
+GREEDY = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True)
+SEEDED = [
+    SamplingParams(max_tokens=24, temperature=0.8, top_p=0.9, seed=seed, ignore_eos=True)
+    for seed in range(3)
+]
+ENDS_WITHIN = 10.0  # seconds
+
+
+@dataclass
+class Bench:
+    """found: all that is printed, as JSON."""
+
+    device: str
+    speed_model: str
+    new_tokens: int
+    found: dict[str, Any]
+
+    def note(self, part: str, name: str, value: Any) -> None:
+        self.found.setdefault(part, {})[name] = value
+        print(f"{part:>10}  {name:<58} {value}", flush=True)
+
+    def flags(self, **more: Any) -> dict[str, Any]:
+        return {"device": self.device, "max_running_requests": 64, "random_seed": 7, **more}
+
+    def start(self) -> Any:
+        """The link to the other rank, whatever model they load."""
+        return start_ranks(config_from_flags(self.flags(tp_size=SIZE)), Phases())
+
+    @contextmanager
+    def models(self, link: Any, **flags: Any) -> Iterator[dict[int, LoadedModel]]:
+        """One on this card, and its halves on both."""
+        one = load(config_from_flags(self.flags(**flags)), Phases())
+        both = load(config_from_flags(self.flags(tp_size=SIZE, **flags)), Phases(), link)
+        yield {1: one, SIZE: both}
+        del one, both
+        free()
+
+    def engine(self, loaded: LoadedModel, spec: SpecConfig | None, **flags: Any) -> Engine:
+        config = config_from_flags(self.flags(model=loaded.config.model.model, **flags), spec)
+        size = loaded.link.communicator.size
+        model = replace(loaded.config.model)
+        return build_engine(
+            replace(config, model=model, parallel=ParallelConfig(tp_size=size)), loaded
+        )
+
+
+def free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def identity(bench: Bench, link: Any) -> None:
+    """float32, trained small models with drafts that are accepted, and the 135M shape."""
+    for model, more in (("tiny", {}), ("smollm2-shape", {"load_format": "dummy"})):
+        with bench.models(link, model=model, dtype="float32", **more) as loaded:
+            for name, spec in SPECS.items():
+                for graphs in (True, False):
+                    if graphs or model == "tiny":
+                        compare(bench, loaded, f"{model} {name} graphs={graphs}", spec, graphs)
+
+
+def compare(
+    bench: Bench, loaded: dict[int, LoadedModel], name: str, spec: SpecConfig | None, graphs: bool
+) -> None:
+    given: dict[int, list[Any]] = {}
+    sizes = {"cuda_graph_bs": (1, 4)} if graphs else {"disable_cuda_graph": True}
+    for size, model in loaded.items():
+        engine = bench.engine(model, spec, max_total_tokens=8192, context_length=1024, **sizes)
+        llm = LLM.of(engine)
+        found = [*llm.generate(PROMPTS, GREEDY), *llm.generate(PROMPTS, SEEDED)]
+        given[size] = [(one.token_ids, one.spec.num_accepted) for one in found]
+        given[size].append([] if engine.device_rounds is None else ["device rounds"])
+        engine.close()
+        del engine, llm
+        free()
+    same = sum(one == other for one, other in zip(given[1], given[SIZE], strict=True))
+    accepted = sum(count for _, count in given[1][:-1])
+    verdict = "same" if given[1] == given[SIZE] else f"DIFFERENT ({same} of {len(given[1])} same)"
+    bench.note("identity", name, f"{verdict}; {accepted} accepted; {given[1][-1]}")
+
+
+def speed(bench: Bench, link: Any) -> None:
+    """bfloat16, 30 tokens in, 128 out, every batch together; memory and collectives beside it."""
+    flags = {"model": bench.speed_model, "load_format": "dummy", "dtype": "bfloat16"}
+    with bench.models(link, **flags) as loaded:
+        for name, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
+            rates: dict[int, list[float]] = {}
+            for size, model in loaded.items():
+                rates[size] = measure(bench, model, f"{name} tp {size}", spec)
+                free()
+            ratios = [f"{b / a:.2f}" for a, b in zip(rates[1], rates[SIZE], strict=True)]
+            bench.note("speed", f"{name} tp {SIZE} / tp 1", ratios)
+
+
+def measure(bench: Bench, loaded: LoadedModel, name: str, spec: SpecConfig | None) -> list[float]:
+    """tok/s by batch size."""
+    start = time.perf_counter()
+    engine = bench.engine(
+        loaded, spec, cuda_graph_bs=BATCH_SIZES, max_total_tokens=64 * 256, context_length=2048
+    )
+    bench.note("speed", f"{name} start-up seconds", round(time.perf_counter() - start, 1))
+    rates = []
+    for size in BATCH_SIZES:
+        work = Workload(batch_sizes=(size,), new_tokens=bench.new_tokens, repeats=2)
+        runs = [
+            run_batches(engine, prompts, work.params, size, lambda _: None)
+            for prompts in work.batches(size, loaded.model.vocab_size)
+        ][1:]
+        rates.append(max(one.tokens / one.seconds for one in runs))
+    bench.note("speed", f"{name} tok/s at {BATCH_SIZES}", [round(one, 1) for one in rates])
+    if engine.device_rounds is not None:
+        collectives(bench, engine, name)
+    weigh(bench, engine, name)
+    engine.close()
+    return rates
+
+
+def everywhere(engine: Engine, function: str, **arguments: Any) -> Any:
+    """On every rank; what rank 0 finds."""
+    place = f"benchmarks.parallel.on_ranks:{function}"
+    call: Callable[..., Any] | None = getattr(engine, "call", None)
+    if call is not None:
+        return call(place, **arguments)
+    from specengine.core.registry import load_place
+
+    return load_place(place)(engine, **arguments)
+
+
+def collectives(bench: Bench, engine: Engine, name: str) -> None:
+    """Time of an all-reduce in a graph, and the share of all of them in a round."""
+    rounds = engine.device_rounds
+    assert rounds is not None
+    while engine.use_idle_moment(may_capture=False):  # a round of requests that have ended
+        pass
+    size, steps = engine.parts.link.communicator.size, rounds.steps[-1]
+    layers = engine.parts.worker.runner.model.num_layers
+    for batch in BATCH_SIZES:
+        whole = everywhere(engine, "round_seconds", batch_size=batch, num_steps=steps)
+        line = f"round {whole * 1e3:.3f} ms"
+        if size > 1:
+            target = everywhere(engine, "all_reduce_seconds", num_rows=batch * (steps + 1))
+            draft = everywhere(engine, "all_reduce_seconds", num_rows=batch)
+            # Two a layer and one of the embedding; a draft step has a layer, and reads a head.
+            share = ((2 * layers + 1) * target + steps * 4 * draft) / whole
+            line += f"; all-reduce {target * 1e6:.1f} us, {share:.0%} of the round"
+        bench.note("rounds", f"{name} batch {batch}, {steps} steps", line)
+    if size > 1 and steps:
+        bench.note("rounds", "one_shot.py", everywhere(engine, "one_shot", rows=[1, 4, 8, 16]))
+
+
+def weigh(bench: Bench, engine: Engine, name: str) -> None:
+    """Memory of each rank beside the formula: weights of layers and vocabulary by rank, norms and
+    what is not split whole, KV of the rank's heads."""
+    model, size = engine.parts.worker.runner.model, engine.parts.link.communicator.size
+    expected = formula(model.config, size, torch.finfo(torch.bfloat16).bits // 8)
+    with tempfile.TemporaryDirectory() as folder:
+        everywhere(engine, "memory", folder=folder)
+        for path in until(size, Path(folder)):
+            found = json.loads(path.read_text())
+            ratio = found["weights"] / expected
+            line = {key: f"{value / 2**30:.3f} GiB" for key, value in found.items()}
+            bench.note("memory", f"{name} {path.stem}", f"{line}, weights / formula {ratio:.4f}")
+
+
+def formula(config: Any, size: int, each: int) -> int:
+    """Bytes of a dense target's weights on one rank."""
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    width = getattr(config, "head_dim", None) or hidden // heads
+    kv = max(config.num_key_value_heads // size, 1)
+    layer = hidden * width * (2 * heads // size + 2 * kv)
+    layer += 3 * hidden * config.intermediate_size // size + 2 * hidden
+    tables = 1 if config.tie_word_embeddings else 2
+    vocabulary = tables * hidden * config.vocab_size // size
+    return each * (config.num_hidden_layers * layer + vocabulary + hidden)
+
+
+def until(count: int, folder: Path) -> list[Path]:
+    deadline = time.monotonic() + 20
+    while len(found := sorted(folder.glob("*.json"))) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    return found
+
+
+def killed(bench: Bench) -> None:
+    """In another process: rank 1 is killed amid rounds, and rank 0 must end by itself."""
+    command = [sys.executable, __file__, "--victim", "--device", bench.device]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        time.sleep(2.0)
+        os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        took = time.monotonic() - start
+        said = process.stdout.read().strip()
+    verdict = "ok" if took < ENDS_WITHIN else "TOO LATE"
+    bench.note(
+        "killed", "rank 0 ends", f"{verdict}: {took:.1f} s, code {process.returncode}: {said}"
+    )
+
+
+def victim(device: str) -> None:
+    flags = {"device": device, "dtype": "float32", "max_total_tokens": 8192, "tp_size": SIZE}
+    engine = build_engine(config_from_flags({"model": "tiny", "cuda_graph_bs": (1,), **flags}))
+    watch: Any = engine.parts.link
+    print(*watch.watch.pids, flush=True)
+    params = SamplingParams(max_tokens=1000, temperature=0, ignore_eos=True)
+    try:
+        while True:
+            LLM.of(engine).generate([[5, 9, 7]], params)
+    except EngineStoppedError as error:
+        print(error, flush=True)
+        sys.exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", nargs="+", default=["killed", "identity", "speed"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--speed-model", default="llama-3.1-8b-shape")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--victim", action="store_true", help="run by the script itself")
+    args = parser.parse_args()
+    if args.victim:
+        victim(args.device)
+    bench = Bench(args.device, args.speed_model, args.new_tokens, {})
+    start = time.perf_counter()
+    if "killed" in args.parts:
+        killed(bench)
+    link = bench.start()
+    for part in (identity, speed):
+        if part.__name__ in args.parts:
+            part(bench, link)
+            bench.note("seconds", part.__name__, round(time.perf_counter() - start, 1))
+    if args.out is not None:
+        args.out.write_text(json.dumps(bench.found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

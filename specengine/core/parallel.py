@@ -1,0 +1,207 @@
+"""How ranks share one model: what they tell each other, and which part of a weight each has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from specengine.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from specengine.core.config import EngineConfig
+
+
+class Communicator(Protocol):
+    """Collectives of `size` ranks. All ranks make the same calls, with tensors of one shape, in one
+    order, also while a CUDA graph is captured. A collective gives all ranks the same bits: what is
+    computed of them alike is alike on all ranks, and no rank has to be told what another decided.
+    """
+
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, in the shape and dtype of x. May write over x."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[...] -> [size, ...], by rank."""
+        ...
+
+    def greatest(self, numbers: Sequence[int]) -> list[int]:
+        """Of each number, the greatest over ranks. On the host; takes a tenth of a millisecond."""
+        ...
+
+
+class Alone:
+    """The only rank."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x[None]
+
+    def greatest(self, numbers: Sequence[int]) -> list[int]:
+        return list(numbers)
+
+
+class Link(Protocol):
+    """What one rank's engine has of the other ranks'. Rank 0 leads: what it is told by callers, and
+    what it decides by the clock, it tells the others, which run the same engine in lock-step.
+
+    leads: whether this is rank 0 of several.
+    """
+
+    communicator: Communicator
+    leads: bool
+
+    def load(self, config: EngineConfig) -> None:
+        """Of rank 0: the others read the weights, too."""
+        ...
+
+    def build(self, config: EngineConfig) -> None:
+        """Of rank 0: the others build an engine, too."""
+        ...
+
+    def decide(self, make: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """What `make` gives on rank 0. All ranks call it at the same place; the others do not call
+        `make`."""
+        ...
+
+
+class NoLink:
+    """Of an engine of one rank."""
+
+    communicator: Communicator = Alone()
+    leads = False
+
+    def load(self, config: EngineConfig) -> None: ...
+
+    def build(self, config: EngineConfig) -> None: ...
+
+    def decide(self, make: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        return make()
+
+
+_splitting: ContextVar[Communicator] = ContextVar("splitting", default=NoLink.communicator)
+
+
+def communicator() -> Communicator:
+    """Of the ranks that layers made in this thread are split over."""
+    return _splitting.get()
+
+
+@contextmanager
+def split_over(ranks: Communicator) -> Iterator[None]:
+    """Layers that are made inside hold this rank's part."""
+    token = _splitting.set(ranks)
+    try:
+        yield
+    finally:
+        _splitting.reset(token)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A rank's part of a checkpoint's tensor: `start` to `stop` of the `whole` along `dim`."""
+
+    dim: int
+    start: int
+    stop: int
+    whole: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def times(self, count: int) -> Cut:
+        """Of a tensor that has `count` entries for each of these."""
+        return Cut(self.dim, self.start * count, self.stop * count, self.whole * count)
+
+    def along(self, dim: int) -> Cut:
+        return Cut(dim, self.start, self.stop, self.whole)
+
+
+_TILE = 64  # entries; where ranks cannot have equal parts, they have whole tiles
+
+
+def even_cut(whole: int, what: str) -> Cut:
+    """This rank's part of the first dimension: equal parts where that is possible, else parts that
+    differ by a tile, or by one. Raises ConfigError where a rank would have nothing of `what`."""
+    ranks = communicator()
+    if whole < ranks.size:
+        raise ConfigError(f"--tp-size {ranks.size}: {whole} {what} are fewer than ranks")
+    unit = _TILE if whole % _TILE == 0 and whole // _TILE >= ranks.size else 1
+    if whole % ranks.size == 0:
+        unit = whole // ranks.size
+    return even_groups(whole // unit).times(unit)
+
+
+@dataclass(frozen=True)
+class HeadCuts:
+    """A rank's heads of queries, and those of keys and values that they read."""
+
+    q: Cut
+    kv: Cut
+
+
+def head_cuts(num_heads: int, num_kv_heads: int) -> HeadCuts:
+    """Whole groups, of heads that share keys, where there are as many groups as ranks. Else several
+    ranks share a group, and each keeps its keys and values. Raises ConfigError where ranks cannot
+    share them."""
+    ranks, each = communicator(), num_heads // num_kv_heads
+    if num_kv_heads >= ranks.size:
+        kv = even_groups(num_kv_heads)
+        return HeadCuts(kv.times(each), kv)
+    sharers = ranks.size // num_kv_heads
+    if ranks.size % num_kv_heads or sharers > each:
+        raise ConfigError(
+            f"--tp-size {ranks.size}: {num_heads} heads that read {num_kv_heads} of keys and values"
+            " cannot be shared by so many ranks; take a divisor of the smaller number, or a "
+            f"multiple of it up to {num_heads}"
+        )
+    group, place = divmod(ranks.rank, sharers)
+    start, stop = (group * each + each * one // sharers for one in (place, place + 1))
+    return HeadCuts(Cut(0, start, stop, num_heads), Cut(0, group, group + 1, num_kv_heads))
+
+
+def even_groups(count: int) -> Cut:
+    """This rank's part of so many things that are not cut, at least as many as ranks."""
+    ranks = communicator()
+    start, stop = (count * place // ranks.size for place in (ranks.rank, ranks.rank + 1))
+    return Cut(0, start, stop, count)
+
+
+@dataclass(frozen=True)
+class VocabularyCut:
+    """A rank's tokens: `width` each, fewer on the last rank. Padded to that width, parts meet where
+    a whole vocabulary would have them."""
+
+    ranks: Communicator
+    width: int
+    cut: Cut
+
+    @classmethod
+    def of(cls, vocab_size: int) -> VocabularyCut:
+        """Raises ConfigError where a rank would have no token."""
+        ranks = communicator()
+        width = -(-vocab_size // ranks.size)
+        start, stop = ranks.rank * width, min((ranks.rank + 1) * width, vocab_size)
+        if (ranks.size - 1) * width >= vocab_size:
+            raise ConfigError(
+                f"--tp-size {ranks.size}: a vocabulary of {vocab_size} tokens cannot be shared by "
+                "so many ranks"
+            )
+        return cls(ranks, width, Cut(0, start, stop, vocab_size))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.ranks.size == 1

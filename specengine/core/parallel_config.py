@@ -1,0 +1,28 @@
+"""How many ranks share a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specengine.core.options import option
+from specengine.core.section import Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(Section):
+    tp_size: int = option(1, "ranks that share each layer: a process each, and on GPUs a card each")
+    draft_tp_size: int | None = option(
+        None, "ranks that share the draft model, 1 or all: 1 keeps it whole on each; default: all"
+    )
+
+    @property
+    def splits_draft(self) -> bool:
+        return self.draft_tp_size in (None, self.tp_size)
+
+    def _check_ranges(self) -> None:
+        self._at_least(1, "tp_size")
+        self._require(
+            self.draft_tp_size in (None, 1, self.tp_size),
+            "draft_tp_size",
+            f"must be 1, or the {self.tp_size} of --tp-size",
+        )

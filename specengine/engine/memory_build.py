@@ -1,0 +1,119 @@
+"""Measures what an engine's forwards take, and allocates its KV and page table beside that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from specengine.core.batch import AttentionBackend
+from specengine.core.config import EngineConfig
+from specengine.core.parallel import split_over
+from specengine.draft.loaded import LoadedDraft, kv_shape_of
+from specengine.engine.forward_graphs_build import graph_bytes
+from specengine.engine.precompile import can_precompile, precompile_calls
+from specengine.engine.resolve import torch_dtype
+from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
+from specengine.memory.req_to_token import ReqToTokenPool
+from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.plan import MemoryPlan
+from specengine.runner.memory.profile import peak_of_forward
+
+T = TypeVar("T")
+
+# Rows of logits in the forward that memory is measured with.
+MAX_PROFILED_REQUESTS = 64
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The KV memory of one engine, and the page table."""
+
+    rows: ReqToTokenPool
+    kv: MHATokenToKVPool
+    draft_kv: MHATokenToKVPool  # the same slots
+    num_slots: int
+    graph_budget: int
+
+
+def allocate(
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
+) -> Memory:
+    plan = _plan_memory(config, loaded, draft, backend)
+    # The first page belongs to no request: padding rows of graphs write there.
+    least = plan.least_of(loaded.link.communicator)
+    num_slots = least.num_tokens + config.memory.page_size
+    rows = required(config.schedule.max_running_requests)
+    return Memory(
+        rows=ReqToTokenPool(rows, required(config.model.context_length), loaded.device),
+        kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
+        draft_kv=MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device),
+        num_slots=num_slots,
+        graph_budget=least.graph_budget,
+    )
+
+
+def _kv_shape(loaded: LoadedModel) -> KVShape:
+    model = loaded.config.model
+    is_fp8 = model.kv_cache_dtype == "fp8"
+    dtype = torch.float8_e4m3fn if is_fp8 else torch_dtype(model.dtype)
+    with split_over(loaded.link.communicator):
+        return kv_shape_of(loaded.source.hf_config, loaded.model.num_layers, dtype)
+
+
+def _plan_memory(
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
+) -> MemoryPlan:
+    memory, schedule = DeviceMemory(loaded.device), config.schedule
+    shape = _kv_shape(loaded)
+    context, rows = required(config.model.context_length), required(schedule.max_running_requests)
+    limit = config.memory.max_total_tokens or rows * context
+    current = peak = memory.current()
+    graphs = 0
+    if memory.is_cuda:
+        chunk = required(schedule.chunked_prefill_size)
+        tokens = chunk if chunk > 0 else context
+        requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
+        tokens = min(tokens, requests * context)  # no position past the rotary table
+        measure = partial(_peak, loaded, draft, backend, tokens, requests)
+        if can_precompile(config, backend):
+            precompile_calls([measure])
+        needed = measure()
+        peak += needed
+        graphs = graph_bytes(config, loaded.model, needed // tokens)
+    plan = MemoryPlan(
+        total=memory.total() // (1 if memory.is_cuda else config.parallel.tp_size),
+        fraction=required(config.memory.mem_fraction_static),
+        used=memory.used(),
+        peak=peak,
+        current=current,
+        bytes_per_token=shape.bytes_per_token + draft.kv_shape.bytes_per_token,
+        limit_tokens=limit,
+        page_size=config.memory.page_size,
+        graphs=graphs,
+    )
+    page_size = config.memory.page_size
+    plan.check(min(context, limit // page_size * page_size))
+    plan.log()
+    return plan
+
+
+def _peak(
+    loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend, tokens: int, requests: int
+) -> int:
+    """Bytes that a forward of this size needs, of the target or of a drafter's model."""
+    size, layers = (tokens, requests, loaded.device), draft.capture_layers
+    needed = [peak_of_forward(loaded.model, backend, _kv_shape(loaded), *size, layers)]
+    for model in draft.models:
+        width = draft.feature_size
+        needed.append(peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=width))
+    return max(needed)
+
+
+def required(value: T | None) -> T:
+    """A field that `resolve` has filled."""
+    assert value is not None
+    return value

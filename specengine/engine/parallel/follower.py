@@ -1,0 +1,150 @@
+"""The program of a rank that is not rank 0: it does what rank 0 tells it. ranks.py starts it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import threading
+from functools import singledispatchmethod
+from typing import Any, BinaryIO
+
+import torch
+from torch._C._distributed_c10d import FileStore
+
+from specengine.core.errors import EngineStoppedError, SpecEngineError
+from specengine.core.registry import load_place
+from specengine.engine.build import build_engine, load
+from specengine.engine.parallel.lead import RankEngine
+from specengine.engine.parallel.links import FollowerLink
+from specengine.engine.parallel.messages import (
+    Abort,
+    Add,
+    Build,
+    Call,
+    Drop,
+    Idle,
+    Load,
+    Message,
+    Step,
+)
+from specengine.engine.parallel.ring import Ring
+from specengine.engine.phases import Phases
+from specengine.runner.communicators.torch_distributed import TorchCommunicator
+from specengine.runner.loader.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
+
+
+class Follower:
+    """Does one message after the other. An error ends the program, by which rank 0 learns of it."""
+
+    def __init__(self, link: FollowerLink) -> None:
+        self.link = link
+        self.loaded: LoadedModel | None = None
+        self.engines: dict[int, RankEngine] = {}
+
+    def run(self) -> None:
+        while True:
+            self.do(self.link.next())
+
+    @singledispatchmethod
+    def do(self, message: Message) -> None:
+        raise EngineStoppedError(f"{type(message).__name__} comes out of turn")
+
+    @do.register
+    def _(self, message: Load) -> None:
+        self.engines.clear()
+        self.loaded = None
+        _free()
+        self.loaded = load(message.config, Phases(), self.link)
+
+    @do.register
+    def _(self, message: Build) -> None:
+        engine = build_engine(message.config, self.loaded)
+        assert isinstance(engine, RankEngine)
+        self.engines[message.engine] = engine
+
+    @do.register
+    def _(self, message: Drop) -> None:
+        self.engines.pop(message.engine, None)
+        _free()
+
+    @do.register
+    def _(self, message: Add) -> None:
+        engine = self.engines[message.engine]
+        engine.add_request(message.rid, message.prompt_ids, message.sampling, stream=False)
+
+    @do.register
+    def _(self, message: Abort) -> None:
+        self.engines[message.engine].abort(message.rid)
+
+    @do.register
+    def _(self, message: Step) -> None:
+        engine = self.engines[message.engine]
+        if engine.digest != message.digest:
+            rank = self.link.communicator.rank
+            raise EngineStoppedError(f"rank {rank} has chosen other tokens than rank 0")
+        engine.step()
+
+    @do.register
+    def _(self, message: Idle) -> None:
+        self.engines[message.engine].use_idle_moment(message.may_capture)
+
+    @do.register
+    def _(self, message: Call) -> None:
+        load_place(message.place)(self.engines[message.engine], **message.arguments)
+
+
+def _free() -> None:
+    """What engines that are gone have left, before memory is planned."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def main() -> None:
+    lines = sys.stdin.buffer
+    given: dict[str, Any] = json.loads(lines.readline())
+    rank = given["rank"]
+    threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
+    logging.basicConfig(
+        level=given["log_level"].upper(),
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s rank {rank}: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    # Rank 0 tells of its start; the others would say the same.
+    logging.getLogger("specengine.startup").setLevel(logging.WARNING)
+    try:
+        Follower(_meet(rank, given)).run()
+    except SpecEngineError as error:
+        logger.error("%s", error)
+        os._exit(1)
+    except BaseException:
+        logger.exception("the rank has failed")
+        os._exit(1)  # nothing that waits for other ranks may keep it
+
+
+def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
+    device = torch.device(given["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(rank)
+    if given["threads"] is not None:
+        torch.set_num_threads(given["threads"])
+    store = FileStore(f"{given['folder']}/store", given["size"])
+    store.set(f"up {rank}", "")
+    communicator = TorchCommunicator(store, rank, given["size"], device)
+    return FollowerLink(communicator, Ring(given["ring"]))
+
+
+def _end_with(lines: BinaryIO) -> None:
+    """Rank 0 is gone, or has no use for this one any more."""
+    lines.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

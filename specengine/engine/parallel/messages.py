@@ -1,0 +1,82 @@
+"""What rank 0 tells the other ranks, in MessagePack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from specengine.core.config import EngineConfig
+from specengine.core.sampling import SamplingParams
+
+
+class Load(msgspec.Struct, tag=True):
+    """Read the weights."""
+
+    config: EngineConfig
+
+
+class Build(msgspec.Struct, tag=True):
+    """An engine on the weights that were read last; it is known by its number from now on."""
+
+    engine: int
+    config: EngineConfig
+
+
+class Drop(msgspec.Struct, tag=True):
+    """Let go of an engine."""
+
+    engine: int
+
+
+class Add(msgspec.Struct, tag=True):
+    """Engine.add_request. sampling: with a seed."""
+
+    engine: int
+    rid: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+
+
+class Abort(msgspec.Struct, tag=True):
+    engine: int
+    rid: str
+
+
+class Step(msgspec.Struct, tag=True):
+    """digest: of all tokens that rank 0 has committed before it, which every rank must have."""
+
+    engine: int
+    digest: int
+
+
+class Idle(msgspec.Struct, tag=True):
+    """Engine.use_idle_moment."""
+
+    engine: int
+    may_capture: bool
+
+
+class Call(msgspec.Struct, tag=True):
+    """A function of the engine, as "module:function", with arguments by name."""
+
+    engine: int
+    place: str
+    arguments: dict[str, Any]
+
+
+class Decided(msgspec.Struct, tag=True):
+    """What Link.decide gives."""
+
+    numbers: list[int]
+
+
+Message = Load | Build | Drop | Add | Abort | Step | Idle | Call | Decided
+
+encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def decode(data: bytes) -> Message:
+    message: Message = _decoder.decode(data)
+    return message

@@ -1,0 +1,148 @@
+"""Two and four ranks against one: the same tokens, drafts and accepted counts, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specengine import SamplingParams, SpecConfig
+from specengine.core.grammar import GrammarSpec
+from tests.support.ranks import Group, same_on_all
+
+TEXTS = ["Once upon a time there was a", "The red fox and the red", "One day, Lily went to"]
+GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
+SAMPLED = [
+    SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, seed=seed, ignore_eos=True)
+    for seed in range(3)
+]
+CHAIN = {"num_steps": 3, "adaptive": False}
+TREE = {"num_steps": 3, "adaptive": False, "eagle_topk": 3, "num_draft_tokens": 8}
+NO_MODEL = {"adaptive": False}
+FIXED = [
+    ("EAGLE3", CHAIN),
+    ("EAGLE3", TREE),
+    ("MTP", CHAIN),
+    ("NGRAM", NO_MODEL),
+    ("STANDALONE", CHAIN),
+    ("SUFFIX", NO_MODEL),
+    ("EAGLE3", TREE | {"static_tree": True}),
+    ("EAGLE3", CHAIN | {"draft_sampling": True, "verify": "rejection"}),
+    ("EAGLE3", TREE | {"draft_sampling": True, "verify": "sibling"}),
+    ("EAGLE3", CHAIN | {"verify": "relaxed"}),
+    ("EAGLE3", {"num_steps": 3, "adaptive": False, "hybrid_suffix": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Group]:
+    group = Group("tiny", 2)
+    yield group
+    group.end()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Group]:
+    """More ranks than there are heads of keys and values."""
+    group = Group("tiny", 4)
+    yield group
+    group.end()
+
+
+def prompts(group: Group) -> list[list[int]]:
+    return [list(group.one.tokenizer(text)["input_ids"]) for text in TEXTS]
+
+
+def check(group: Group, algorithm: str | None, fields: dict[str, Any], where: str) -> None:
+    flags: dict[str, Any] = {}
+    if algorithm == "STANDALONE":  # has two heads
+        flags["draft_tp_size"] = 1
+    spec = None if algorithm is None else SpecConfig(algorithm=algorithm, **fields)
+    pair = group.pair(spec, where, **flags)
+    found = same_on_all(pair, prompts(group), GREEDY)
+    assert spec is None or any(accepted for *_, accepted in found)
+    same_on_all(pair, prompts(group), SAMPLED)
+
+
+def ids_of(given: tuple[str, dict[str, Any]]) -> str:
+    algorithm, fields = given
+    return "-".join([algorithm, *(k for k in fields if k not in CHAIN), str(fields.get("verify"))])
+
+
+def test_two_ranks_give_the_tokens_of_one(two: Group) -> None:
+    check(two, None, {}, "host")
+    check(two, "EAGLE3", CHAIN, "host")
+    check(two, "EAGLE3", TREE, "device")
+    check(two, "MTP", CHAIN, "device")
+    check(two, "NGRAM", NO_MODEL, "device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("given", FIXED, ids=ids_of)
+def test_four_ranks_give_the_tokens_of_one(
+    four: Group, where: str, given: tuple[str, dict[str, Any]]
+) -> None:
+    check(four, *given, where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("given", FIXED, ids=ids_of)
+def test_two_ranks_draft_and_judge_as_one(
+    two: Group, where: str, given: tuple[str, dict[str, Any]]
+) -> None:
+    check(two, *given, where)
+
+
+@pytest.mark.parametrize("where", ["host", "device_by_turns"])
+def test_ranks_draft_as_deep_as_rank_0_chooses(two: Group, where: str) -> None:
+    """By the clock, which differs between ranks. Greedy tokens do not depend on it; that ranks do
+    not part does."""
+    spec = SpecConfig(algorithm="EAGLE3", num_steps=4)
+    one, several = two.pair(spec, where)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    expected, found = (llm.generate(prompts(two), params) for llm in (one, several))
+    assert [x.token_ids for x in found] == [x.token_ids for x in expected]
+    depths = found[0].spec.depth_histogram
+    assert sum(1 for count in depths if count) > 1, depths
+
+
+def test_grammars_logprobs_and_penalties_are_the_same_on_two_ranks(two: Group) -> None:
+    wanted = [
+        SamplingParams(max_tokens=10, temperature=0, grammar=GrammarSpec.regex("[a-z ]+[.]")),
+        SamplingParams(max_tokens=8, temperature=0.7, seed=3, repetition_penalty=1.3, n=2),
+        SamplingParams(max_tokens=6, temperature=0, logprobs=2, logit_bias={300: 4.0}),
+    ]
+    for where, shape in {"host": CHAIN, "device": TREE}.items():
+        pair = two.pair(SpecConfig(algorithm="EAGLE3", **shape), where)
+        same_on_all(pair, prompts(two), wanted)
+        one, several = (llm.generate(prompts(two)[:1], wanted[2])[0] for llm in pair)
+        pairs = zip(one.completions[0].logprobs, several.completions[0].logprobs, strict=True)
+        for expected, found in pairs:
+            assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
+
+
+def test_prefixes_are_cached_and_aborted_requests_freed_on_two_ranks(two: Group) -> None:
+    pair = two.pair(SpecConfig(algorithm="EAGLE3", **CHAIN), chunked_prefill_size=16)
+    long = [(7 * i * i + 3 * i) % 3000 + 5 for i in range(50)]
+    for llm in pair:
+        llm.engine.add_request("gone", long, GREEDY)
+        for _ in range(6):
+            llm.engine.step()
+        llm.engine.abort("gone")
+    same_on_all(pair, [[*long, 9], [*long, 11, 4]], GREEDY)
+    one, several = (llm.generate([[*long, 9, 9]], GREEDY)[0] for llm in pair)
+    assert several.num_cached_tokens == one.num_cached_tokens >= len(long)
+    assert several.token_ids == one.token_ids
+
+
+@pytest.mark.slow
+def test_two_ranks_evict_alike(two: Group) -> None:
+    """Memory for two requests, so that prefixes are evicted and requests retracted."""
+    pair = two.pair(None, max_total_tokens=70, context_length=60)
+    given = [[5 + number] * 12 for number in range(4)]
+    params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
+    same_on_all(pair, given, params)
+    assert pair[1].engine.stats().num_retractions > 0

@@ -1,0 +1,133 @@
+"""A rank that ends takes the others with it, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from specengine import LLM, SamplingParams
+from specengine.core.config_sources import config_from_flags
+from specengine.core.errors import ConfigError, EngineStoppedError
+from specengine.engine.async_engine import AsyncEngine
+from specengine.engine.build import build_engine, load
+from specengine.engine.parallel.lead import LeadEngine
+from specengine.engine.parallel.ranks import Ranks
+from specengine.engine.phases import Phases
+from tests.support.ranks import SMALL
+
+LIMIT = 10.0  # seconds
+LONG = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture
+def engine() -> Iterator[LeadEngine]:
+    made = build_engine(config_from_flags({**SMALL, "model": "tiny", "tp_size": 2}))
+    assert isinstance(made, LeadEngine)
+    yield made
+    made.close()
+
+
+def pids(engine: LeadEngine) -> list[int]:
+    watch = engine.link.watch
+    assert isinstance(watch, Ranks)
+    return watch.pids
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_generation_ends_when_a_rank_is_killed(engine: LeadEngine) -> None:
+    (pid,) = pids(engine)
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        os.kill(pid, signal.SIGKILL)
+
+    threading.Timer(0.5, kill).start()
+    with pytest.raises(EngineStoppedError, match="rank 1 was killed by signal 9"):
+        LLM.of(engine).generate([[5, 9, 7]], LONG)
+    assert time.monotonic() - killed[0] < LIMIT
+    with pytest.raises(EngineStoppedError, match="rank 1 was killed by signal 9"):
+        engine.step()
+
+
+@pytest.mark.slow
+def test_idle_server_stops_when_a_rank_is_killed(engine: LeadEngine) -> None:
+    service = AsyncEngine(engine)
+    assert service.is_ready
+    os.kill(pids(engine)[0], signal.SIGKILL)
+    deadline = time.monotonic() + LIMIT
+    while service.is_ready and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not service.is_ready
+
+    async def ask() -> None:
+        async for _ in service.generate([5, 9], LONG, "late"):
+            pass
+
+    with pytest.raises(EngineStoppedError):
+        asyncio.run(ask())
+    service.shutdown()
+
+
+_PROGRAM = """
+import sys, time
+from specengine import LLM
+from tests.support.ranks import SMALL
+llm = LLM("tiny", tp_size=2, **SMALL)
+print(*llm.engine.link.watch.pids, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_rank_0(how: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE, env=environment, text=True
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.send_signal(how)
+        deadline = time.monotonic() + LIMIT
+        while is_running(pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(pid)
+
+
+@pytest.mark.slow
+def test_closed_engine_ends_its_ranks_and_cannot_go_on(engine: LeadEngine) -> None:
+    (pid,) = pids(engine)
+    engine.close()
+    assert not is_running(pid)
+    with pytest.raises(EngineStoppedError, match="have ended"):
+        engine.step()
+
+
+def test_what_ranks_cannot_share_is_refused_by_name() -> None:
+    refused = {"trace": "x.trace", "speculative_cost_table": "costs.json", "quantization": "int8"}
+    for key, value in refused.items():
+        flag = "--" + key.replace("_", "-")
+        flags = {**SMALL, "model": "tiny", "tp_size": 2, key: value}
+        flags.pop("dtype")
+        with pytest.raises(ConfigError, match=f"{flag} does not go together with --tp-size 2"):
+            build_engine(config_from_flags(flags))
+    with pytest.raises(ConfigError, match="--draft-tp-size 3: must be 1, or the 2"):
+        config_from_flags({"tp_size": 2, "draft_tp_size": 3})
+    with pytest.raises(ConfigError, match="--tp-size is for"):
+        load(config_from_flags({**SMALL, "model": "tiny", "tp_size": 2}), Phases())
