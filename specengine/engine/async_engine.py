@@ -5,48 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from typing import Any
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import EngineStoppedError, SpecEngineError
+from specengine.core.errors import EngineStoppedError
 from specengine.core.sampling import SamplingParams
 from specengine.engine.background_capture import QuietTime
-from specengine.engine.grammar.pool import GrammarPool
-from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import EngineStats, RequestOutput
+from specengine.engine.serving.host import EngineHost
+from specengine.engine.serving.messages import Reply, Request
+from specengine.engine.serving.streams import Streams
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class Caller:
-    """Where the outputs of one request go. `queue` belongs to the event loop `loop`."""
-
-    loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[RequestOutput | Exception]
-    open_choices: int
-
-
 class AsyncEngine:
-    """Every call into the Engine is made by the engine thread; other threads post commands."""
+    """Every call into the Engine is made by the engine thread. Each event loop that asks has its
+    own Streams."""
 
     def __init__(
         self, engine: Engine, prepares: bool = False, quiet: QuietTime | None = None
     ) -> None:
-        """prepares: capture graphs while there is no work. Only where nothing else in the process
-        uses the device: beside a capture nobody may wait for it or give memory back to it.
-        quiet: how long there must have been no request before."""
+        """prepares, quiet: see EngineHost."""
         self._engine = engine
-        self._prepares = prepares
-        self._quiet = quiet or QuietTime()
-        self._grammars: GrammarPool | None = None
-        self._callers: dict[str, Caller] = {}
-        self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
+        self._host = EngineHost(engine, self._wake.set, self._wake.is_set, prepares, quiet)
+        self._streams: dict[asyncio.AbstractEventLoop, Streams] = {}
+        self._lock = threading.Lock()
         self._stopped = False
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -76,6 +63,9 @@ class AsyncEngine:
         """Counters as of the last step; read without a lock, each number by itself is right."""
         return self._engine.stats()
 
+    async def refresh(self) -> None:
+        """Brings `stats` up to date, which here it always is."""
+
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:
@@ -84,61 +74,53 @@ class AsyncEngine:
 
         Raises RequestError or QueueFullError where it cannot be served.
         """
-        grammar = None if sampling.grammar is None else await self._pool().start(sampling.grammar)
-        queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        caller = Caller(asyncio.get_running_loop(), queue, sampling.n)
-        self._post(lambda: self._add(rid, prompt_ids, sampling, caller, stream, grammar))
+        loop = asyncio.get_running_loop()
+        outputs: Any = self._streams_of(loop).generate(prompt_ids, sampling, rid, stream)
         try:
-            while caller.open_choices:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item.finish_reason is not None:
-                    caller.open_choices -= 1
-                yield item
+            async for output in outputs:
+                yield output
         finally:
-            if caller.open_choices and self.is_ready:
-                self._post(lambda: self._abort(rid))
+            await outputs.aclose()
+            self._release(loop)
 
     def shutdown(self) -> None:
         """Stop the thread; requests in flight end with an error."""
         self._stopped = True
         self._wake.set()
-        if self._grammars is not None:
-            self._grammars.close()
         self._thread.join()
-        self._engine.close()
+        self._host.close()
 
-    def _pool(self) -> GrammarPool:
-        """Of the first grammar on: most engines meet none."""
-        if self._grammars is None:
-            self._grammars = GrammarPool(self._engine.parts.grammars, self.config.limits)
-        return self._grammars
+    def _streams_of(self, loop: asyncio.AbstractEventLoop) -> Streams:
+        with self._lock:
+            streams = self._streams.get(loop)
+            if streams is None:
+                streams = Streams(self.tokenizer, lambda message: self._post(loop, message))
+                self._streams[loop] = streams
+                self._host.post(lambda: self._host.connect(loop, self._sender(loop, streams)))
+            return streams
 
-    def _post(self, command: Callable[[], None]) -> None:
+    def _release(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The last request of a loop: it may be closed soon."""
+        with self._lock:
+            streams = self._streams.get(loop)
+            if streams is not None and streams.is_idle:
+                del self._streams[loop]
+                self._host.post(lambda: self._host.disconnect(loop))
+
+    def _sender(self, loop: asyncio.AbstractEventLoop, streams: Streams) -> Any:
+        def send(reply: Reply) -> bool:
+            try:
+                loop.call_soon_threadsafe(streams.receive, reply)
+            except RuntimeError:  # the loop is closed: nobody is left to read
+                logger.debug("dropped a message: the event loop of its caller is closed")
+            return True
+
+        return send
+
+    def _post(self, loop: asyncio.AbstractEventLoop, message: Request) -> None:
         if not self.is_ready:
             raise self._end()
-        self._commands.append(command)
-        self._wake.set()
-
-    def _add(
-        self,
-        rid: str,
-        prompt_ids: list[int],
-        sampling: SamplingParams,
-        caller: Caller,
-        stream: bool,
-        grammar: LlguidanceState | None,
-    ) -> None:
-        try:
-            self._engine.add_request(rid, prompt_ids, sampling, stream, grammar)
-            self._callers[rid] = caller
-        except SpecEngineError as error:
-            self._send(caller, error)
-
-    def _abort(self, rid: str) -> None:
-        self._engine.abort(rid)
-        self._callers.pop(rid, None)
+        self._host.post(lambda: self._host.receive(loop, message))
 
     def _run(self) -> None:
         try:
@@ -146,39 +128,20 @@ class AsyncEngine:
                 self._wake.clear()  # whoever stops the thread wakes it behind that
                 if self._stopped:
                     break
-                while self._commands:
-                    self._commands.popleft()()
-                    self._quiet.restart()
-                if self._engine.has_work:
-                    self._deliver(self._engine.step())
-                    self._quiet.restart()
-                else:
-                    self._pause()
+                seconds = self._host.turn()
+                if seconds != 0.0:
+                    self._wake.wait(seconds)
         except Exception as error:
             logger.exception("the engine thread failed")
             self._failure = error
-        for caller in self._callers.values():
-            self._send(caller, self._end())
+        with self._lock:
+            open_streams = list(self._streams.items())
+        for loop, streams in open_streams:
+            try:
+                loop.call_soon_threadsafe(streams.fail, self._end)
+            except RuntimeError:
+                logger.debug("the event loop of a caller is closed")
 
     def _end(self) -> EngineStoppedError:
         why = "is shutting down" if self._failure is None else "has failed; its log says why"
         return EngineStoppedError(f"the engine {why}")
-
-    def _pause(self) -> None:
-        """There is no work: prepare some, or wait."""
-        left = self._quiet.left if self._prepares else 0.0
-        goes_on = self._prepares and self._engine.use_idle_moment(not left, self._wake.is_set)
-        if not goes_on:
-            self._wake.wait(left or None)
-
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            caller = self._callers.get(output.rid)
-            if caller is not None:
-                self._send(caller, output)
-
-    def _send(self, caller: Caller, item: RequestOutput | Exception) -> None:
-        try:
-            caller.loop.call_soon_threadsafe(caller.queue.put_nowait, item)
-        except RuntimeError:  # the caller's event loop is closed: nobody is left to read
-            logger.debug("dropped an output: the event loop of its caller is closed")

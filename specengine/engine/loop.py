@@ -20,7 +20,6 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.outgoing import Choice
@@ -88,8 +87,7 @@ class Engine:
                 grammar=self._start_grammar(sampling, grammar),
             )
             self.scheduler.add(req)
-            detokenizer = Detokenizer(self.parts.tokenizer, sampling)
-            self.choices[req] = Choice(req, rid, index, detokenizer, stream)
+            self.choices[req] = Choice(req, rid, index, self.parts.tokenizer, stream)
 
     def _start_grammar(
         self, sampling: SamplingParams, compiled: LlguidanceState | None
@@ -117,7 +115,12 @@ class Engine:
             del self.choices[choice.req]
 
     def step(self) -> list[RequestOutput]:
-        """Runs a prefill or a round, and gives what its requests gained.
+        """As `advance`; gives what its requests gained, with its text."""
+        return [choice.take_output() for choice in self.advance()]
+
+    def advance(self) -> list[Choice]:
+        """Runs a prefill or a round, and gives the choices that gained tokens or have ended; of
+        those that do not stream, the ended ones.
 
         A round on the device is launched by one call, and collected and committed by the next,
         which may launch another before.
@@ -126,7 +129,7 @@ class Engine:
             done = self.pipeline.collect()
             self._commit(done.reqs, done.result)
             self.pipeline.send_masks()
-            return self._take_outputs()
+            return self._take_changed()
         batch = self.scheduler.schedule()
         self._release_requests()
         if batch is not None:
@@ -137,7 +140,7 @@ class Engine:
             else:
                 self._commit(batch.reqs, self._run(batch))
             self._release_requests()
-        return self._take_outputs()
+        return self._take_changed()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
@@ -148,7 +151,7 @@ class Engine:
         if self.pipeline is None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
-            self.step()
+            self.advance()
             return True
         return may_capture and self.pipeline.prepare(is_wanted)
 
@@ -259,8 +262,8 @@ class Engine:
         for req in self.scheduler.take_released():
             self.drafter.release(req)
 
-    def _take_outputs(self) -> list[RequestOutput]:
-        outputs, ended = [], []
+    def _take_changed(self) -> list[Choice]:
+        changed, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)
             if choice is None:
@@ -270,6 +273,6 @@ class Engine:
                 ended.append(req)
             elif not choice.streams:
                 continue
-            outputs.append(choice.take_output())
+            changed.append(choice)
         self._tell_depths(ended)
-        return outputs
+        return changed
