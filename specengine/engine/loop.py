@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import QueueFullError, RequestError
+from specengine.core.errors import QueueFullError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
@@ -28,6 +28,7 @@ from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.tokens import check_token_ids
 from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
 
 
@@ -97,10 +98,7 @@ class Engine:
         return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
 
     def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        vocab = self.parts.vocab_size
-        if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
-            raise RequestError(f"prompt token ids must lie in 0..{vocab - 1}", "prompt")
-        sampling.check_vocab(vocab)
+        check_token_ids(prompt_ids, sampling, self.parts.vocab_size)
         queued = self.scheduler.num_waiting
         if queued + sampling.n > self.parts.config.schedule.max_queued_requests:
             raise QueueFullError(

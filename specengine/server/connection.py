@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import h11
@@ -40,11 +41,12 @@ class LimitedProtocol(H11Protocol):
     connection that is closed."""
 
     limits: ClassVar[LimitConfig]
+    on_lost: ClassVar[Callable[[], object] | None] = None  # called when the connection has ended
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = StrictConnection(h11.SERVER, self.limits.max_header_bytes)
-        self._is_surplus = False
+        self.is_surplus = False  # it is refused when it asks for something
         self._num_dropped = 0  # bytes of the present body
         self._waits_for: tuple[str, Any] | None = None  # and the request before it
         self._reading: asyncio.TimerHandle | None = None
@@ -52,7 +54,7 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._is_surplus = len(self.connections) > self.limits.max_connections
+        self.is_surplus |= len(self.connections) > self.limits.max_connections
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,9 +62,11 @@ class LimitedProtocol(H11Protocol):
         _cancel(self._reading)
         _cancel(self._writing)
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_surplus:
+        if self.is_surplus:
             self.refuse(503, "too many connections are open; retry later")
             return
         is_answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
@@ -153,6 +157,9 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def limited_protocol(limits: LimitConfig) -> type[LimitedProtocol]:
+def limited_protocol(
+    limits: LimitConfig, on_lost: Callable[[], object] | None = None
+) -> type[LimitedProtocol]:
     """A class, which is what uvicorn takes."""
-    return type("Protocol", (LimitedProtocol,), {"limits": limits})
+    lost = None if on_lost is None else staticmethod(on_lost)
+    return type("Protocol", (LimitedProtocol,), {"limits": limits, "on_lost": lost})

@@ -41,7 +41,13 @@ class ServedEngine(Protocol):
         Closing the iterator early aborts the request."""
         ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Counters, as of the last `refresh` at least."""
+        ...
+
+    async def refresh(self) -> None:
+        """Bring `stats` up to date."""
+        ...
 
     def shutdown(self) -> None: ...
 
@@ -79,6 +85,8 @@ class Service:
             self.engine.shutdown()
 
     async def render_metrics(self) -> bytes:
+        if self.engine is not None and self.engine.is_ready:
+            await self.engine.refresh()
         return self.metrics.render()
 
     def _stats(self) -> EngineStats | None:

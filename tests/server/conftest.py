@@ -148,6 +148,9 @@ class FakeEngine:
             depth=Decision(2, "batch 64: K=2, 1.34x of none; acceptance 0.71 0.55", 1.34, 6),
         )
 
+    async def refresh(self) -> None:
+        pass
+
     def shutdown(self) -> None:
         self.is_ready = False
 

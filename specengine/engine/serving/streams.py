@@ -141,9 +141,15 @@ class Streams:
         return not self._choices and not self._asked
 
     async def generate(
-        self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        rid: str,
+        stream: bool,
+        sendable: SamplingParams | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """See AsyncEngine.generate. What waits together for a choice is one output."""
+        """See AsyncEngine.generate. What waits together for a choice is one output. sendable: what
+        the engine is asked for, where that is not `sampling` itself."""
         loop = asyncio.get_running_loop()
         request = OpenRequest(rid, len(prompt_ids), sampling.n)
         first, self._next_stream = self._next_stream, self._next_stream + sampling.n
@@ -151,7 +157,7 @@ class Streams:
             detokenizer = Detokenizer(self._tokenizer, sampling)
             self._choices[first + index] = OpenChoice(request, index, detokenizer)
         try:
-            self._post(Generate(rid, first, prompt_ids, sampling, stream))
+            self._post(Generate(rid, first, prompt_ids, sendable or sampling, stream))
             while request.num_open:
                 for choice in await request.wait(loop):
                     output = choice.take_output()
