@@ -20,6 +20,7 @@ from typing import Any
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError, SpecEngineError
+from specengine.server.metrics_shared import VARIABLE
 from specengine.server.operation import check_tls
 from specengine.server.processes.acceptor import Acceptor
 from specengine.server.processes.alive import Alive
@@ -180,7 +181,7 @@ class Supervisor:
 
     async def _keep_front_end(self) -> None:
         restarts = Restarts(self.config.server.max_restarts)
-        variables = {"PROMETHEUS_MULTIPROC_DIR": str(self.place / "metrics")}
+        variables = {VARIABLE: str(self.place / "metrics")}
         while not self._ending.is_set():
             name = f"front-end-{next(self._numbers)}"
             child = await spawn(name, self.programs.front_end, variables)
