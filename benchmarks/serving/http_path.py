@@ -55,9 +55,7 @@ def main() -> None:
     )
     try:
         port = wait_until_ready(server)
-        print(
-            "| streams | tok/s | events/s | engine us/tok | front us/tok | engine % | front % |"
-        )
+        print("| streams | tok/s | events/s | engine us/tok | front us/tok | engine % | front % |")
         print("|---|---|---|---|---|---|---|")
         for streams in map(int, args.streams.split(",")):
             measure(args, server.pid, port, streams)

@@ -58,7 +58,8 @@ class Acceptor:
 
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
-            if choose(self._front_ends()) is None:
+            chosen = choose(self._front_ends())
+            if chosen is None:
                 self.stop()  # until one is up
                 return
             try:
@@ -72,22 +73,12 @@ class Acceptor:
                 self._rest()
                 return
             with connection:
-                if not self._hand_on(connection):
-                    self._rest()
-                    return
-
-    def _hand_on(self, connection: socket.socket) -> bool:
-        """False where every front end's buffer is full: the connection is dropped."""
-        front_ends = [one for one in self._front_ends() if one.is_up]
-        is_surplus = sum(one.num_open for one in front_ends) >= self._max_connections
-        while front_ends:
-            chosen = choose(front_ends)
-            assert chosen is not None
-            if chosen.channel.send(Connection(is_surplus), [connection.fileno()]):
+                is_surplus = self._num_open() >= self._max_connections
+                chosen.mailbox.send(Connection(is_surplus), connection)
                 chosen.num_open += 1
-                return True
-            front_ends.remove(chosen)
-        return False
+
+    def _num_open(self) -> int:
+        return sum(one.num_open for one in self._front_ends())
 
     def _rest(self) -> None:
         self.stop()

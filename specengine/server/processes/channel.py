@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -27,17 +30,6 @@ class StartEngine(Struct, tag="start_engine"):
     tokenizer: str
 
 
-class StartFrontEnd(Struct, tag="start_front_end"):
-    """name: no two are the same. started: Unix time at which the server was. share: the part of
-    limits on memory that is this front end's. keys: of the API."""
-
-    config: EngineConfig
-    name: str
-    started: int
-    num_front_ends: int
-    keys: list[str]
-
-
 class EngineInfo(Struct, tag="engine_info"):
     """An engine that serves. config: with every "auto" resolved."""
 
@@ -47,6 +39,18 @@ class EngineInfo(Struct, tag="engine_info"):
     context_length: int
     vocab_size: int
     config: EngineConfig
+
+
+class StartFrontEnd(Struct, tag="start_front_end"):
+    """name: no two are the same. started: Unix time at which the server was. keys: of the API.
+    engine: the one that serves now."""
+
+    config: EngineConfig
+    name: str
+    started: int
+    num_front_ends: int
+    keys: list[str]
+    engine: EngineInfo | None
 
 
 class EngineDown(Struct, tag="engine_down"):
@@ -116,7 +120,7 @@ class Received:
 
 
 class Channel:
-    """One end of a pair of sockets that keep the bounds of messages."""
+    """One end of a pair of sockets that keep the bounds of messages. Its calls block."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -125,26 +129,14 @@ class Channel:
     def of_descriptor(cls, descriptor: int) -> Channel:
         return cls(socket.socket(fileno=descriptor))
 
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def set_blocking(self, blocks: bool) -> None:
-        self._socket.setblocking(blocks)
-
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """False where the other side is gone, or its buffer is full and this side does not
-        block."""
-        data = _encoder.encode(message)
-        assert len(data) <= MAX_BYTES, "a message that is too large for its channel"
-        try:
-            socket.send_fds(self._socket, [data], descriptors)
-        except OSError:
-            return False
-        return True
+    def send(self, message: Message) -> None:
+        """Nothing happens where the other side is gone."""
+        with suppress(ConnectionError):
+            self._socket.send(_encode(message))
 
     def receive(self) -> Received | None:
         """The next message; None where the other side is gone. Raises BlockingIOError where there
-        is none and this side does not block."""
+        is none and the socket does not block."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_BYTES, 1)
         except ConnectionError:
@@ -155,8 +147,87 @@ class Channel:
             os.set_inheritable(descriptor, False)
         return Received(_decoder.decode(data), descriptors)
 
+    def watched(self, hear: Callable[[Received], object], gone: Callable[[], object]) -> Mailbox:
+        """The same in the running event loop."""
+        return Mailbox(self._socket, self, hear, gone)
+
+
+class Mailbox:
+    """A channel in an event loop: `hear` is called with each message, and `gone` when the other
+    side has ended. Few messages fit into the socket: further ones wait here, in their order."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        channel: Channel,
+        hear: Callable[[Received], object],
+        gone: Callable[[], object],
+    ) -> None:
+        self._socket, self._channel = sock, channel
+        self._hear, self._gone = hear, gone
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self.read)
+
+    def send(self, message: Message, connection: socket.socket | None = None) -> None:
+        """connection: goes with the message; the other side has a copy of its own."""
+        descriptors = [] if connection is None else [os.dup(connection.fileno())]
+        self._waiting.append((_encode(message), descriptors))
+        if len(self._waiting) == 1:
+            self._write()
+
+    def read(self) -> None:
+        """Hear all that has come."""
+        while self._socket.fileno() >= 0:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                self._loop.remove_reader(self._socket.fileno())
+                self._gone()
+                return
+            self._hear(received)
+
     def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
+        self._drop()
+
+    def _write(self) -> None:
+        while self._waiting and self._socket.fileno() >= 0:
+            data, descriptors = self._waiting[0]
+            try:
+                socket.send_fds(self._socket, [data], descriptors)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._write)
+                return
+            except ConnectionError:  # the other side has gone; `read` notices
+                self._drop()
+                break
+            self._waiting.popleft()
+            _close(descriptors)
+        if self._socket.fileno() >= 0:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _drop(self) -> None:
+        for _, descriptors in self._waiting:
+            _close(descriptors)
+        self._waiting.clear()
+
+
+def _encode(message: Message) -> bytes:
+    data = _encoder.encode(message)
+    assert len(data) <= MAX_BYTES, "a message that is too large for its channel"
+    return data
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def channel_pair() -> tuple[Channel, socket.socket]:

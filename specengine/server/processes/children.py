@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
 from specengine.core.errors import EngineStoppedError
-from specengine.server.processes.channel import Channel, channel_pair
+from specengine.server.processes.channel import Mailbox, Message, channel_pair
 
 WINDOW = 600.0  # seconds in which restarts are counted
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a restart
@@ -26,7 +26,7 @@ class Child:
 
     name: str
     process: asyncio.subprocess.Process
-    channel: Channel
+    mailbox: Mailbox = field(init=False)
     is_up: bool = False
     is_drained: bool = False
     num_open: int = 0
@@ -38,21 +38,28 @@ class Child:
             if tells_why:
                 self.process.send_signal(signal.SIGABRT)  # faulthandler writes the stacks
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.process.wait(), LAST_WORDS)
+                    async with asyncio.timeout(LAST_WORDS):
+                        await self.process.wait()
             self.process.kill()
 
     async def end(self, seconds: float) -> None:
         """Wait for it, then kill it."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.process.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.process.wait()
         await self.kill()
         await self.process.wait()
 
 
-async def spawn(name: str, command: Sequence[str], variables: dict[str, str]) -> Child:
-    """command: it gets the descriptor of its channel as its last argument."""
+async def spawn(
+    name: str,
+    command: Sequence[str],
+    variables: dict[str, str],
+    hear: Callable[[Child, Message], object],
+) -> Child:
+    """command: it gets the descriptor of its channel as its last argument. hear: called with what
+    it says."""
     channel, theirs = channel_pair()
-    channel.set_blocking(False)
     with theirs:
         descriptor = theirs.fileno()
         process = await asyncio.create_subprocess_exec(
@@ -63,7 +70,9 @@ async def spawn(name: str, command: Sequence[str], variables: dict[str, str]) ->
             start_new_session=True,  # a Ctrl-C at the terminal is for the supervisor
             env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
-    return Child(name, process, channel)
+    child = Child(name, process)
+    child.mailbox = channel.watched(lambda received: hear(child, received.message), lambda: None)
+    return child
 
 
 class Restarts:

@@ -25,6 +25,7 @@ from specengine.server.processes.channel import (
     Drained,
     EngineDown,
     EngineInfo,
+    Received,
     StartFrontEnd,
     Stop,
     Up,
@@ -68,6 +69,7 @@ class FrontEnd(uvicorn.Server):
         self._service = service
         self._channel = channel
         self._name = start.name
+        self._first_engine = start.engine
         self._tokenizer: Any = None
         self._num_closed = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,13 +78,13 @@ class FrontEnd(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._channel.set_blocking(False)
-        asyncio.get_running_loop().add_reader(self._channel.fileno(), self._obey)
-        self._channel.send(Up())
+        if self._first_engine is not None:
+            await self._use(self._first_engine)
+        self._mailbox = self._channel.watched(self._obey, lambda: os._exit(1))
+        self._mailbox.send(Up())
         self._do(self._beat())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().remove_reader(self._channel.fileno())
         self._service.is_stopping = True
         self._service.stop()
         await super().shutdown(sockets)
@@ -100,26 +102,18 @@ class FrontEnd(uvicorn.Server):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _obey(self) -> None:
-        """Everything that the supervisor has sent."""
-        while True:
-            try:
-                received = self._channel.receive()
-            except BlockingIOError:
-                return
-            if received is None:
-                os._exit(1)  # the supervisor has gone
-            message = received.message
-            if isinstance(message, Connection):
-                self._do(self._adopt(received.descriptors[0], message.is_surplus))
-            elif isinstance(message, EngineInfo):
-                self._do(self._use(message))
-            elif isinstance(message, EngineDown):
-                self._lose(message.message)
-            elif isinstance(message, Drain):
-                self._do(self._drain())
-            elif isinstance(message, Stop):
-                self.should_exit = True
+    def _obey(self, received: Received) -> None:
+        message = received.message
+        if isinstance(message, Connection):
+            self._do(self._adopt(received.descriptors[0], message.is_surplus))
+        elif isinstance(message, EngineInfo):
+            self._do(self._use(message))
+        elif isinstance(message, EngineDown):
+            self._lose(message.message)
+        elif isinstance(message, Drain):
+            self._do(self._drain())
+        elif isinstance(message, Stop):
+            self.should_exit = True
 
     async def _adopt(self, descriptor: int, is_surplus: bool) -> None:
         made: list[LimitedProtocol] = []
@@ -158,7 +152,7 @@ class FrontEnd(uvicorn.Server):
         running = set(self.server_state.tasks)
         if running:
             await asyncio.wait(running)
-        self._channel.send(Drained())
+        self._mailbox.send(Drained())
 
     async def _beat(self) -> None:
         while True:
@@ -171,8 +165,8 @@ class FrontEnd(uvicorn.Server):
         self._num_closed += 1
 
     def _report(self) -> None:
-        if self._channel.send(Beat(self._num_closed)):
-            self._num_closed = 0
+        self._mailbox.send(Beat(self._num_closed))
+        self._num_closed = 0
 
 
 def load_tokenizer(directory: str) -> Any:

@@ -66,7 +66,8 @@ class RemoteEngine:
     async def refresh(self) -> None:
         """Ask for the counters. Those that were told last stay where no answer comes in time."""
         try:
-            answer = await asyncio.wait_for(self._streams.ask("stats"), ANSWERED)
+            async with asyncio.timeout(ANSWERED):
+                answer = await self._streams.ask("stats")
         except (TimeoutError, SpecEngineError):
             return
         self._stats = decode_answer(answer, EngineStats)

@@ -150,8 +150,8 @@ class Supervisor:
         restarts = Restarts(self.config.server.max_restarts)
         while not self._ending.is_set():
             number = next(self._numbers)
-            self.engine = child = await spawn("engine", self.programs.engine, {})
-            child.channel.send(
+            self.engine = child = await spawn("engine", self.programs.engine, {}, self._note)
+            child.mailbox.send(
                 StartEngine(
                     self.config,
                     f"ipc://{self.place}/engine-{number}",
@@ -161,7 +161,7 @@ class Supervisor:
             )
             self._alive: Alive | None = None
             self._alive_file = self.place / f"alive-{number}"
-            await self._listen_to(child)
+            await self._see_off(child)
             self._lose_engine()
             if self._ending.is_set():
                 return
@@ -184,44 +184,28 @@ class Supervisor:
         variables = {VARIABLE: str(self.place / "metrics")}
         while not self._ending.is_set():
             name = f"front-end-{next(self._numbers)}"
-            child = await spawn(name, self.programs.front_end, variables)
+            child = await spawn(name, self.programs.front_end, variables, self._note)
             self.front_ends.append(child)
-            child.channel.send(
-                StartFrontEnd(self.config, name, self._started, self.num_front_ends, self.keys)
+            child.mailbox.send(
+                StartFrontEnd(
+                    self.config, name, self._started, self.num_front_ends, self.keys, self.info
+                )
             )
-            if self.info is not None:
-                child.channel.send(self.info)
-            await self._listen_to(child)
+            await self._see_off(child)
             self.front_ends.remove(child)
             if self.engine is not None:
-                self.engine.channel.send(FrontEndGone(name))
+                self.engine.mailbox.send(FrontEndGone(name))
             if self._ending.is_set():
                 return
             pause = restarts.pause("a front end")
             logger.error("a front end has ended (%s); restart in %.1f s", _how(child), pause)
             await asyncio.sleep(pause)
 
-    async def _listen_to(self, child: Child) -> None:
+    async def _see_off(self, child: Child) -> None:
         """Until it has ended."""
-        loop = asyncio.get_running_loop()
-        loop.add_reader(child.channel.fileno(), self._hear, child)
-        try:
-            await child.process.wait()
-            self._hear(child)  # what it said last
-        finally:
-            loop.remove_reader(child.channel.fileno())
-            child.channel.close()
-
-    def _hear(self, child: Child) -> None:
-        while True:
-            try:
-                received = child.channel.receive()
-            except BlockingIOError:
-                return
-            if received is None:
-                asyncio.get_running_loop().remove_reader(child.channel.fileno())
-                return
-            self._note(child, received.message)
+        await child.process.wait()
+        child.mailbox.read()  # what it said last
+        child.mailbox.close()
 
     def _note(self, child: Child, message: Message) -> None:
         child.last_beat = time.monotonic()
@@ -243,12 +227,12 @@ class Supervisor:
 
     def _tell(self, message: Message) -> None:
         for one in self.front_ends:
-            one.channel.send(message)
+            one.mailbox.send(message)
 
     async def _watch(self) -> None:
         """Kill what hangs; it is started again then."""
         limit = self.config.server.watchdog_timeout
-        while limit:
+        while limit and not self._ending.is_set():
             await asyncio.sleep(min(limit / 4, 5.0))
             if self.engine is not None and self._alive is not None and self._alive.age() > limit:
                 logger.error("a step of the engine takes more than %g s: it is killed", limit)
@@ -274,7 +258,7 @@ class Supervisor:
         ends = [one.end(0.0 if not one.is_up else FRONT_END_ENDS) for one in self.front_ends]
         await asyncio.gather(*ends)
         if self.engine is not None:
-            self.engine.channel.send(Stop())
+            self.engine.mailbox.send(Stop())
             await self.engine.end(ENGINE_ENDS)
 
 
