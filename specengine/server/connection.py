@@ -41,11 +41,12 @@ class LimitedProtocol(H11Protocol):
     connection that is closed."""
 
     limits: ClassVar[LimitConfig]
-    on_lost: ClassVar[Callable[[], object] | None] = None  # called when the connection has ended
+    on_lost: Callable[[], object] | None  # called when the connection has ended
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = StrictConnection(h11.SERVER, self.limits.max_header_bytes)
+        self.on_lost = None
         self.is_surplus = False  # it is refused when it asks for something
         self._num_dropped = 0  # bytes of the present body
         self._waits_for: tuple[str, Any] | None = None  # and the request before it
@@ -157,9 +158,6 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def limited_protocol(
-    limits: LimitConfig, on_lost: Callable[[], object] | None = None
-) -> type[LimitedProtocol]:
+def limited_protocol(limits: LimitConfig) -> type[LimitedProtocol]:
     """A class, which is what uvicorn takes."""
-    lost = None if on_lost is None else staticmethod(on_lost)
-    return type("Protocol", (LimitedProtocol,), {"limits": limits, "on_lost": lost})
+    return type("Protocol", (LimitedProtocol,), {"limits": limits})

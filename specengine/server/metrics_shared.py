@@ -23,7 +23,8 @@ class SharedCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         names = {family.name for family in self._own.collect()}
         every = MultiProcessCollector(None, self._directory)  # type: ignore[no-untyped-call]
-        return [family for family in every.collect() if family.name in names]
+        found: Iterable[Metric] = every.collect()  # type: ignore[no-untyped-call]
+        return [family for family in found if family.name in names]
 
 
 def shared(own: Collector) -> Collector:

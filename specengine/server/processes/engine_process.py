@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class EngineProcess:
         self._wakes, self._waker = os.pipe()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-        self._router = zmq.Context.instance().socket(zmq.ROUTER)
+        self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.SNDHWM, HIGH_WATER)
         self._router.setsockopt(zmq.RCVHWM, 0)
@@ -112,7 +113,7 @@ class EngineProcess:
         """Take what has come; wait for it where there is nothing else to do."""
         router = self._router
         if seconds:
-            ready = dict(self._poller.poll(seconds * 1000))
+            ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
             if self._wakes in ready:
                 os.read(self._wakes, 4096)
         while router.get(zmq.EVENTS) & zmq.POLLIN:

@@ -73,8 +73,8 @@ class FrontEnd(uvicorn.Server):
         self._tokenizer: Any = None
         self._num_closed = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        protocol = limited_protocol(service.limits, self._note_closed)
-        super().__init__(settings_of(app, start.config.server, protocol))
+        self._protocol = limited_protocol(service.limits)
+        super().__init__(settings_of(app, start.config.server, self._protocol))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -118,11 +118,9 @@ class FrontEnd(uvicorn.Server):
     async def _adopt(self, descriptor: int, is_surplus: bool) -> None:
         made: list[LimitedProtocol] = []
 
-        def protocol() -> Any:
-            one = self.config.http_protocol_class(
-                config=self.config, server_state=self.server_state, app_state={}
-            )
-            one.is_surplus = is_surplus
+        def protocol() -> LimitedProtocol:
+            one = self._protocol(config=self.config, server_state=self.server_state, app_state={})
+            one.is_surplus, one.on_lost = is_surplus, self._note_closed
             made.append(one)
             return one
 
