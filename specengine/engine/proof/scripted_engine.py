@@ -108,7 +108,7 @@ class ScriptedEngine:
             algorithm="none",
         )
 
-    def use_idle_moment(self, may_capture: bool = True) -> bool:
+    def use_idle_moment(self, may_capture: bool = True, is_wanted: Any = None) -> bool:
         return False
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ class EngineProcess:
 
     def serve(self, engine: Engine) -> None:
         start, interval = self._start, self._start.config.server.stream_interval
-        host = EngineHost(engine, self._wake, prepares=True, interval=interval)
+        host = EngineHost(engine, self._wake, self._has_message, prepares=True, interval=interval)
         self._host = host
         self._router.bind(start.endpoint)
         save_tokenizer(engine.parts.tokenizer, start.tokenizer)
@@ -116,7 +116,7 @@ class EngineProcess:
             ready = dict(self._poller.poll(math.ceil(seconds * 1000)))
             if self._wakes in ready:
                 os.read(self._wakes, 4096)
-        while router.get(zmq.EVENTS) & zmq.POLLIN:
+        while self._has_message():
             name, data = router.recv_multipart(zmq.NOBLOCK)
             if name in self._gone:
                 continue
@@ -125,6 +125,9 @@ class EngineProcess:
                 host.connect(name, self._sender(host, name))
             else:
                 host.receive(name, message)
+
+    def _has_message(self) -> bool:
+        return bool(self._router.get(zmq.EVENTS) & zmq.POLLIN)
 
     def _sender(self, host: EngineHost, name: bytes) -> Callable[[Reply], bool]:
         router, encode = self._router, self._encoder.encode
