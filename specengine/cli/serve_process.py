@@ -38,14 +38,14 @@ def main() -> int:
 def run_engine(channel: Channel, start: StartEngine) -> int:
     set_up_logging(start.config.server.log_level, start.config.server.log_format)
     from specengine.engine.build import build_engine
-    from specengine.engine.garbage import settled
+    from specengine.engine.garbage import frozen_objects
     from specengine.server.processes.engine_process import run_engine
 
     with ExitStack() as until_the_end:
 
         def build(config: EngineConfig) -> Engine:
             engine = build_engine(config)
-            until_the_end.enter_context(settled())
+            until_the_end.enter_context(frozen_objects())
             return engine
 
         return run_engine(channel, start, build)
