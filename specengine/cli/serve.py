@@ -23,6 +23,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve_forever(config: EngineConfig) -> None:
+    from specengine.server.processes.supervisor import num_workers, supervise, usable_cores
+
+    workers = num_workers(config.server.api_workers, usable_cores())
+    if workers:
+        supervise(config, workers)
+    else:
+        serve_in_one_process(config)
+
+
+def serve_in_one_process(config: EngineConfig) -> None:
     from specengine.server.run import serve
     from specengine.server.service import ServedEngine
 

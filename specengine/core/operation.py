@@ -24,6 +24,23 @@ class OperationConfig(Section):
         "send a span a request to this OTLP/HTTP address, such as http://127.0.0.1:4318/v1/traces; "
         "needs the extra otel",
     )
+    api_workers: int | None = option(
+        None,
+        "processes that speak HTTP, beside the engine's own; 0: one process does all; default: "
+        "(cores - 2) / 2, from 1 to 8",
+    )
+    stream_interval: float = option(
+        0.002,
+        "least seconds between the events of a stream; tokens that come meanwhile are one event",
+    )
+    watchdog_timeout: float = option(
+        300.0,
+        "seconds that a step of the engine, or a process that speaks HTTP, may hang before it is "
+        "killed and started again; 0: for ever",
+    )
+    max_restarts: int = option(
+        5, "restarts of a process within 10 minutes before the server gives up"
+    )
     dashboard: bool = option(True, "show what the server does, at /dashboard")
     ssl_certfile: str | None = option(None, "PEM file of the certificate chain: serve HTTPS")
     ssl_keyfile: str | None = option(
@@ -45,6 +62,7 @@ class OperationConfig(Section):
         return "http" if self.ssl_certfile is None else "https"
 
     def _check_ranges(self) -> None:
+        self._at_least(0, "api_workers", "stream_interval", "watchdog_timeout", "max_restarts")
         self._require(
             self.ssl_keyfile is None or self.ssl_certfile is not None,
             "ssl_keyfile",

@@ -20,7 +20,6 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.outgoing import Choice, is_named
@@ -30,6 +29,7 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pooler import Pooler, pool_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.tokens import check_token_ids
 from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
 
 
@@ -96,8 +96,7 @@ class Engine:
                 grammar=self._start_grammar(sampling, grammar),
             )
             self.scheduler.add(req)
-            detokenizer = Detokenizer(self.parts.tokenizer, sampling)
-            self.choices[req] = Choice(req, rid, index, detokenizer, stream)
+            self.choices[req] = Choice(req, rid, index, self.parts.tokenizer, stream)
 
     def add_embedding(self, rid: str, prompt_ids: list[int]) -> None:
         """Queue a prompt whose vector is wanted: of an embedding model. Its one output has it.
@@ -111,8 +110,7 @@ class Engine:
         self._check(prompt_ids, sampling)
         req = Req(f"{rid}#0", prompt_ids, sampling, needs_all_rows=pooling.needs_all)
         self.scheduler.add(req)
-        detokenizer = Detokenizer(self.parts.tokenizer, sampling)
-        self.choices[req] = Choice(req, rid, 0, detokenizer, False, Pooler(pooling))
+        self.choices[req] = Choice(req, rid, 0, self.parts.tokenizer, False, Pooler(pooling))
 
     def _start_grammar(
         self, sampling: SamplingParams, compiled: LlguidanceState | None
@@ -122,10 +120,7 @@ class Engine:
         return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
 
     def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        vocab = self.parts.vocab_size
-        if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab:
-            raise RequestError(f"prompt token ids must lie in 0..{vocab - 1}", "prompt")
-        sampling.check_vocab(vocab)
+        check_token_ids(prompt_ids, sampling, self.parts.vocab_size)
         queued = self.scheduler.num_waiting
         if queued + sampling.n > self.parts.config.schedule.max_queued_requests:
             raise QueueFullError(
@@ -155,7 +150,12 @@ class Engine:
         return before
 
     def step(self) -> list[RequestOutput]:
-        """Runs a prefill or a round, and gives what its requests gained.
+        """As `advance`; gives what its requests gained, with its text."""
+        return [choice.take_output() for choice in self.advance()]
+
+    def advance(self) -> list[Choice]:
+        """Runs a prefill or a round, and gives the choices that gained tokens or have ended; of
+        those that do not stream, the ended ones.
 
         A round on the device is launched by one call, and collected and committed by the next,
         which may launch another before.
@@ -164,7 +164,7 @@ class Engine:
             done = self.pipeline.collect()
             self._commit(done.reqs, done.result)
             self.pipeline.send_masks()
-            return self.take_outputs()
+            return self.take_changed()
         batch = self.scheduler.schedule()
         self._release_requests()
         if batch is not None:
@@ -175,7 +175,7 @@ class Engine:
             else:
                 self._commit(batch.reqs, self._run(batch))
             self._release_requests()
-        return self.take_outputs()
+        return self.take_changed()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
@@ -186,7 +186,7 @@ class Engine:
         if self.pipeline is None:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
-            self.step()
+            self.advance()
             return True
         return may_capture and self.pipeline.prepare(is_wanted)
 
@@ -300,9 +300,9 @@ class Engine:
         for req in self.scheduler.take_released():
             self.drafter.release(req)
 
-    def take_outputs(self) -> list[RequestOutput]:
-        """What requests gained since the last call, or the last step."""
-        outputs, ended = [], []
+    def take_changed(self) -> list[Choice]:
+        """Choices that gained tokens or have ended since the last call, or the last step."""
+        changed, ended = [], []
         for req in self.scheduler.take_changed():
             choice = self.choices.get(req)
             if choice is None:
@@ -312,6 +312,6 @@ class Engine:
                 ended.append(req)
             elif not choice.streams:
                 continue
-            outputs.append(choice.take_output())
+            changed.append(choice)
         self._tell_depths(ended)
-        return outputs
+        return changed

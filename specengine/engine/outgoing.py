@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from specengine.core.request import Req
 from specengine.engine.detokenizer import Detokenizer
@@ -30,15 +32,37 @@ class Choice:
     req: Req
     rid: str  # the caller's; choices of one n > 1 request share it
     index: int
-    detokenizer: Detokenizer
+    tokenizer: Any
     streams: bool  # hands tokens out as they come
     pooler: Pooler | None = None  # makes the vector that is wanted of its prompt
     num_sent: int = 0
 
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """Used where the text is made in this process."""
+        return Detokenizer(self.tokenizer, self.req.sampling)
+
+    @property
+    def embedding(self) -> list[float] | None:
+        """The vector of the prompt, where it was asked for and is known."""
+        return self.pooler.vector() if self.pooler and self.req.output_ids else None
+
+    @property
+    def times(self) -> RequestTimes:
+        req = self.req
+        return RequestTimes(
+            req.arrival_time, req.first_token_time, req.finish_time, req.admitted_time
+        )
+
+    def take_tokens(self) -> list[int]:
+        """Those since the last call."""
+        output_ids, start = self.req.output_ids, self.num_sent
+        self.num_sent = len(output_ids)
+        return output_ids[start:]
+
     def take_output(self) -> RequestOutput:
         req, start = self.req, self.num_sent
-        self.num_sent = len(req.output_ids)
-        new = req.output_ids[start:]
+        new = self.take_tokens()
         delta = self.detokenizer.add(new, req.finish_reason)
         return RequestOutput(
             rid=self.rid,
@@ -54,8 +78,6 @@ class Choice:
             num_prompt_tokens=len(req.prompt_ids),
             num_cached_tokens=req.prefix_hit_len,
             spec=req.spec,
-            embedding=self.pooler.vector() if self.pooler and req.output_ids else None,
-            times=RequestTimes(
-                req.arrival_time, req.first_token_time, req.finish_time, req.admitted_time
-            ),
+            embedding=self.embedding,
+            times=self.times,
         )

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from specengine.core.errors import RequestError
+from specengine.core.sampling import SamplingParams
 
 # Characters above which a text is encoded without Python's lock: 5 ms and more.
 LONG = 16_384
@@ -24,7 +25,7 @@ def encode_text(
     tokenizer: transformers' fast tokenizer. Raises RequestError naming `param` for a text with half
     a surrogate pair in it: JSON can carry one, UTF-8 cannot.
     """
-    if _LONE_SURROGATE.search(text):
+    if not is_text(text):
         raise RequestError(f"{param} has half a surrogate pair in it, which is no text", param)
     # Not tokenizer(text): it would set truncation on the Rust object, which all threads share.
     backend = tokenizer.backend_tokenizer
@@ -37,6 +38,18 @@ def encode_text(
         encoded = backend.encode(text, add_special_tokens=add_special_tokens)
     ids: list[int] = encoded.ids
     return ids
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can carry it: JSON can carry half a surrogate pair, too."""
+    return _LONE_SURROGATE.search(text) is None
+
+
+def check_token_ids(prompt_ids: list[int], sampling: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError for a token id that the model does not have."""
+    if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocab_size:
+        raise RequestError(f"prompt token ids must lie in 0..{vocab_size - 1}", "prompt")
+    sampling.check_vocab(vocab_size)
 
 
 def special_ids(tokenizer: Any, texts: Sequence[str]) -> dict[str, int]:

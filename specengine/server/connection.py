@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import h11
@@ -40,11 +41,13 @@ class LimitedProtocol(H11Protocol):
     connection that is closed."""
 
     limits: ClassVar[LimitConfig]
+    on_lost: Callable[[], object] | None  # called when the connection has ended
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn = StrictConnection(h11.SERVER, self.limits.max_header_bytes)
-        self._is_surplus = False
+        self.on_lost = None
+        self.is_surplus = False  # it is refused when it asks for something
         self._num_dropped = 0  # bytes of the present body
         self._waits_for: tuple[str, Any] | None = None  # and the request before it
         self._reading: asyncio.TimerHandle | None = None
@@ -52,7 +55,7 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._is_surplus = len(self.connections) > self.limits.max_connections
+        self.is_surplus |= len(self.connections) > self.limits.max_connections
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,9 +63,11 @@ class LimitedProtocol(H11Protocol):
         _cancel(self._reading)
         _cancel(self._writing)
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_surplus:
+        if self.is_surplus:
             self.refuse(503, "too many connections are open; retry later")
             return
         is_answered = self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY

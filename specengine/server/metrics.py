@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.server.metrics_names import PREFIX, LabelledCollector, RenamedCollector
+from specengine.server.metrics_shared import shared
 
 _QUEUED = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -92,8 +93,9 @@ class ServerMetrics:
             engine.register(EngineCollector(stats))
             self._model = {"model_name": stats.model_name} if stats.model_name else {}
             self._algorithm = {"algorithm": stats.algorithm} if stats.algorithm else {}
-        parts = [LabelledCollector(one, self._labels) for one in (self._registry, engine)]
-        joined: Collector = JoinedCollector([self._http, *parts])
+        counted = (shared(self._registry), engine)
+        parts = [LabelledCollector(one, self._labels) for one in counted]
+        joined: Collector = JoinedCollector([shared(self._http), *parts])
         if self.compatible is not None:
             joined = RenamedCollector(joined, self.compatible)
         return generate_latest(joined)

@@ -18,7 +18,7 @@ from specengine.core.config import ServerConfig
 from specengine.core.errors import ConfigError
 from specengine.core.limits import LimitConfig
 from specengine.server.app import create_app
-from specengine.server.connection import limited_protocol
+from specengine.server.connection import LimitedProtocol, limited_protocol
 from specengine.server.operation import check_tls
 from specengine.server.service import ServedEngine, Service
 from specengine.server.tracing import otlp_provider
@@ -138,16 +138,23 @@ class Server(uvicorn.Server):
 def make_server(app: FastAPI, config: ServerConfig, stops_engine: bool = True) -> Server:
     """stops_engine: it ends with the server."""
     service: Service = app.state.service
-    settings = uvicorn.Config(
+    settings = settings_of(app, config, limited_protocol(service.limits))
+    return Server(settings, service, config.shutdown_timeout, stops_engine)
+
+
+def settings_of(
+    app: FastAPI, config: ServerConfig, protocol: type[LimitedProtocol]
+) -> uvicorn.Config:
+    service: Service = app.state.service
+    return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,  # request_log.py's lines say more
         lifespan="off",
         ws="none",
-        http=limited_protocol(service.limits),
+        http=protocol,
         timeout_keep_alive=service.limits.idle_timeout,
         timeout_graceful_shutdown=ENDING,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
     )
-    return Server(settings, service, config.shutdown_timeout, stops_engine)

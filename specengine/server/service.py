@@ -56,7 +56,13 @@ class ServedEngine(Protocol):
         """Forget the prefixes that no request holds; their tokens."""
         ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Counters, as of the last `refresh` at least."""
+        ...
+
+    async def refresh(self) -> None:
+        """Bring `stats` up to date."""
+        ...
 
     def shutdown(self) -> None: ...
 
@@ -113,6 +119,8 @@ class Service:
             self.engine.shutdown()
 
     async def render_metrics(self) -> bytes:
+        if self.engine is not None and self.engine.is_ready:
+            await self.engine.refresh()
         return self.metrics.render()
 
     def _stats(self) -> EngineStats | None:

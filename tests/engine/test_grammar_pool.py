@@ -18,6 +18,7 @@ from specengine.core.grammar import GrammarSpec
 from specengine.core.limits import LimitConfig
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.pool import GrammarPool
+from specengine.engine.grammar.state import LlguidanceState
 from tests.support.grammars import EOS, VOCAB, World, mask_of
 
 SLOW = GrammarSpec.regex("(a{1000}){1000}")  # half a second to the first mask
@@ -29,6 +30,15 @@ def world(small_models: dict[str, Path]) -> World:
 
 
 Make = Callable[..., GrammarPool]
+
+
+async def start(pool: GrammarPool, spec: GrammarSpec) -> LlguidanceState:
+    """The beginning of a grammar; its trial ends where this is cancelled."""
+    job = pool.submit(spec)
+    try:
+        return await asyncio.wrap_future(job.future)
+    finally:
+        job.cancel()
 
 
 @pytest.fixture
@@ -74,7 +84,7 @@ def test_grammar_is_compiled_and_kept(make_pool: Make, world: World) -> None:
     pool = make_pool()
 
     async def masks() -> list[set[int]]:
-        return [mask_of(await pool.start(GrammarSpec.regex(letter))) for letter in "aba"]
+        return [mask_of(await start(pool, GrammarSpec.regex(letter))) for letter in "aba"]
 
     a, b = {world.token("a")}, {world.token("b")}
     assert asyncio.run(masks()) == [a, b, a]
@@ -83,7 +93,7 @@ def test_grammar_is_compiled_and_kept(make_pool: Make, world: World) -> None:
 def test_grammar_may_name_tokens_by_their_ids(make_pool: Make, world: World) -> None:
     token = world.tokenizer.bos_token_id  # which no text spells
     spec = GrammarSpec.ebnf(f'start: <[{token}]> "a"')
-    state = asyncio.run(make_pool().start(spec))
+    state = asyncio.run(start(make_pool(), spec))
     assert mask_of(state) == {token}
     assert state.accept(token)
     assert mask_of(state) == {world.token("a")}
@@ -93,7 +103,7 @@ def test_states_are_independent(make_pool: Make, world: World) -> None:
     pool = make_pool()
 
     async def two() -> Any:
-        return [await pool.start(GrammarSpec.regex("ab")) for _ in range(2)]
+        return [await start(pool, GrammarSpec.regex("ab")) for _ in range(2)]
 
     one, other = asyncio.run(two())
     assert one.accept(world.token("a"))
@@ -104,20 +114,20 @@ def test_states_are_independent(make_pool: Make, world: World) -> None:
 def test_hostile_grammar_is_refused_in_one_line(make_pool: Make, spec: GrammarSpec) -> None:
     pool = make_pool()
     with pytest.raises(RequestError, match="field does not compile: ") as caught:
-        asyncio.run(pool.start(spec))
+        asyncio.run(start(pool, spec))
     message = str(caught.value)
     assert caught.value.param == "field"
     assert "\n" not in message
     assert "<state>" not in message
     assert len(message) < 300
-    asyncio.run(pool.start(GrammarSpec.regex("a")))  # the pool works on
+    asyncio.run(start(pool, GrammarSpec.regex("a")))  # the pool works on
 
 
 def test_grammar_that_takes_too_long_is_killed(make_pool: Make) -> None:
     pool = make_pool(grammar_timeout=0.1)
     with pytest.raises(RequestError, match=r"takes more than 0\.1 s"):
-        asyncio.run(pool.start(SLOW))
-    asyncio.run(pool.start(GrammarSpec.regex("a")))
+        asyncio.run(start(pool, SLOW))
+    asyncio.run(start(pool, GrammarSpec.regex("a")))
 
 
 def process_of(pool: GrammarPool) -> int:
@@ -139,15 +149,15 @@ def test_cancelling_kills_the_trial_and_frees_its_place(make_pool: Make) -> None
     pool = make_pool(grammar_workers=1, grammar_timeout=60)
 
     async def cancelled() -> None:
-        await pool.start(GrammarSpec.regex("a"))
+        await start(pool, GrammarSpec.regex("a"))
         os.kill(process_of(pool), signal.SIGSTOP)
-        task = asyncio.create_task(pool.start(GrammarSpec.regex("b")))
+        task = asyncio.create_task(start(pool, GrammarSpec.regex("b")))
         await asyncio.sleep(0.1)
         assert not task.done()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await pool.start(GrammarSpec.regex("c"))
+        await start(pool, GrammarSpec.regex("c"))
 
     asyncio.run(cancelled())
 
@@ -156,14 +166,14 @@ def test_others_wait_in_a_bounded_queue_and_the_loop_goes_on(make_pool: Make) ->
     pool = make_pool(grammar_workers=1, max_queued_grammars=2, grammar_timeout=60)
 
     async def crowd() -> tuple[int, list[Any]]:
-        await pool.start(GrammarSpec.regex("z"))
+        await start(pool, GrammarSpec.regex("z"))
         os.kill(process_of(pool), signal.SIGSTOP)
-        tasks = [asyncio.create_task(pool.start(GrammarSpec.regex(x))) for x in "abcd"]
+        tasks = [asyncio.create_task(start(pool, GrammarSpec.regex(x))) for x in "abcd"]
         ticks = 0
         while not tasks[3].done():
             await asyncio.sleep(0.001)
             ticks += 1
-        await pool.start(GrammarSpec.regex("z"))  # kept: it waits for no other
+        await start(pool, GrammarSpec.regex("z"))  # kept: it waits for no other
         os.kill(process_of(pool), signal.SIGCONT)
         return ticks, await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -175,7 +185,7 @@ def test_others_wait_in_a_bounded_queue_and_the_loop_goes_on(make_pool: Make) ->
 
 def test_closing_leaves_no_process(make_pool: Make) -> None:
     pool = make_pool()
-    asyncio.run(pool.start(GrammarSpec.regex("a")))
+    asyncio.run(start(pool, GrammarSpec.regex("a")))
     pid = process_of(pool)
     assert is_alive(pid)
     pool.close()
@@ -185,14 +195,14 @@ def test_closing_leaves_no_process(make_pool: Make) -> None:
 def test_process_ends_with_its_parent_or_its_time(make_pool: Make) -> None:
     """Its input ends where the parent has gone, and its alarm needs no parent at all."""
     pool = make_pool(grammar_workers=1)
-    asyncio.run(pool.start(GrammarSpec.regex("a")))
+    asyncio.run(start(pool, GrammarSpec.regex("a")))
     process = pool._trials[0]._process
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()
     assert process.wait(20) == 0
     other = make_pool(grammar_workers=1, grammar_timeout=0.1)
-    asyncio.run(other.start(GrammarSpec.regex("a")))
+    asyncio.run(start(other, GrammarSpec.regex("a")))
     process = other._trials[0]._process
     assert process is not None
     assert process.stdin is not None

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from specengine.core.request import FinishReason
+from specengine.core.request import FinishReason, Req
 from specengine.core.sampling import SamplingParams
-from specengine.core.spec_stats import SpecStats
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.background_capture import QuietTime
 from specengine.engine.loop import Engine
-from specengine.engine.outputs import RequestOutput
+from specengine.engine.outgoing import Choice
+from tests.server.conftest import make_tokenizer
 
 QUIET = 60.0  # seconds of the fake clock: the thread wakes when a test wakes it
 
@@ -36,6 +37,7 @@ class FakeEngine:
         self.waiting: list[str] = []
         self.in_the_air = False
         self.on_capture: Callable[[], object] = lambda: None
+        self.parts = SimpleNamespace(tokenizer=make_tokenizer())
 
     @property
     def has_work(self) -> bool:
@@ -44,11 +46,12 @@ class FakeEngine:
     def add_request(self, rid: str, *_: Any) -> None:
         self.waiting.append(rid)
 
-    def step(self) -> list[RequestOutput]:
+    def advance(self) -> list[Choice]:
         rid = self.waiting.pop()
         self.done.append(rid)
         self.in_the_air = True
-        return [output_of(rid)]
+        req = Req(rid, [1], SamplingParams(), finish_reason=FinishReason("stop"))
+        return [Choice(req, rid, 0, None, True)]
 
     def call_if_stopped(self, tell: Callable[[], object]) -> None: ...
 
@@ -70,11 +73,6 @@ class FakeEngine:
 
     def close(self) -> None:
         return
-
-
-def output_of(rid: str) -> RequestOutput:
-    made: dict[str, Any] = {"rid": rid, "finish_reason": FinishReason("stop"), "spec": SpecStats()}
-    return cast(RequestOutput, type("Output", (), made)())
 
 
 @pytest.fixture
@@ -138,7 +136,7 @@ def test_captures_begin_behind_a_pause_and_end_with_a_request(
 ) -> None:
     def arrive() -> None:
         engine.on_capture = lambda: None
-        served._post(lambda: engine.add_request("request"))
+        served._host.post(lambda: engine.add_request("request"))
 
     engine.left, engine.on_capture = 5, arrive
     clock.now += QUIET

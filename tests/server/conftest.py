@@ -165,6 +165,9 @@ class FakeEngine:
     async def flush_cache(self) -> int:
         return 17
 
+    async def refresh(self) -> None:
+        pass
+
     def shutdown(self) -> None:
         self.is_ready = False
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from queue import SimpleQueue
@@ -35,26 +34,26 @@ class GrammarPool:
         self._idle: SimpleQueue[TrialProcess] = SimpleQueue()
         for trial in self._trials:
             self._idle.put(trial)
+        self._lock = threading.Lock()
         self._num_open = 0
 
-    async def start(self, spec: GrammarSpec) -> LlguidanceState:
-        """A state at the beginning of the grammar; cancelling kills its trial.
+    def submit(self, spec: GrammarSpec) -> GrammarJob:
+        """Begin to compile a grammar. Safe to call from any thread.
 
-        Raises RequestError for a grammar that does not compile within the limits, and
-        QueueFullError where too many wait.
+        Raises RequestError where no grammar can be served, and QueueFullError where too many wait.
         """
+        job = GrammarJob(spec)
         if (compiled := self._compiler.compiled(spec)) is not None:
-            return compiled
+            job.future.set_result(compiled)
+            return job
         self._compiler.check(spec)
-        if self._num_open >= self._limits.grammar_workers + self._limits.max_queued_grammars:
-            raise QueueFullError("too many grammars wait to be compiled; retry later")
-        job = _Job(spec)
-        self._num_open += 1
-        try:
-            return await asyncio.wrap_future(self._threads.submit(self._run, job))
-        finally:
-            self._num_open -= 1
-            job.cancel()
+        with self._lock:
+            if self._num_open >= self._limits.grammar_workers + self._limits.max_queued_grammars:
+                raise QueueFullError("too many grammars wait to be compiled; retry later")
+            self._num_open += 1
+        job.future.add_done_callback(self._count_done)
+        self._threads.submit(self._run, job)
+        return job
 
     def close(self) -> None:
         """End every process. Nothing may be started afterwards."""
@@ -64,7 +63,19 @@ class GrammarPool:
         for trial in self._trials:
             trial.reap()
 
-    def _run(self, job: _Job) -> LlguidanceState:
+    def _count_done(self, _: object) -> None:
+        with self._lock:
+            self._num_open -= 1
+
+    def _run(self, job: GrammarJob) -> None:
+        if not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            job.future.set_result(self._compile(job))
+        except Exception as error:
+            job.future.set_exception(error)
+
+    def _compile(self, job: GrammarJob) -> LlguidanceState:
         trial = self._idle.get()
         try:
             with job.killing(trial):
@@ -76,11 +87,13 @@ class GrammarPool:
         return self._compiler.start(job.spec)
 
 
-class _Job:
-    """A trial that its caller may cancel, from another thread, at any time."""
+class GrammarJob:
+    """A grammar that is being compiled. future: a state at its beginning, or RequestError where it
+    does not compile within the limits. It may be cancelled from any thread at any time."""
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.spec = spec
+        self.future: Future[LlguidanceState] = Future()
         self._lock = threading.Lock()
         self._trial: TrialProcess | None = None
         self._is_cancelled = False
@@ -99,6 +112,8 @@ class _Job:
                 self._trial = None
 
     def cancel(self) -> None:
+        """Kill its trial."""
+        self.future.cancel()  # where it has not begun
         with self._lock:
             self._is_cancelled = True
             if self._trial is not None:

@@ -1,0 +1,55 @@
+"""A process of a server: the engine, or a front end. server/processes/supervisor.py starts it."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from specengine.cli.logs import set_up_logging
+from specengine.core.config import EngineConfig
+from specengine.server.processes.channel import Channel, StartEngine, StartFrontEnd
+
+if TYPE_CHECKING:
+    from specengine.engine.loop import Engine
+
+
+def main() -> int:
+    """The exit status. Its argument is the descriptor of the channel to the supervisor."""
+    faulthandler.enable()  # where it hangs, the supervisor asks where
+    for one in (signal.SIGINT, signal.SIGTERM):  # these are for the supervisor
+        signal.signal(one, signal.SIG_IGN)
+    channel = Channel.of_descriptor(int(sys.argv[-1]))
+    received = channel.receive()
+    if received is None:
+        return 1
+    start = received.message
+    if isinstance(start, StartEngine):
+        return run_engine(channel, start)
+    assert isinstance(start, StartFrontEnd)
+    set_up_logging(start.config.server.log_level, start.config.server.log_format)
+    from specengine.server.processes.front_end import run_front_end
+
+    return run_front_end(channel, start)
+
+
+def run_engine(channel: Channel, start: StartEngine) -> int:
+    set_up_logging(start.config.server.log_level, start.config.server.log_format)
+    from specengine.engine.build import build_engine
+    from specengine.engine.garbage import frozen_objects
+    from specengine.server.processes.engine_process import run_engine
+
+    with ExitStack() as until_the_end:
+
+        def build(config: EngineConfig) -> Engine:
+            engine = build_engine(config)
+            until_the_end.enter_context(frozen_objects())
+            return engine
+
+        return run_engine(channel, start, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

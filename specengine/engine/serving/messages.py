@@ -1,0 +1,150 @@
+"""What passes between an engine and those who ask it. Between processes it travels as MessagePack,
+never as pickle; in one process the objects themselves are handed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from specengine.core.errors import EngineStoppedError, QueueFullError, RequestError, SpecEngineError
+from specengine.core.request import FinishReason, TokenLogprob
+from specengine.core.sampling import SamplingParams
+from specengine.core.spec_stats import SpecStats
+from specengine.engine.adaptive.choose import Decision
+from specengine.engine.outputs import RequestTimes
+
+
+class Hello(Struct, tag="hello"):
+    """The first message of a front end."""
+
+
+class Generate(Struct, tag="generate"):
+    """A prompt to complete. stream: a number that no open choice of this front end has; choice k of
+    n is called stream + k in what comes back. streams: hand tokens out as they come. embeds: the
+    prompt's vector is wanted, not what follows it."""
+
+    rid: str
+    stream: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    streams: bool
+    embeds: bool = False
+
+
+class Abort(Struct, tag="abort"):
+    """Nobody waits for this request any more. stream: of its first choice."""
+
+    stream: int
+
+
+class Ask(Struct, tag="ask"):
+    """A call of one of the host's operations (host.py), which is answered between two steps."""
+
+    number: int
+    what: str
+    arguments: dict[str, Any]
+
+
+Request = Hello | Generate | Abort | Ask
+
+
+class SpecCounts(Struct):
+    """SpecStats; `depth` as what it says."""
+
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted: int
+    histogram: list[int]
+    is_lossy: bool
+    depth_histogram: list[int]
+    depth: Decision | None
+
+    @classmethod
+    def of(cls, spec: SpecStats) -> SpecCounts:
+        one = spec.depth
+        depth = (
+            None
+            if one is None
+            else Decision(one.num_steps, one.reason, one.expected_gain, one.num_nodes)
+        )
+        counts = (spec.num_steps, spec.num_draft_tokens, spec.num_accepted, spec.histogram)
+        return cls(*counts, spec.is_lossy, spec.depth_histogram, depth)
+
+    def stats(self) -> SpecStats:
+        counts = (self.num_steps, self.num_draft_tokens, self.num_accepted, self.histogram)
+        return SpecStats(*counts, self.is_lossy, self.depth_histogram, self.depth)
+
+
+class Beginning(Struct):
+    """What is known of a choice when its first tokens are."""
+
+    num_cached_tokens: int
+    times: RequestTimes
+    prompt_logprobs: list[TokenLogprob | None]
+
+
+class Ending(Struct):
+    """What is known of a choice when it has ended."""
+
+    finish_reason: FinishReason
+    times: RequestTimes
+    spec: SpecCounts
+    embedding: list[float] | None = None
+
+
+class Detail(Struct):
+    """What a choice gained beside tokens. logprobs: of new tokens, where they were asked for."""
+
+    stream: int
+    logprobs: list[TokenLogprob]
+    beginning: Beginning | None
+    ending: Ending | None
+
+
+class Gained(Struct, tag="gained"):
+    """What the choices of one front end gained, in one step or in several. tokens: by stream."""
+
+    tokens: dict[int, list[int]]
+    details: list[Detail]
+
+
+class Refused(Struct, tag="refused"):
+    """The request is not served, for an error of one of ERRORS."""
+
+    stream: int
+    kind: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, stream: int, error: SpecEngineError) -> Refused:
+        return cls(stream, kind_of(error), str(error), getattr(error, "param", None))
+
+    def error(self) -> SpecEngineError:
+        return error_of(self.kind, self.message, self.param)
+
+
+class Answer(Struct, tag="answer"):
+    """result: MessagePack. error: the message, where the operation failed."""
+
+    number: int
+    result: msgspec.Raw
+    error: str | None = None
+
+
+Reply = Gained | Refused | Answer
+
+ERRORS: dict[str, type[SpecEngineError]] = {
+    one.__name__: one for one in (SpecEngineError, RequestError, QueueFullError, EngineStoppedError)
+}
+
+
+def kind_of(error: SpecEngineError) -> str:
+    """The name of its class, or of the nearest one in ERRORS."""
+    return next(one.__name__ for one in type(error).__mro__ if one.__name__ in ERRORS)
+
+
+def error_of(kind: str, message: str, param: str | None = None) -> SpecEngineError:
+    return RequestError(message, param) if kind == "RequestError" else ERRORS[kind](message)

@@ -1,0 +1,237 @@
+"""What passes between the supervisor and each of its children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Struct
+
+from specengine.core import errors
+from specengine.core.config import EngineConfig
+from specengine.core.errors import SpecEngineError
+
+MAX_BYTES = 2**17  # of a message: below the smallest buffer that Linux gives a socket
+
+
+class StartEngine(Struct, tag="start_engine"):
+    """endpoint: where it binds. alive: its file for Alive. tokenizer: the directory into which it
+    writes its tokenizer, if that is not there yet."""
+
+    config: EngineConfig
+    endpoint: str
+    alive: str
+    tokenizer: str
+
+
+class EngineInfo(Struct, tag="engine_info"):
+    """An engine that serves. config: with every "auto" resolved."""
+
+    endpoint: str
+    tokenizer: str
+    model_name: str
+    context_length: int
+    vocab_size: int
+    is_embedding: bool
+    config: EngineConfig
+
+
+class StartFrontEnd(Struct, tag="start_front_end"):
+    """name: no two are the same. started: Unix time at which the server was. keys: of the API.
+    engine: the one that serves now."""
+
+    config: EngineConfig
+    name: str
+    started: int
+    num_front_ends: int
+    keys: list[str]
+    engine: EngineInfo | None
+
+
+class EngineDown(Struct, tag="engine_down"):
+    """The engine has ended; message: what requests are told."""
+
+    message: str
+
+
+class Connection(Struct, tag="connection"):
+    """Comes with the descriptor of an accepted connection. is_surplus: refuse it."""
+
+    is_surplus: bool
+
+
+class FrontEndGone(Struct, tag="front_end_gone"):
+    name: str
+
+
+class Drain(Struct, tag="drain"):
+    """Refuse new requests, and say Drained when none runs any more."""
+
+
+class Stop(Struct, tag="stop"):
+    """End now."""
+
+
+class LoadFailed(Struct, tag="load_failed"):
+    """The engine cannot be built. kind: a class of core/errors.py."""
+
+    kind: str
+    message: str
+
+    def error(self) -> SpecEngineError:
+        kind = getattr(errors, self.kind, SpecEngineError)
+        error: SpecEngineError = kind(self.message)
+        return error
+
+
+class Up(Struct, tag="up"):
+    """The front end takes connections."""
+
+
+class Beat(Struct, tag="beat"):
+    """The front end's event loop runs. num_closed: connections since the last."""
+
+    num_closed: int
+
+
+class Drained(Struct, tag="drained"):
+    pass
+
+
+ToChild = (
+    StartEngine | StartFrontEnd | EngineInfo | EngineDown | Connection | FrontEndGone | Drain | Stop
+)
+ToSupervisor = EngineInfo | LoadFailed | Up | Beat | Drained
+Message = ToChild | Up | Beat | Drained | LoadFailed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+@dataclass(frozen=True)
+class Received:
+    message: Message
+    descriptors: list[int]
+
+
+class Channel:
+    """One end of a pair of sockets that keep the bounds of messages. Its calls block."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    @classmethod
+    def of_descriptor(cls, descriptor: int) -> Channel:
+        return cls(socket.socket(fileno=descriptor))
+
+    def send(self, message: Message) -> None:
+        """Nothing happens where the other side is gone."""
+        with suppress(ConnectionError):
+            self._socket.send(_encode(message))
+
+    def receive(self) -> Received | None:
+        """The next message; None where the other side is gone. Raises BlockingIOError where there
+        is none and the socket does not block."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_BYTES, 1)
+        except ConnectionError:
+            return None
+        if not data:
+            return None
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        return Received(_decoder.decode(data), descriptors)
+
+    def watched(self, hear: Callable[[Received], object], gone: Callable[[], object]) -> Mailbox:
+        """The same in the running event loop."""
+        return Mailbox(self._socket, self, hear, gone)
+
+
+class Mailbox:
+    """A channel in an event loop: `hear` is called with each message, and `gone` when the other
+    side has ended. Few messages fit into the socket: further ones wait here, in their order."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        channel: Channel,
+        hear: Callable[[Received], object],
+        gone: Callable[[], object],
+    ) -> None:
+        self._socket, self._channel = sock, channel
+        self._hear, self._gone = hear, gone
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self.read)
+
+    def send(self, message: Message, connection: socket.socket | None = None) -> None:
+        """connection: goes with the message; the other side has a copy of its own."""
+        descriptors = [] if connection is None else [os.dup(connection.fileno())]
+        self._waiting.append((_encode(message), descriptors))
+        if len(self._waiting) == 1:
+            self._write()
+
+    def read(self) -> None:
+        """Hear all that has come."""
+        while self._socket.fileno() >= 0:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                return
+            if received is None:
+                self._loop.remove_reader(self._socket.fileno())
+                self._gone()
+                return
+            self._hear(received)
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._drop()
+
+    def _write(self) -> None:
+        while self._waiting and self._socket.fileno() >= 0:
+            data, descriptors = self._waiting[0]
+            try:
+                socket.send_fds(self._socket, [data], descriptors)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._write)
+                return
+            except ConnectionError:  # the other side has gone; `read` notices
+                self._drop()
+                break
+            self._waiting.popleft()
+            _close(descriptors)
+        if self._socket.fileno() >= 0:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _drop(self) -> None:
+        for _, descriptors in self._waiting:
+            _close(descriptors)
+        self._waiting.clear()
+
+
+def _encode(message: Message) -> bytes:
+    data = _encoder.encode(message)
+    assert len(data) <= MAX_BYTES, "a message that is too large for its channel"
+    return data
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def channel_pair() -> tuple[Channel, socket.socket]:
+    """Ours, and the child's end, which a child inherits."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(ours), theirs

@@ -1,0 +1,127 @@
+"""`specengine serve` as processes of their own, for tests that kill them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096")
+
+
+def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
+    """What it gives, once that is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+@dataclass
+class Served:
+    """A server. Each call has a connection of its own."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60)
+
+    def complete(self, **more: Any) -> httpx.Response:
+        body = {"model": "tiny", "prompt": "Once", "max_tokens": 8, "temperature": 0, **more}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
+
+    @contextmanager
+    def stream(self, **more: Any) -> Iterator[Iterator[dict[str, Any]]]:
+        """The events of an answer. After the first, it is being decoded."""
+        body = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": True, **more}
+        url = f"{self.url}/v1/completions"
+        with httpx.stream("POST", url, json=body | {"stream": True}, timeout=120) as response:
+            lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+            yield (json.loads(line) for line in lines if line != "[DONE]")
+
+    def is_ready(self) -> bool:
+        return self.get("/ready").status_code == 200
+
+    def metric(self, name: str, text: str | None = None) -> float:
+        """The sum of its samples."""
+        text = self.get("/metrics").text if text is None else text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == f"specengine:{name}"
+        )
+
+    def children(self) -> list[int]:
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(child) for task in tasks for child in task.read_text().split()]
+
+    @property
+    def engine(self) -> int:
+        """Its process: the one that has loaded PyTorch."""
+        (found,) = [one for one in self.children() if has_torch(one)]
+        return found
+
+    def front_ends(self) -> list[int]:
+        return [one for one in self.children() if not has_torch(one)]
+
+
+def has_torch(pid: int) -> bool:
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextmanager
+def serving(
+    folder: Path, *flags: str, log: Path | None = None, port: int = 0, model: str = "tiny"
+) -> Iterator[Served]:
+    """A server that is ready. log: where its standard error goes; its port must be told then."""
+    command = [sys.executable, "-m", "specengine", "serve", model, "--port", str(port)]
+    log = log or folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen([*command, *TINY, *flags], cwd=ROOT, stderr=file)
+    try:
+        if not port:
+            found = until(lambda: re.findall(r"listening on \S+:(\d+)", log.read_text()))
+            port = int(found[0])
+        served = Served(process, f"http://127.0.0.1:{port}", log)
+        until(lambda: connects(port) and served.is_ready(), 120)
+        yield served
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def connects(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
