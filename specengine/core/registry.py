@@ -31,6 +31,8 @@ MODEL_FAMILIES: dict[str, str] = {
     "SeedOssForCausalLM": "specengine.target.models.seed_oss:SeedOssForCausalLM",
     "Starcoder2ForCausalLM": "specengine.target.models.starcoder:Starcoder2ForCausalLM",
     "NemotronForCausalLM": "specengine.target.models.nemotron:NemotronForCausalLM",
+    "Qwen3MoeForCausalLM": "specengine.target.models.qwen_moe:Qwen3MoeForCausalLM",
+    "MixtralForCausalLM": "specengine.target.models.mixtral:MixtralForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

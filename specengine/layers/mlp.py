@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.kernels.linear import few_row
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
 from specengine.layers.linear import Linear, MergedLinear
+from specengine.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
@@ -48,6 +50,13 @@ class GatedMLP(FeedForward):
 
     def inner(self, x: Tensor) -> Tensor:
         return act_and_mul(self.gate_up_proj(x), self.activation)
+
+    def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
+        """The stream [T, hidden_size] with what this adds to it, behind its norm: a kernel a
+        weight, of silu without biases. None: nothing is left to add."""
+        gate_up = self.gate_up_proj.plain
+        gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
+        return few_row.linear_add(gated, self.down_proj.plain, stream), None
 
 
 class PlainMLP(FeedForward):
