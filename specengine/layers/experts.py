@@ -98,6 +98,13 @@ class Experts(nn.Module):
         biases = self.gate_up_bias, self.down_bias
         return ExpertWeights(self.gate_up, self.down, *biases, self.activation, self.weighs_input)
 
+    @property
+    def weights_each(self) -> list[Tensor | LinearKernel]:
+        """What the first expert multiplies with."""
+        if self.kernels is not None:
+            return [*self.kernels[0]]
+        return [self.weights.gate_up[0], self.weights.down[0]]
+
     def named_shards(self) -> Iterator[tuple[str, Tensor]]:
         """(name of an expert's own tensor, its place here)."""
         weights = self.weights
@@ -135,6 +142,7 @@ class SparseMLP(nn.Module):
 
     def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
         super().__init__()
+        self.spec = spec
         self.gate = Router(hidden_size, spec)
         self.experts = Experts(hidden_size, spec)
         self.shared_expert = GatedMLP(hidden_size, spec.shared_size) if spec.shared_size else None

@@ -107,6 +107,19 @@ _QWEN3_8B = {
     "tie_word_embeddings": False,
 }
 
+_QWEN3_30B_A3B = _QWEN3_8B | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 _MODELS = (
     BuiltinModel(
         "smollm2",
@@ -126,6 +139,7 @@ _MODELS = (
     BuiltinModel("llama-3.2-1b-shape", "shape of Llama-3.2-1B", "1.2B", config=_LLAMA_32_1B),
     BuiltinModel("llama-3.1-8b-shape", "shape of Llama-3.1-8B", "8.0B", config=_LLAMA_31_8B),
     BuiltinModel("qwen3-8b-shape", "shape of Qwen3-8B", "8.2B", config=_QWEN3_8B),
+    BuiltinModel("qwen3-30b-a3b-shape", "shape of Qwen3-30B-A3B", "30.5B", config=_QWEN3_30B_A3B),
 )
 
 BUILTIN_MODELS: dict[str, BuiltinModel] = {model.name: model for model in _MODELS}
