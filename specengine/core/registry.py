@@ -33,6 +33,11 @@ MODEL_FAMILIES: dict[str, str] = {
     "NemotronForCausalLM": "specengine.target.models.nemotron:NemotronForCausalLM",
     "Qwen3MoeForCausalLM": "specengine.target.models.qwen_moe:Qwen3MoeForCausalLM",
     "MixtralForCausalLM": "specengine.target.models.mixtral:MixtralForCausalLM",
+    "Qwen2MoeForCausalLM": "specengine.target.models.qwen_moe:Qwen2MoeForCausalLM",
+    "GraniteMoeForCausalLM": "specengine.target.models.granite_moe:GraniteMoeForCausalLM",
+    "Glm4MoeForCausalLM": "specengine.target.models.glm_moe:Glm4MoeForCausalLM",
+    "Ernie4_5_MoeForCausalLM": "specengine.target.models.ernie_moe:Ernie4_5_MoeForCausalLM",
+    "MiniMaxM2ForCausalLM": "specengine.target.models.minimax:MiniMaxM2ForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

@@ -1,12 +1,12 @@
-"""Qwen3 with mixtures of experts (2025, arXiv:2505.09388)."""
+"""Qwen2 (2024, arXiv:2407.10671) and Qwen3 (2025, arXiv:2505.09388) with mixtures of experts."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from specengine.layers.layer_spec import ExpertsSpec
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.runner.loader.family import GgufFormat
-from specengine.target.models.qwen import Qwen3ForCausalLM
+from specengine.target.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
 
 
 def sparse_layers(config: Any) -> list[bool]:
@@ -42,5 +42,34 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
             config.num_experts_per_tok,
             config.moe_intermediate_size,
             normalised=config.norm_topk_prob,
+        )
+        return [spec if sparse else None for sparse in sparse_layers(config)]
+
+
+class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
+    """Beside the chosen experts one that every row runs, behind a gate of its own."""
+
+    gguf: ClassVar[GgufFormat | None] = None
+    small_config: ClassVar[dict[str, Any]] = {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 72,
+        "decoder_sparse_step": 2,
+    }
+
+    @classmethod
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        return LayerSpec.from_config(config, qkv_bias=config.qkv_bias)
+
+    @classmethod
+    def experts(cls, config: Any) -> list[ExpertsSpec | None]:
+        spec = ExpertsSpec(
+            config.num_experts,
+            config.num_experts_per_tok,
+            config.moe_intermediate_size,
+            normalised=config.norm_topk_prob,
+            shared_size=config.shared_expert_intermediate_size,
+            shared_gate=True,
         )
         return [spec if sparse else None for sparse in sparse_layers(config)]
