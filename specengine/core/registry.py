@@ -38,6 +38,7 @@ MODEL_FAMILIES: dict[str, str] = {
     "Glm4MoeForCausalLM": "specengine.target.models.glm_moe:Glm4MoeForCausalLM",
     "Ernie4_5_MoeForCausalLM": "specengine.target.models.ernie_moe:Ernie4_5_MoeForCausalLM",
     "MiniMaxM2ForCausalLM": "specengine.target.models.minimax:MiniMaxM2ForCausalLM",
+    "GptOssForCausalLM": "specengine.target.models.gpt_oss:GptOssForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

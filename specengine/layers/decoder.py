@@ -76,6 +76,11 @@ class SelfAttention(nn.Module):
         self.qkv_proj = MergedLinear(input_size or spec.hidden_size, self.sizes, spec.qkv_bias)
         self.o_proj = Linear(self.sizes[0], spec.hidden_size, spec.o_bias)
         self.q_norm, self.k_norm = self._qk_norms(spec)
+        self.sinks = (
+            nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
+            if spec.attention_sinks
+            else None
+        )
         self.attn = Attention(
             spec.num_heads,
             spec.head_dim,
@@ -85,6 +90,7 @@ class SelfAttention(nn.Module):
             rotary if spec.has_rotary else None,
             spec.sliding_window,
             spec.attention_softcap,
+            self.sinks,
         )
 
     def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:

@@ -100,7 +100,6 @@ class LayerSpec:
     rotary_kind: str | None = None  # which of the configuration's rope_parameters, by layer type
     rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start
     attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
-    # No path computes these yet.
     attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
     experts: ExpertsSpec | None = None  # in place of the one feed-forward
 
@@ -216,6 +215,7 @@ _ATTENTION = frozenset(
         "sliding_window",
         "attention_multiplier",
         "attention_softcap",
+        "attention_sinks",
         "has_rotary",
         "rotary_kind",
         "rotary_fraction",

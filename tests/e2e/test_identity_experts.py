@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.registry import MODEL_FAMILIES, load_place
 from tests.draft.eagle_checkpoints import eagle3
-from tests.support.families import FAMILIES, small_config
+from tests.support.families import FAMILIES, has_experts
 
 NEW_TOKENS = 32
 PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
-
-
-def has_experts(family: str) -> bool:
-    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    return any(model.experts(small_config(family)))
 
 
 WITH_EXPERTS = [family for family in FAMILIES if has_experts(family)]

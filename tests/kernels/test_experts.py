@@ -4,15 +4,18 @@ transformers."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Router, Routing
+from tests.kernels import offline_triton
 
 HIDDEN, INNER = 80, 40
 
@@ -143,6 +146,14 @@ def test_of_equal_scores_the_first_expert_is_chosen(backend: Any, device: torch.
     found = route(x, Router(weight), Routing(3), backend=backend)
     assert found.ids_TK.tolist() == [[0, 1, 2]] * 2
     torch.testing.assert_close(found.weights_TK, torch.full((2, 3), 1 / 3, device=device))
+
+
+@pytest.mark.slow
+def test_all_forms_compile_for_hopper(tmp_path: Path) -> None:
+    """The interpreter takes what the compiler does not, and has no end of shared memory."""
+    found = offline_triton.run("tests.kernels.offline_experts", tmp_path, "2", "20", "70", "600")
+    assert len(found) == 9
+    assert max(found.values()) <= MOST_SHARED
 
 
 def test_routing_by_hand() -> None:

@@ -16,14 +16,16 @@ from torch import Tensor
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
+from specengine.kernels.linear import mxfp4
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
+from specengine.target.models.gpt_oss import without_mxfp4
 from specengine.target.registry import find_model_class
-from tests.e2e.test_identity_experts import WITH_EXPERTS
-from tests.support.families import reference_model
+from tests.support.families import FAMILIES, has_experts, reference_model, save_small_model
 
+WITH_EXPERTS = [family for family in FAMILIES if has_experts(family)]
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
 
 
@@ -88,6 +90,33 @@ def test_config_that_nothing_computes_is_refused(
 def test_experts_that_nothing_computes_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ModelLoadError, match=said):
         ExpertsSpec(**{"num_experts": 8, "num_chosen": 2, "intermediate_size": 4, **fields})
+
+
+def test_mxfp4_checkpoint_has_the_logits_of_its_dequantised_experts(
+    tmp_path: Path, mini_runner: Any
+) -> None:
+    whole = save_small_model("gptoss", tmp_path / "whole", 3, intermediate_size=96)
+    packed = shutil.copytree(whole, tmp_path / "packed")
+    tensors, halves = load_file(whole / "model.safetensors"), {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        blocks, scales = mxfp4.quantise(tensors[name].transpose(1, 2).contiguous())
+        halves |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        tensors[name] = mxfp4.dequantise(blocks, scales).transpose(1, 2).contiguous()
+    save_file(tensors, whole / "model.safetensors", metadata={"format": "pt"})
+    rest = {name: one for name, one in tensors.items() if f"{name}_blocks" not in halves}
+    save_file(rest | halves, packed / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (packed / "config.json").write_text(json.dumps(config))
+    assert len(halves) == 2 * 2 * 3
+    expected = mini_runner(load(whole)).logits(ForwardMode.EXTEND, [PROMPT])
+    found = mini_runner(load(packed)).logits(ForwardMode.EXTEND, [PROMPT])
+    assert torch.equal(found, expected)
+
+
+def test_mxfp4_half_without_the_other_keeps_its_name() -> None:
+    given = [("a_scales", torch.zeros(1, dtype=torch.uint8)), ("b", torch.zeros(1))]
+    assert {*dict(without_mxfp4(given, torch.float32))} == {"a_scales", "b"}
 
 
 def rows(*size: int) -> Tensor:
