@@ -66,6 +66,18 @@ def raise_max(row_max, other_max):
 
 
 @triton.jit
+def started(sinks_ptr, heads, valid, split, BLOCK_M: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """Maximum and sum of each row before any key: of its head's sink, which the first share has."""
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + heads, mask=valid, other=0.0).to(tl.float32)
+        row_max = tl.where(split == 0, sinks * 1.4426950408889634, row_max)
+        total = tl.where(split == 0, 1.0, total)
+    return row_max, total
+
+
+@triton.jit
 def capped(scores, softcap):
     """softcap * tanh(scores / softcap). Near 0 it is wrong by 1e-7 of softcap at most."""
     halves = 1.0 / (1.0 + tl.exp2(scores * (-2.0 * 1.4426950408889634 / softcap)))
@@ -125,19 +137,20 @@ def attend(
     window,
     scale_log2,
     softcap_log2,
+    row_max,
+    total,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
-    """Online softmax over keys begin .. end - 1: normalised output and log2-sum-exp of each row."""
+    """Online softmax over keys begin .. end - 1: normalised output and log2-sum-exp of each row.
+    row_max, total: what was summed before, without a value (`started`)."""
     BLOCK_M: tl.constexpr = q.shape[0]
     BLOCK_D: tl.constexpr = q.shape[1]
     dims = tl.arange(0, BLOCK_D)
     in_head = (dims < HEAD_DIM)[None, :]
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(begin, end, BLOCK_N):
         cols = start + tl.arange(0, BLOCK_N)

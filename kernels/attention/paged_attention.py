@@ -22,6 +22,7 @@ def paged_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     num_splits: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
@@ -38,13 +39,13 @@ def paged_attention(
                 for h in range(Hq):
                     scores = scale * q[t, h] . k_cache[slots, h // group]
                     # with a softcap: scores = softcap * tanh(scores / softcap)
-                    weights = softmax(scores)
+                    weights = softmax(scores)    # with sinks: of (scores, sinks[h])
                     out[t, h] = weights . v_cache[slots, h // group]     # t = qo_indptr[b] + i
 
     q: [T, Hq, D], the last dimension contiguous; k_cache, v_cache: [S, Hk, D] of q's dtype
     (float32, float16, bfloat16), or float8_e4m3fn, whose values are taken as they are; Hk divides
     Hq; D up to 256. Returns [T, Hq, D]; rows of q that belong to no request are undefined. Softmax
-    in float32.
+    in float32. sinks: [Hq], logits beside the scores that have no value.
 
     num_splits: programs that share a request's keys; None chooses from the host's bounds. Any
     device; Triton on CUDA: one kernel, which reads lengths and page table on the device, so that a
@@ -54,6 +55,16 @@ def paged_attention(
         from specengine.kernels.attention import paged_attention_triton
 
         return paged_attention_triton.paged_attention(
-            q, k_cache, v_cache, batch, scale, window, softcap, num_splits
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            scale,
+            window,
+            softcap,
+            sinks,
+            num_splits,
         )
-    return paged_attention_ref.paged_attention(q, k_cache, v_cache, batch, scale, window, softcap)
+    return paged_attention_ref.paged_attention(
+        q, k_cache, v_cache, batch, scale, window, softcap, sinks
+    )

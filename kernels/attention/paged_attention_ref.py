@@ -18,6 +18,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     group = q.shape[1] // k_cache.shape[1]
@@ -34,9 +35,17 @@ def paged_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         visible = _visible(batch, b, rows, keys, window)
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        weights = softmax_with_sinks(scores.masked_fill(~visible, float("-inf")), sinks)
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out
+
+
+def softmax_with_sinks(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Over the last dimension; with a further logit for each head that takes its part."""
+    if sinks_H is None:
+        return scores_HQK.softmax(-1)
+    beside_HQ1 = sinks_H.to(scores_HQK.dtype)[:, None, None].expand(-1, scores_HQK.shape[1], 1)
+    return torch.cat((scores_HQK, beside_HQ1), -1).softmax(-1)[..., :-1]
 
 
 def _visible(batch: PagedBatch, b: int, rows: slice, keys: int, window: int | None) -> Tensor:

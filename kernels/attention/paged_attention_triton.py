@@ -24,6 +24,7 @@ from specengine.kernels.attention.online_softmax_triton import (
     key_range,
     last_to_arrive,
     merge_partials,
+    started,
 )
 from specengine.kernels.attention.types import PagedBatch
 from specengine.kernels.dispatch import has_dependent_launch, multiprocessors
@@ -58,6 +59,7 @@ def _paged_attention_kernel(
     partial_ptr,
     lse_ptr,
     counters_ptr,
+    sinks_ptr,
     stride_qt,
     stride_qh,
     stride_ks,
@@ -81,6 +83,7 @@ def _paged_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -130,6 +133,7 @@ def _paged_attention_kernel(
     valid = (rows < QUERIES * GROUP) & (queries < num_queries)
     cells = valid[:, None] & (dims < HEAD_DIM)
     q_rows = (first_row + queries) * stride_qt + heads * stride_qh
+    row_max, total = started(sinks_ptr, heads, valid, split, BLOCK_M, HAS_SINKS)
     out, lse = attend(
         tl.load(q_ptr + q_rows[:, None] + dims, mask=cells, other=0.0),
         k_ptr + kv_head * stride_kh,
@@ -149,6 +153,8 @@ def _paged_attention_kernel(
         window,
         scale_log2,
         softcap_log2,
+        row_max,
+        total,
         HEAD_DIM,
         BLOCK_N,
         HAS_TREE,
@@ -221,6 +227,7 @@ def paged_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
     num_splits: int | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -256,6 +263,7 @@ def paged_attention(
         partial,
         lse,
         lse if batch.counters is None else batch.counters,
+        lse if sinks is None else sinks,
         *q.stride()[:2],
         *k_cache.stride()[:2],
         *v_cache.stride()[:2],
@@ -276,6 +284,7 @@ def paged_attention(
         HAS_WINDOW=window is not None,
         HAS_FIRST=batch.first_keys is not None,
         HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         num_warps=blocks.warps,

@@ -40,6 +40,7 @@ def rope_attention(
     *,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     num_splits: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
@@ -54,11 +55,31 @@ def rope_attention(
         from specengine.kernels.attention import rope_attention_triton
 
         return rope_attention_triton.rope_attention(
-            q, k, v, cos_sin_cache, k_cache, v_cache, loc, batch, scale, window, softcap, num_splits
+            q,
+            k,
+            v,
+            cos_sin_cache,
+            k_cache,
+            v_cache,
+            loc,
+            batch,
+            scale,
+            window,
+            softcap,
+            sinks,
+            num_splits,
         )
     rotated = rope_store_kv(
         q, k, v, batch.positions, cos_sin_cache, k_cache, v_cache, loc, backend="torch"
     )
     return paged_attention(
-        rotated, k_cache, v_cache, batch, scale, window=window, softcap=softcap, backend="torch"
+        rotated,
+        k_cache,
+        v_cache,
+        batch,
+        scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        backend="torch",
     )

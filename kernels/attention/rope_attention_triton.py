@@ -23,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from specengine.kernels.attention.online_softmax_triton import (
     last_to_arrive,
     merge_partials,
+    started,
     to_fp8,
 )
 from specengine.kernels.attention.rope_attention_blocks import (
@@ -75,6 +76,7 @@ def _rope_attention_kernel(
     partial_ptr,
     lse_ptr,
     counters_ptr,
+    sinks_ptr,
     stride_qt,
     stride_qh,
     stride_kt,
@@ -102,6 +104,7 @@ def _rope_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
     NARROW: tl.constexpr,
@@ -164,8 +167,7 @@ def _rope_attention_kernel(
 
     q_rows = q_ptr + (first_row + queries) * stride_qt + heads * stride_qh
     q = rotated(q_rows, dims, cos, sin, cells, HEAD_DIM)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    row_max, total = started(sinks_ptr, heads, valid, split, BLOCK_M, HAS_SINKS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if split == 0:
         new_cells = whole_rows(is_new, in_head, BLOCK_NEW, BLOCK_D, WHOLE)
@@ -254,6 +256,7 @@ def rope_attention(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
     num_splits: int | None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -293,6 +296,7 @@ def rope_attention(
         partial,
         lse,
         lse if batch.counters is None else batch.counters,
+        lse if sinks is None else sinks,
         *q.stride()[:2],
         *k.stride()[:2],
         *v.stride()[:2],
@@ -316,6 +320,7 @@ def rope_attention(
         HAS_WINDOW=window is not None,
         HAS_FIRST=batch.first_keys is not None,
         HAS_SOFTCAP=softcap is not None,
+        HAS_SINKS=sinks is not None,
         SPLIT=splits > 1,
         DEPENDENT=dependent,
         NARROW=k_cache.numel() < _NARROW,

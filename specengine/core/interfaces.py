@@ -49,6 +49,7 @@ class AttentionLayer(Protocol):
     head_dim: int
     scale: float
     sliding_window: int | None
+    sinks: Tensor | None  # [num_heads], logits beside the scores that have no value
     softcap: float | None  # scores are softcap * tanh(score / softcap)
     rotary: Rotary | None
 
@@ -61,6 +62,7 @@ class AttentionLimits:
     head_dims: frozenset[int] | None = None
     windows_under_trees: bool = True
     softcap: bool = False  # caps scores where a layer says so
+    sinks: bool = False  # adds sinks to the softmax where a layer has them
     layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
     fp8_kv: bool = False  # reads K and V in float8_e4m3fn

@@ -31,6 +31,14 @@ MODEL_FAMILIES: dict[str, str] = {
     "SeedOssForCausalLM": "specengine.target.models.seed_oss:SeedOssForCausalLM",
     "Starcoder2ForCausalLM": "specengine.target.models.starcoder:Starcoder2ForCausalLM",
     "NemotronForCausalLM": "specengine.target.models.nemotron:NemotronForCausalLM",
+    "Qwen3MoeForCausalLM": "specengine.target.models.qwen_moe:Qwen3MoeForCausalLM",
+    "MixtralForCausalLM": "specengine.target.models.mixtral:MixtralForCausalLM",
+    "Qwen2MoeForCausalLM": "specengine.target.models.qwen_moe:Qwen2MoeForCausalLM",
+    "GraniteMoeForCausalLM": "specengine.target.models.granite_moe:GraniteMoeForCausalLM",
+    "Glm4MoeForCausalLM": "specengine.target.models.glm_moe:Glm4MoeForCausalLM",
+    "Ernie4_5_MoeForCausalLM": "specengine.target.models.ernie_moe:Ernie4_5_MoeForCausalLM",
+    "MiniMaxM2ForCausalLM": "specengine.target.models.minimax:MiniMaxM2ForCausalLM",
+    "GptOssForCausalLM": "specengine.target.models.gpt_oss:GptOssForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

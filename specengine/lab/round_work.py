@@ -3,6 +3,7 @@ that a device takes for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree import tree_sizes
 from specengine.engine.loop import Engine
 from specengine.lab.card import Card
-from specengine.layers.linear import Linear, LMHead
+from specengine.layers.experts import SparseMLP
+from specengine.layers.linear import Linear, LinearKernel, LMHead
 from specengine.layers.linear_cpu import MklLinear
 from specengine.layers.quantization.linears import QuantisedLinear
 
@@ -47,6 +49,28 @@ class Weights:
     body: tuple[float, float]
     fuse: tuple[float, float]
     head: tuple[float, float]
+    experts: tuple[ExpertLayer, ...] = ()
+
+    def body_work(self, rows: float) -> Work:
+        """Of a forward."""
+        routed = (one.work(rows) for one in self.experts)
+        return sum(routed, _multiply(self.body, rows))
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """The experts of a layer; bytes and elements are one expert's."""
+
+    count: int
+    chosen: int
+    bytes: float
+    elements: float
+
+    def work(self, rows: float) -> Work:
+        """Reads those that some row chose, each once: as many as rows choose on average that choose
+        evenly and independently."""
+        read = self.count * (1 - (1 - self.chosen / self.count) ** rows)
+        return Work(read * self.bytes, 2 * self.elements * self.chosen * rows)
 
 
 @dataclass(frozen=True)
@@ -77,7 +101,7 @@ def round_work(engine: Engine, batch_size: int, nodes: float, context: float) ->
     target = engine.parts.worker.runner
     weights, rows = weights_of(target.model), batch_size * (nodes + 1)
     parts = {
-        "verify": _multiply(weights.body, rows) + _kv(target, batch_size * context),
+        "verify": weights.body_work(rows) + _kv(target, batch_size * context),
         "verify head": _multiply(weights.head, rows),
     }
     draft = getattr(engine.drafter, "runner", None)
@@ -88,10 +112,10 @@ def round_work(engine: Engine, batch_size: int, nodes: float, context: float) ->
     kv, observed = _kv(draft, batch_size * context), batch_size * (drafts.levels + 1)
     roots = _multiply(own.head, batch_size).times(min(drafts.levels, 1.0))
     return {
-        "draft": (_multiply(own.body, beams) + kv).times(later),
+        "draft": (own.body_work(beams) + kv).times(later),
         "draft head": roots + _multiply(own.head, beams).times(later),
         **parts,
-        "observe": _multiply(own.body, observed) + _multiply(own.fuse, observed) + kv,
+        "observe": own.body_work(observed) + _multiply(own.fuse, observed) + kv,
     }
 
 
@@ -104,28 +128,34 @@ def weights_of(model: Any) -> Weights:
     once = model.fc if isinstance(model, Eagle3Model) else None
     heads = [one for one in linears if isinstance(one, LMHead)]
     body = [one for one in linears if one is not once and not isinstance(one, LMHead)]
-    return Weights(_sizes(body), _sizes([] if once is None else [once]), _sizes(heads))
+    experts = tuple(_experts(one) for one in model.modules() if isinstance(one, SparseMLP))
+    return Weights(_sizes(body), _sizes([] if once is None else [once]), _sizes(heads), experts)
 
 
-def _sizes(linears: list[Linear] | list[LMHead]) -> tuple[float, float]:
-    found = [_size(one) for one in linears]
+def _experts(layer: SparseMLP) -> ExpertLayer:
+    spec, each = layer.spec, layer.experts.weights_each
+    return ExpertLayer(spec.num_experts, spec.num_chosen, *_sizes(each))
+
+
+def _sizes(products: Sequence[Linear | Tensor | LinearKernel]) -> tuple[float, float]:
+    found = [_size(one) for one in products]
     return float(sum(size for size, _ in found)), float(sum(count for _, count in found))
 
 
-def _size(linear: Linear) -> tuple[int, int]:
+def _size(product: Linear | Tensor | LinearKernel) -> tuple[int, int]:
     """Bytes and elements of the weight."""
-    if isinstance(linear.kernel, QuantisedLinear):
-        return linear.kernel.num_bytes, linear.kernel.num_elements
-    weight = _largest(linear)
+    if isinstance(product, Linear) and isinstance(product.kernel, QuantisedLinear):
+        return product.kernel.num_bytes, product.kernel.num_elements
+    weight = product if isinstance(product, Tensor) else _largest(product)
     return weight.numel() * weight.element_size(), weight.numel()
 
 
-def _largest(linear: Linear) -> Tensor:
+def _largest(linear: Linear | LinearKernel) -> Tensor:
     """The weight; of a packed one, the largest of the tensors that stand for it. MKL's own layout
     has room for more than it reads."""
-    if linear.weight is not None:
+    if isinstance(linear, Linear) and linear.weight is not None:
         return linear.weight
-    kernel: Any = linear.kernel
+    kernel: Any = linear.kernel if isinstance(linear, Linear) else linear
     if isinstance(kernel, MklLinear):
         return kernel.shape_only
     tensors = [one for one in vars(kernel).values() if isinstance(one, Tensor)]

@@ -20,9 +20,13 @@ def attention_layers(model: object) -> tuple[Attention, ...]:
 class Attention(nn.Module):
     """Rotates q and k, writes k and v to the batch's slots, attends through the batch's backend.
 
-    Holds no weights. `sliding_window`: a query at position p sees positions above p - window.
-    `softcap`: scores are softcap * tanh(score / softcap).
+    Holds no weights of its own. `sliding_window`: a query at position p sees positions above
+    p - window.
+    `softcap`: scores are softcap * tanh(score / softcap). `sinks`: [num_heads], a further logit of
+    each head's softmax, which has no value (Xiao et al. 2023; gpt-oss learns it).
     """
+
+    sinks: Tensor | None
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class Attention(nn.Module):
         rotary: Rotary | None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        sinks: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -44,6 +49,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.sliding_window = sliding_window
         self.softcap = softcap
+        self.sinks = sinks
         self.k_scale = self.v_scale = 1.0
 
     def use_kv_scales(self, k_scale: float, v_scale: float) -> None:

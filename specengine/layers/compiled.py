@@ -42,9 +42,20 @@ def after_attention(
 ) -> tuple[Tensor, Tensor]:
     """heads: [T, num_heads * head_dim] -> what the feed-forward adds to the stream, and the stream
     before that, both [T, H]. Weights come with their biases."""
+    normed, stream = norm_after_attention(heads, stream, output, norm_weight, eps)
+    return F.linear(silu_and_mul(F.linear(normed, *gate_up)), *down), stream
+
+
+def norm_after_attention(
+    heads: Tensor,
+    stream: Tensor,
+    output: tuple[Tensor, Tensor | None],
+    norm_weight: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """heads: [T, num_heads * head_dim] -> what a feed-forward reads, and the stream, [T, H]."""
     stream = stream + F.linear(heads, *output)
-    gated = silu_and_mul(F.linear(rms_norm(stream, norm_weight, eps), *gate_up))
-    return F.linear(gated, *down), stream
+    return rms_norm(stream, norm_weight, eps), stream
 
 
 @cache

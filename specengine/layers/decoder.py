@@ -12,7 +12,13 @@ from specengine.core.parallel import head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
-from specengine.layers.compiled import after_attention, before_attention, compiled
+from specengine.layers.compiled import (
+    after_attention,
+    before_attention,
+    compiled,
+    norm_after_attention,
+)
+from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
@@ -76,6 +82,11 @@ class SelfAttention(nn.Module):
         self.qkv_proj = MergedLinear(size, self.sizes, spec.qkv_bias, parts)
         self.o_proj = RowParallelLinear(whole, spec.hidden_size, spec.o_bias, parts[0])
         self.q_norm, self.k_norm = self._qk_norms(spec)
+        self.sinks = (
+            nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
+            if spec.attention_sinks
+            else None
+        )
         self.attn = Attention(
             heads.q.size,
             spec.head_dim,
@@ -85,6 +96,7 @@ class SelfAttention(nn.Module):
             rotary if spec.has_rotary else None,
             spec.sliding_window,
             spec.attention_softcap,
+            self.sinks,
         )
 
     def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:
@@ -121,10 +133,18 @@ def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> Tail
     )
 
 
-def is_plain(attention: SelfAttention, mlp: FeedForward) -> bool:
-    """Whether all products of a layer multiply plain weights."""
-    parts = *attention.children(), *mlp.children()
+def is_plain(attention: SelfAttention, mlp: FeedForward | SparseMLP) -> bool:
+    """Whether all products of a layer multiply plain weights; but for those of a mixture of
+    experts, which every path leaves to it."""
+    parts = *attention.children(), *(mlp.children() if isinstance(mlp, FeedForward) else ())
     return all(one.is_plain for one in parts if isinstance(one, Linear))
+
+
+def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
+    """What a layer's description asks for behind attention."""
+    if spec.experts is not None:
+        return SparseMLP(spec.hidden_size, spec.experts)
+    return make_mlp(spec)
 
 
 class DecoderLayer(nn.Module):
@@ -145,7 +165,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = SelfAttention(spec, layer_id, rotary)
         self.attention_out_norm = self._norm(spec.rms_norm_eps, places.behind)
         self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
-        self.mlp = make_mlp(spec)
+        self.mlp = feed_forward(spec)
         self.mlp_out_norm = self._norm(spec.rms_norm_eps, places.behind)
         self.num_weights = spec.num_weights()
         self._takes_compiled = COMPILED.takes(spec)
@@ -166,7 +186,7 @@ class DecoderLayer(nn.Module):
         few_rows = self._takes_few_rows and not batch.compiles
         if few_rows and few_row.fits(stream, self.num_weights) and self.is_plain:
             stream = self.norms.input.stream(hidden, residual)
-            return self.forward_few_rows(positions, stream, batch), None
+            return self.forward_few_rows(positions, stream, batch)
         hidden, residual = self._enter(self.input_layernorm, hidden, residual)
         if self.spec.norm_places == "shared":
             return self.self_attn(positions, hidden, batch) + self.mlp(hidden), residual
@@ -199,7 +219,7 @@ class DecoderLayer(nn.Module):
     @property
     def gated_mlp(self) -> GatedMLP:
         """For what computes layers with this one alone."""
-        assert isinstance(self.mlp, GatedMLP)
+        assert isinstance(self.mlp, GatedMLP), "a path took what it does not compute"
         return self.mlp
 
     @property
@@ -243,26 +263,32 @@ class DecoderLayer(nn.Module):
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """The same layer through torch.compile, but for attention."""
-        attention, mlp, qkv_proj = self.self_attn, self.gated_mlp, self.self_attn.qkv_proj
+        attention, qkv_proj = self.self_attn, self.self_attn.qkv_proj
         norm = self.norms.input
+        if hidden.dim() == 3:  # parts, of a layer before that was not compiled
+            hidden = hidden.sum(0).to(norm.weight.dtype)
         qkv, stream = compiled(before_attention)(
             hidden, residual, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias
         )
         heads = attention.attend(positions, qkv, batch)
-        norm = self.norms.middle
-        linears = attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-        output, gate_up, down = ((linear.plain, linear.bias) for linear in linears)
-        given = stream, output, norm.weight, norm.eps, gate_up, down
-        added, stream = compiled(after_attention)(heads, *given)
+        norm, o_proj = self.norms.middle, attention.o_proj
+        given = heads, stream, (o_proj.plain, o_proj.bias), norm.weight, norm.eps
+        if isinstance(self.mlp, SparseMLP):
+            normed, stream = compiled(norm_after_attention)(*given)
+            return self.mlp(normed), stream
+        linears = self.gated_mlp.gate_up_proj, self.gated_mlp.down_proj
+        gate_up, down = ((one.plain, one.bias) for one in linears)
+        added, stream = compiled(after_attention)(*given, gate_up, down)
         return added, stream
 
-    def forward_few_rows(self, positions: Tensor, stream: Tensor, batch: ForwardBatch) -> Tensor:
-        """The same layer in one kernel a weight: residual stream in, residual stream out."""
-        attention, mlp = self.self_attn, self.gated_mlp
+    def forward_few_rows(
+        self, positions: Tensor, stream: Tensor, batch: ForwardBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same layer in one kernel a weight: residual stream in; out as of `forward`."""
+        attention = self.self_attn
         norm, qkv_proj = self.norms.input, attention.qkv_proj
         qkv = few_row.norm_linear(stream, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias)
         heads = attention.attend(positions, qkv, batch)
         stream = attention.o_proj.add_few_rows(heads, stream)
-        norm = self.norms.middle
-        gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, mlp.gate_up_proj.plain)
-        return mlp.down_proj.add_few_rows(gated, stream)
+        mlp = self.mlp if isinstance(self.mlp, SparseMLP) else self.gated_mlp
+        return mlp.few_rows(stream, self.norms.middle)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import communicator
+from specengine.kernels.experts.types import ACTIVATIONS, SCORES
 from specengine.layers.rotary import config_head_dim
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,44 @@ class Multipliers:
     residual: float = 1.0  # of what attention and feed-forward add to the stream
     attention: float | None = None  # of q . k; None is head_dim ** -0.5
     logits: float = 1.0  # positive
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """The experts of a layer, and how a row chooses among them (`layers/experts.py`). Raises
+    ModelLoadError for numbers that do not fit together, and names that nothing computes."""
+
+    num_experts: int
+    num_chosen: int  # by each row
+    intermediate_size: int  # of one expert
+    scores: str = "softmax"  # of the router's logits; or "sigmoid"
+    normalised: bool = True  # weights of the chosen are divided by their sum
+    scaling: float = 1.0  # of the weights, after that
+    has_correction: bool = False  # a learnt number an expert is added to scores when choosing
+    num_groups: int = 1  # of experts, of equal size; a group's score is the sum of its best two
+    num_chosen_groups: int = 1  # experts of other groups are not chosen
+    router_bias: bool = False
+    expert_bias: bool = False
+    weighs_input: bool = False  # the weight multiplies what an expert reads, not what it gives
+    activation: str = "silu"
+    activation_alpha: float = 1.702  # these two: of "clamped" (kernels/experts/types.py)
+    activation_limit: float = 7.0
+    shared_size: int = 0  # intermediate size of what every row runs beside the chosen ones
+    shared_gate: bool = False  # whose output a sigmoid of the row scales
+
+    def __post_init__(self) -> None:
+        for name, known in (("scores", SCORES), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise ModelLoadError(
+                    f"experts with {name} {getattr(self, name)!r} are not supported; known: "
+                    + ", ".join(known)
+                )
+        fits = 0 < self.num_chosen <= self.num_experts // self.num_groups * self.num_chosen_groups
+        if not fits or self.num_experts % self.num_groups:
+            raise ModelLoadError(
+                f"{self.num_chosen} of {self.num_experts} experts cannot be chosen from "
+                f"{self.num_chosen_groups} of {self.num_groups} groups"
+            )
 
 
 @dataclass(frozen=True)
@@ -65,9 +104,8 @@ class LayerSpec:
     rotary_kind: str | None = None  # which of the configuration's rope_parameters, by layer type
     rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start
     attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
-    # No path computes these yet.
     attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
-    num_experts: int = 0
+    experts: ExpertsSpec | None = None  # in place of the one feed-forward
 
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
@@ -98,6 +136,11 @@ class LayerSpec:
                 f"--tp-size {self.tp_size}: q and k are normalised over all heads together, which "
                 "are not split; leave it out"
             )
+        if self.tp_size > 1 and (self.experts is not None or self.attention_sinks):
+            raise ConfigError(
+                f"--tp-size {self.tp_size}: experts and attention sinks are not split over ranks "
+                "yet; leave it out"
+            )
 
     @property
     def attention_scale(self) -> float:
@@ -121,11 +164,12 @@ class LayerSpec:
         return _times(stream, self.residual_multiplier)
 
     def num_weights(self, input_size: int | None = None) -> int:
-        """Of a layer's matrices. input_size: of what attention reads, if not hidden_size."""
+        """Of a layer's matrices, but for experts, which have kernels of their own. input_size: of
+        what attention reads, if not hidden_size."""
         heads, hidden = self.head_dim * self.num_heads, self.hidden_size
         qkv = (heads + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
-        feed_forward = (3 if self.gated_mlp else 2) * hidden * self.intermediate_size
-        return qkv + heads * hidden + feed_forward
+        matrices = 0 if self.experts is not None else 3 if self.gated_mlp else 2
+        return qkv + heads * hidden + matrices * hidden * self.intermediate_size
 
 
 # What configurations call activations -> what kernels.linear.activation calls them.
@@ -195,6 +239,7 @@ _ATTENTION = frozenset(
         "sliding_window",
         "attention_multiplier",
         "attention_softcap",
+        "attention_sinks",
         "has_rotary",
         "rotary_kind",
         "rotary_fraction",
@@ -208,10 +253,12 @@ _BIASES = frozenset({"qkv_bias", "o_bias", "mlp_bias"})
 _MODULES = frozenset({"activation", "gated_mlp", "norm", "norm_offset", "norm_places"})
 
 _RANKS = frozenset({"tp_size"})  # by RowParallelLinear
+_EXPERTS = frozenset({"experts"})
+_SHARED = _ATTENTION | _FOLDED
 
-PLAIN = ComputePath("decoder layers", _ATTENTION | _FOLDED | _BIASES | _MODULES | _RANKS)
-COMPILED = ComputePath("compiled layers", _ATTENTION | _FOLDED | _BIASES)
-FEW_ROWS = ComputePath("few_row", _ATTENTION | _FOLDED | _RANKS | {"qkv_bias"})
+PLAIN = ComputePath("decoder layers", _SHARED | _BIASES | _MODULES | _RANKS | _EXPERTS)
+COMPILED = ComputePath("compiled layers", _SHARED | _BIASES | _EXPERTS)
+FEW_ROWS = ComputePath("few_row", _SHARED | _RANKS | _EXPERTS | {"qkv_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
 WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})
 SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)

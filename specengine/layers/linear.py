@@ -55,6 +55,7 @@ class IncomingWeight:
 class Linear(nn.Module):
     """y = x W^T + b, with W [out_features, in_features] stored as in checkpoints."""
 
+    keeps_precision = False  # weight-only quantization leaves it as it is
     weight: Tensor | None
     bias: Tensor | None
 

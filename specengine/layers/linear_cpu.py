@@ -11,11 +11,14 @@ number of rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.kernels.native import linear as native
+from specengine.layers.experts import Experts
 from specengine.layers.linear import Linear, LinearKernel, LMHead
 
 INT4_GROUP_SIZE = 32
@@ -142,31 +145,43 @@ def pack_linears(
     """
     for name, module in model.named_modules():
         if isinstance(module, Linear) and module.weight is not None:
-            kernel = _choose_kernel(name, module, module.weight, quantization, group_size)
+            kept = None if module.keeps_precision else quantization
+            how = _Packing(name, kept, group_size, most_bits=isinstance(module, LMHead))
+            kernel = how.kernel(module.weight, module.bias)
             if kernel is not None:
                 module.use_kernel(kernel)
+        elif isinstance(module, Experts):
+            module.pack(_Packing(name, quantization, group_size).kernel)
 
 
-def _choose_kernel(
-    name: str, module: Linear, weight: Tensor, quantization: str | None, group_size: int
-) -> LinearKernel | None:
-    weight, bias = weight.detach(), module.bias
-    if quantization is None:
-        return _unquantized_kernel(weight, bias)
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
-        raise ConfigError(
-            f"quantization {quantization} needs --device cpu and --dtype bfloat16, not "
-            f"{weight.device.type} and {str(weight.dtype).removeprefix('torch.')}"
-        )
-    wants_int4 = quantization == "int4" and not isinstance(module, LMHead)
-    if wants_int4 and Int4Linear.fits(weight, group_size):
-        return Int4Linear(weight, bias, group_size)
-    if not Int8Linear.fits(weight):
-        raise ModelLoadError(
-            f"{name} has {weight.shape[1]} inputs; {quantization} needs a multiple of 16. Leave "
-            "out --quantization for this model"
-        )
-    return Int8Linear(weight, bias)
+@dataclass(frozen=True)
+class _Packing:
+    """How one layer is packed. name: for what is said of it. most_bits: int4 leaves it at 8."""
+
+    name: str
+    quantization: str | None
+    group_size: int
+    most_bits: bool = False
+
+    def kernel(self, weight: Tensor, bias: Tensor | None) -> LinearKernel | None:
+        """None: the plain weight is as good."""
+        weight, quantization = weight.detach(), self.quantization
+        if quantization is None:
+            return _unquantized_kernel(weight, bias)
+        if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+            raise ConfigError(
+                f"quantization {quantization} needs --device cpu and --dtype bfloat16, not "
+                f"{weight.device.type} and {str(weight.dtype).removeprefix('torch.')}"
+            )
+        wants_int4 = quantization == "int4" and not self.most_bits
+        if wants_int4 and Int4Linear.fits(weight, self.group_size):
+            return Int4Linear(weight, bias, self.group_size)
+        if not Int8Linear.fits(weight):
+            raise ModelLoadError(
+                f"{self.name} has {weight.shape[1]} inputs; {quantization} needs a multiple of 16. "
+                "Leave out --quantization for this model"
+            )
+        return Int8Linear(weight, bias)
 
 
 def _unquantized_kernel(weight: Tensor, bias: Tensor | None) -> LinearKernel | None:

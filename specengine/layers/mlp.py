@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import even_cut
+from specengine.kernels.linear import few_row
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
 from specengine.layers.linear import ColumnParallelLinear, MergedLinear, RowParallelLinear
+from specengine.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
@@ -50,6 +52,13 @@ class GatedMLP(FeedForward):
 
     def inner(self, x: Tensor) -> Tensor:
         return act_and_mul(self.gate_up_proj(x), self.activation)
+
+    def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
+        """The stream [T, hidden_size] with what this adds to it, behind its norm: a kernel a
+        weight, of silu without biases. None: nothing is left to add."""
+        gate_up = self.gate_up_proj.plain
+        gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
+        return self.down_proj.add_few_rows(gated, stream), None
 
 
 class PlainMLP(FeedForward):

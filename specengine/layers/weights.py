@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut
+from specengine.layers.experts import Experts
 from specengine.layers.linear import IncomingWeight, Linear, MergedLinear
 from specengine.layers.norm import Norm
 
@@ -169,6 +170,9 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
     places: dict[str, Place] = {}
     shared: set[int] = set()
     for path, module in model.named_modules():
+        if isinstance(module, Experts):
+            places |= {f"{path}.{name}": view for name, view in module.named_shards()}
+            continue
         for kind, parameter in module.named_parameters(recurse=False):
             if id(parameter) in shared:
                 continue

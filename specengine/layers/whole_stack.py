@@ -63,7 +63,7 @@ class WholeStack:
                 out=layer.self_attn.o_proj.plain,
                 gain=layer.norms.middle.weight,
                 gate_up=layer.gated_mlp.gate_up_proj.plain,
-                down=layer.mlp.down_proj.plain,
+                down=layer.gated_mlp.down_proj.plain,
             )
             for layer in self.layers
         ]

@@ -18,6 +18,7 @@ from specengine.layers.layer_spec import (
     FAST_PATHS,
     LAYER_TAIL,
     SPLIT_PREFILL,
+    ExpertsSpec,
     HeadSpec,
     LayerSpec,
     Multipliers,
@@ -135,8 +136,8 @@ def _gguf_window(file: GgufFile) -> int | None:
 
 class LlamaForCausalLM(nn.Module):
     """A core.interfaces.DecoderModel. A family overrides what differs: `layer_spec`,
-    `layer_specs` where layers differ in more than their windows, `sliding_windows`, `multipliers`,
-    `logits_softcap`.
+    `layer_specs` where layers differ in more than windows and experts, `sliding_windows`,
+    `experts`, `multipliers`, `logits_softcap`; and `own_tensors`, where renaming does not do.
 
     tensor_names: parts of tensors' names between dots, as checkpoints have them -> as DecoderLayer
     has them. has_rotary_pairs: checkpoints keep rotary pairs side by side. gguf: how GGUF files
@@ -180,7 +181,7 @@ class LlamaForCausalLM(nn.Module):
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
-        """Of every layer, but for what the other two state."""
+        """Of every layer, but for what the other three state."""
         bias = bool(config.attention_bias)
         mlp_bias = bool(config.mlp_bias)
         return LayerSpec.from_config(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
@@ -188,6 +189,11 @@ class LlamaForCausalLM(nn.Module):
     @classmethod
     def sliding_windows(cls, config: Any) -> list[int | None]:
         """Tokens that each layer sees, itself included; None is all."""
+        return [None] * config.num_hidden_layers
+
+    @classmethod
+    def experts(cls, config: Any) -> list[ExpertsSpec | None]:
+        """Of each layer; None is one feed-forward layer."""
         return [None] * config.num_hidden_layers
 
     @classmethod
@@ -209,7 +215,8 @@ class LlamaForCausalLM(nn.Module):
             residual_multiplier=factors.residual,
             attention_multiplier=factors.attention,
         )
-        return [replace(spec, sliding_window=window) for window in cls.sliding_windows(config)]
+        pairs = zip(cls.sliding_windows(config), cls.experts(config), strict=True)
+        return [replace(spec, sliding_window=window, experts=one) for window, one in pairs]
 
     @property
     def embed(self) -> VocabEmbedding:
@@ -258,7 +265,7 @@ class MistralForCausalLM(LlamaForCausalLM):
     """Llama without biases, perhaps with a sliding window in every layer. Its GGUF files are mostly
     marked as Llama's."""
 
-    gguf = GgufFormat(
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
         ("mistral", "llama"),
         "mistral",
         has_rotary_pairs=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
@@ -36,10 +37,11 @@ class Inputs:
         tolerance: float = 3e-6,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
         num_splits: int | None = None,
     ) -> None:
         given = (self.q, self.k_cache, self.v_cache, self.batch, SCALE)
-        options = {"window": window, "softcap": softcap}
+        options: dict[str, Any] = {"window": window, "softcap": softcap, "sinks": sinks}
         expected = paged_attention(*given, **options, backend="torch")
         out = paged_attention(*given, **options, num_splits=num_splits, backend="triton")
         torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
@@ -137,6 +139,15 @@ def test_first_keys(device: torch.device, window: int | None, splits: int) -> No
 def test_extend(device: torch.device, window: int | None) -> None:
     """Ragged, with and without a prefix, over several tiles of queries."""
     inputs([(0, 13), (40, 3), (7, 25)], device).check(window=window)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks(device: torch.device, splits: int) -> None:
+    """Once in each row's softmax, however many programs share its keys."""
+    sinks = torch.linspace(-2.0, 3.0, 6).to(device)
+    inputs([(70, 4), (0, 3)], device).check(1e-5, sinks=sinks, num_splits=splits)
+    tree = inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK])
+    tree.check(1e-5, window=9, sinks=sinks, num_splits=splits)
 
 
 @pytest.mark.parametrize("splits", [1, 2])

@@ -31,6 +31,7 @@ def check(
     tolerance: float = 3e-6,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     num_splits: int | None = None,
 ) -> None:
     q, batch = given.q, given.batch
@@ -60,6 +61,7 @@ def check(
             SCALE,
             window=window,
             softcap=softcap,
+            sinks=sinks,
             num_splits=num_splits,
             backend=backend,
         )
@@ -92,6 +94,14 @@ def test_split_keys_are_merged(device: torch.device) -> None:
 def test_window(device: torch.device) -> None:
     check(inputs([(70, 4), (3, 3)], device), window=37)
     check(inputs([(20, 4)], device), window=2)
+
+
+def test_sinks(device: torch.device) -> None:
+    """Once in each row's softmax, however many programs share its keys."""
+    sinks = torch.linspace(-2.0, 3.0, 6).to(device)
+    check(inputs([(70, 4), (0, 3)], device), 1e-5, sinks=sinks)
+    check(inputs([(11, 7), (60, 4)], device, trees=[BUSHY, FORK]), 1e-5, sinks=sinks)
+    check(inputs([(190, 3), (5, 1)], device), 1e-5, window=37, sinks=sinks, num_splits=3)
 
 
 def test_softcap(device: torch.device) -> None:

@@ -47,6 +47,19 @@ def test_a_drafter_reads_its_head_each_step(folder: str, tmp_path: Path) -> None
     assert set(round_work(engine, 2, 0, 50)) == {"verify", "verify head"}, "nothing was drafted"
 
 
+def test_experts_are_read_as_rows_choose_them(small_models: dict[str, Path]) -> None:
+    """Three layers of four experts, two a row: 2, then 3 and 3.5 of them on average."""
+    folder = str(small_models["mixtral"])
+    engine = LLM(folder, device="cpu", dtype="float32", max_total_tokens=256).engine
+    (one, two, three) = (round_work(engine, rows, 0, 0)["verify"] for rows in (1, 2, 3))
+    expert = 3 * 4 * 3 * 64 * 112
+    assert two.bytes - one.bytes == expert
+    assert three.bytes - two.bytes == expert / 2
+    attention = 64 * 32 * (4 + 2 * 2) + 4 * 32 * 64
+    assert one.bytes == 2 * expert + 3 * 4 * (attention + 4 * 64)
+    assert one.operations == 3 * 2 * (attention + 4 * 64 + 2 * 3 * 64 * 112)
+
+
 def engine_of(folder: str, draft: Path, topk: int, nodes: int | None) -> Engine:
     """Of three steps."""
     eagle3(draft, Path(folder), draft_vocab=100)

@@ -30,6 +30,7 @@ from specengine.layers.layer_spec import (
     TRAINED_LAYER,
     WHOLE_STACK,
     ComputePath,
+    ExpertsSpec,
     HeadSpec,
     LayerSpec,
     log_refusals,
@@ -71,7 +72,8 @@ def features(kind: type) -> dict[str, Field[Any]]:
 LAYER_FIELDS, HEAD_FIELDS = features(NovelLayer), features(NovelHead)
 
 
-KNOWN = {
+KNOWN: dict[str, Any] = {
+    "experts": ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=48),
     "activation": "gelu_tanh",
     "norm": "layer",
     "norm_places": "around",

@@ -55,6 +55,7 @@ class Layer:
     scale: float = 0.3
     sliding_window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
     layer_id: int = 0
     rotary: Rotary | None = None
 
@@ -214,7 +215,11 @@ def dense_attention(case: Case, batch: ForwardBatch, q: Tensor) -> Tensor:
                 scores = (k @ q[row, head].double().cpu()) * layer.scale
                 if layer.softcap is not None:
                     scores = layer.softcap * torch.tanh(scores / layer.softcap)
-                out[row, head] = scores.softmax(0) @ v
+                if layer.sinks is not None:
+                    sink = layer.sinks[head : head + 1].double().cpu()
+                    out[row, head] = torch.cat((scores, sink)).softmax(0)[:-1] @ v
+                else:
+                    out[row, head] = scores.softmax(0) @ v
             row += 1
     return out
 

@@ -50,6 +50,14 @@ def test_a_sliding_window_over_chains(window: int) -> None:
         torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
 
 
+def test_sinks() -> None:
+    layer = Layer(sinks=torch.linspace(-2.0, 3.0, 6))
+    lens = [(11, 7), (0, 4)]
+    for case in (Case(lens), Case(lens, ForwardMode.TARGET_VERIFY, trees=[BUSHY, [-1, 0, 1, 1]])):
+        out, expected = run(replace(case, layer=layer), in_pytorch())
+        torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
+
+
 def test_softcap() -> None:
     layer = Layer(softcap=0.5)
     lens = [(11, 7), (0, 4)]

@@ -146,6 +146,13 @@ def test_softcap(in_pytorch: AttentionBackend) -> None:
         torch.testing.assert_close(out, expected, rtol=3e-6, atol=3e-6)
 
 
+def test_sinks_are_refused(in_pytorch: AttentionBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = replace(in_pytorch.limits, dtypes=None, head_dims=None)
+    monkeypatch.setattr(in_pytorch, "limits", limits)
+    with pytest.raises(ConfigError, match="has no attention sinks"):
+        check_layers(in_pytorch, [Layer(sinks=torch.zeros(6))], torch.float16)
+
+
 def test_softcap_is_refused_where_it_is_not_computed(
     in_pytorch: AttentionBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,18 @@ def test_extend(lens: list[tuple[int, int]], window: int | None, scattered: bool
 
 
 @pytest.mark.parametrize("window", [None, 6])
+def test_sinks(window: int | None) -> None:
+    """In every way: instead of C for decode, padded, request by request, causal, under a tree."""
+    layer = Layer(sliding_window=window, sinks=torch.linspace(-2.0, 3.0, 6))
+    for lens in ([(17, 1)], [(3, 1), (0, 1), (30, 1)]):
+        check(Case(lens, ForwardMode.DECODE, layer=layer))
+    for lens in ([(0, 9)], [(13, 8)], [(0, 5), (20, 3), (7, 11), (30, 1)]):
+        check(Case(lens, layer=layer))
+    trees = [BUSHY, FORK]
+    check(Case([(11, 7), (0, 4)], ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+
+
+@pytest.mark.parametrize("window", [None, 6])
 def test_softcap(window: int | None) -> None:
     """In every way: C for decode, padded, request by request, causal and under a tree."""
     layer = Layer(sliding_window=window, softcap=0.5)

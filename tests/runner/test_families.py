@@ -85,9 +85,10 @@ def test_family_that_transformers_has_not_extends_a_configuration() -> None:
 
 @pytest.mark.parametrize("name", [name for name, one in BUILTIN_MODELS.items() if one.is_shape])
 def test_built_in_shapes(name: str) -> None:
-    assert make_config(BUILTIN_MODELS[name].config).to_dict() == _theirs(
-        BUILTIN_MODELS[name].config
-    )
+    fields = BUILTIN_MODELS[name].config
+    made = make_config(fields).to_dict()  # a family without a class there has theirs
+    ours = {name: value for name, value in made.items() if name not in _UNREAD - fields.keys()}
+    assert ours == _theirs(fields)
 
 
 def test_what_was_given_stays_as_it_was() -> None:

@@ -55,6 +55,11 @@ def small_config(family: str, **fields: Any) -> Any:
     return reference_class(family).config_class(**given)
 
 
+def has_experts(family: str) -> bool:
+    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
+    return any(model.experts(small_config(family)))
+
+
 def save_small_model(family: str, folder: Path, seed: int, **fields: Any) -> Path:
     """Weights and configuration; fields as in small_config. Norms and biases differ from each
     other, as trained ones do, but in AS_STARTED."""

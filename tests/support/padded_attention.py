@@ -18,11 +18,12 @@ def attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The faster of both."""
     alone = len(batch.req_pool_indices) == 1
     takes = paged_attention_ref.paged_attention if alone else padded_attention
-    return takes(q, k_cache, v_cache, batch, scale, window, softcap)
+    return takes(q, k_cache, v_cache, batch, scale, window, softcap, sinks)
 
 
 def padded_attention(
@@ -33,6 +34,7 @@ def padded_attention(
     scale: float,
     window: int | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """As kernels/attention/paged_attention.py has it."""
     total, heads, size = q.shape
@@ -61,7 +63,11 @@ def padded_attention(
     scores = (q_BHGND.flatten(2, 3) @ k_BHDK * scale).view(*q_BHGND.shape[:4], num_keys)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~visible_BNK[:, None, None], float("-inf")).softmax(-1)
+    scores = scores.masked_fill(~visible_BNK[:, None, None], float("-inf"))
+    if sinks is not None:
+        beside = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:4], 1)
+        scores = torch.cat((scores, beside), -1)
+    weights = scores.softmax(-1)[..., :num_keys]
     heads_BHGND = (weights.flatten(2, 3) @ v_BHKD).view(q_BHGND.shape)
     found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(-1, num_queries, heads, size)
     out = torch.empty(total + 1, heads, size, dtype=q.dtype, device=q.device)

@@ -62,6 +62,9 @@ class DeviceDraft:
     def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         raise NotImplementedError("the host drafts nothing")
 
+    def pretend(self, batch_size: int, vocab_size: int) -> None:
+        """The model drafts from tokens that differ."""
+
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         return []
 

@@ -178,6 +178,9 @@ class HybridDraft:
         drafted = [*map(max, plan.num_drafted, own)]
         return plan._replace(num_drafted=drafted, model_steps=max(own), from_lookup=from_lookup)
 
+    def pretend(self, batch_size: int, vocab_size: int) -> None:
+        """The model drafts from tokens that differ, and nothing of the lookup's is taken."""
+
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         """Deeper than the model, drafts come from lookup in any case."""
         some = [(n, n) for n in steps if 0 < n <= self.model_steps]

@@ -16,6 +16,8 @@ from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.source import DraftOptions, Drafts
 from specengine.kernels.tree.tree_shape import tree_shape
 
+_APART = 7907  # tokens, between one that is pretended and the next
+
 
 class LookupChains:
     """Chains that the host found in text, in a buffer that rounds read.
@@ -56,6 +58,12 @@ class LookupChains:
             moved = pinned(drafts_BK, self.buffer.device)
             self.buffer[:size, :width].copy_(moved, non_blocking=True)
         return RoundPlan(proposal.num_drafted)
+
+    def pretend(self, batch_size: int, vocab_size: int) -> None:
+        """Drafts of the first requests that differ from each other, until the next `copy_in`."""
+        self.buffer[:batch_size, : self.max_steps] = _different(
+            batch_size, self.max_steps, vocab_size, self.buffer.device
+        )
 
     def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
         return Drafts(rows, self.buffer[: len(rows.rows_B), : key.num_steps])
@@ -108,6 +116,14 @@ class LookupTrees:
             pairs = zip(nodes[:, 1].tolist(), proposal.num_nodes, strict=True)
             levels = [_depth(parents[:count]) for parents, count in pairs]
         return RoundPlan(levels, drafted_nodes=proposal.num_drafted)
+
+    def pretend(self, batch_size: int, vocab_size: int) -> None:
+        """Trees of the first requests, chains whose tokens differ from each other, until the next
+        `copy_in`."""
+        nodes_2N, device = self.buffer.shape[1:], self.buffer.device
+        different = _different(batch_size, nodes_2N[1], vocab_size, device)
+        self.buffer[:batch_size, 0] = different
+        self.buffer[:batch_size, 1] = torch.arange(nodes_2N[1], device=device) - 1
 
     def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
         """The first nodes of a tree are a tree, for parents stand before their children."""
@@ -178,6 +194,9 @@ class LookupDraft:
     def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         return self.lookup.copy_in(proposal)
 
+    def pretend(self, batch_size: int, vocab_size: int) -> None:
+        self.lookup.pretend(batch_size, vocab_size)
+
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         return []
 
@@ -187,6 +206,12 @@ class LookupDraft:
     def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         counts = in_flight.drafted_nodes
         return [0] * len(levels) if counts is None else counts
+
+
+def _different(rows: int, columns: int, vocab_size: int, device: torch.device) -> Tensor:
+    """int64 [rows, columns], tokens that do not repeat before the vocabulary ends."""
+    places = torch.arange(rows * columns, device=device).view(rows, columns)
+    return (places * _APART + 1) % vocab_size
 
 
 def _depth(parents: list[int]) -> int:

@@ -105,6 +105,11 @@ class Source(Protocol):
         round. levels: how deep each request may draft."""
         ...
 
+    def pretend(self, batch_size: int, vocab_size: int) -> None:
+        """For a round that is timed: the first requests have drafts that differ, as far as they are
+        not made in the round. The next `send` takes their place."""
+        ...
+
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         """num_steps and model_steps of rounds that exist beside those of each number of steps."""
         ...

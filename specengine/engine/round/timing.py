@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from specengine.runner.graph_cache import Graph
 
 _REPLAYS = 4  # of a graph that is timed; even, since rounds take turns
 _ALIGNED = 256  # slots: contexts begin where pages do
+_APART = 7919  # tokens, between those of two pretended requests
 _BESIDE = 64  # slots behind a context, where rounds write
 
 
@@ -24,13 +25,25 @@ def seconds_of(
     num_nodes: int | None = None,
     context: int = 0,
 ) -> float:
-    """The best of a few replays, on requests of so many tokens, at most `max_context`."""
+    """The best of a few replays, on requests of so many tokens, at most `max_context`, whose last
+    tokens differ: rows of one token would all choose the same experts, and read fewer than rounds
+    do."""
     key = rounds.plain_key(batch_size, num_steps, num_nodes)
     graph = rounds.graph(key)
     rounds.clear_rows()
     given = rounds.rows[:batch_size], rounds.table, rounds.state, num_kv_slots(rounds), context
     with pretend_context(*given):
-        return least_seconds(graph.graph, _REPLAYS)
+        return least_seconds(
+            graph.graph, _REPLAYS, before=lambda: _pretend_tokens(rounds, batch_size)
+        )
+
+
+def _pretend_tokens(rounds: RoundExecutor, batch_size: int) -> None:
+    """Of each request another one, and other drafts where the host finds them."""
+    state, vocab = rounds.state, rounds.runner.model.vocab_size
+    places = torch.arange(len(state.roots), device=state.roots.device)
+    state.roots.copy_(places * _APART % vocab)
+    rounds.source.pretend(batch_size, vocab)
 
 
 def max_context(rounds: RoundExecutor) -> int:
@@ -53,34 +66,34 @@ def pretend_context(
     rows_B: Tensor, table: Tensor, state: RoundState, slots: int, context: int
 ) -> Iterator[None]:
     """Rounds inside see requests of so many tokens each, in slots of their own as far as there are
-    as many. They read whatever lies there, and what they write means nothing. No request may have a
-    row, or KV. Afterwards all rows are as empty as before.
+    as many; those of no context write to slot 0. They read whatever lies there, and what they write
+    means nothing. No request may have a row, or KV. Afterwards all rows are as empty as before.
 
     rows_B: of the page table, that rounds take; zeros. table: int32 [rows, context length].
     """
-    if not context:
-        yield
-        return
     size, width = len(rows_B), min(context + _BESIDE, table.shape[1])
     each = -(-width // _ALIGNED) * _ALIGNED
     places = max((slots - _ALIGNED) // each, 1)
-    rows, device = slice(1, size + 1), table.device
-    firsts_B = _ALIGNED + torch.arange(size, device=device) % places * each
+    count = min(size, len(table) - 1)  # fewer than requests only where they have no context
+    rows, device = slice(1, count + 1), table.device
+    firsts_B = _ALIGNED + torch.arange(count, device=device) % places * each
     slots_BW = firsts_B[:, None] + torch.arange(width, device=device)
     try:
-        table[rows, :width] = slots_BW.clamp(max=slots - 1).int()
+        if context:
+            table[rows, :width] = slots_BW.clamp(max=slots - 1).int()
         state.lens[rows] = context
-        rows_B.copy_(torch.arange(1, size + 1, device=device))
+        rows_B.copy_(1 + torch.arange(size, device=device) % max(count, 1))
         yield
     finally:
-        for one in (rows_B, table[rows], state.lens[rows]):
+        for one in (rows_B, table[rows], state.lens[rows], state.roots):
             one.zero_()
 
 
-def least_seconds(graph: Graph, replays: int) -> float:
-    """Of a replay."""
+def least_seconds(graph: Graph, replays: int, before: Callable[[], None] = lambda: None) -> float:
+    """Of a replay. before: called ahead of each, not timed."""
     times = []
     for _ in range(replays):
+        before()
         start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         start.record()

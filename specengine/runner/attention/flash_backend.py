@@ -37,6 +37,7 @@ class FlashAttentionBackend(OneForward):
         head_dims=frozenset(range(8, 257, 8)),
         windows_under_trees=False,
         softcap=True,
+        sinks=True,
     )
 
     def __init__(self, flash: FlashAttention) -> None:
@@ -65,11 +66,22 @@ class FlashAttentionBackend(OneForward):
         cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         scale, cap = layer.scale, layer.softcap
         if plan.nodes is None:
-            return self.flash(q, *cache, plan.keys, scale, layer.sliding_window, cap).out
+            whole = self.flash(q, *cache, plan.keys, scale, layer.sliding_window, cap)
+            return _beside_sinks(whole.out, whole.lse, layer.sinks)
         before = self.flash(q, *cache, plan.keys, scale, None, cap)
         among = self.flash(q, *cache, plan.nodes, scale, None, cap)
         assert plan.is_alone_T is not None
-        return merge(_without(plan.is_alone_T, before), among)
+        before = _without(plan.is_alone_T, before)
+        lse_HT = torch.logaddexp(before.lse, among.lse)
+        return _beside_sinks(merge(before, among), lse_HT, layer.sinks)
+
+
+def _beside_sinks(out: Tensor, lse_HT: Tensor, sinks: Tensor | None) -> Tensor:
+    """out [T, Hq, D], of a softmax to which each head's sink is added."""
+    if sinks is None:
+        return out
+    kept_HT = torch.sigmoid(lse_HT - sinks.float()[:, None])
+    return (out * kept_HT.t()[:, :, None]).to(out.dtype)
 
 
 def _prepare(plan: FlashPlan, batch: ForwardBatch) -> None:

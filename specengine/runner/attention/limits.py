@@ -27,6 +27,8 @@ def check_layers(
             raise _refused(backend, f"has no kernels for heads of {layer.head_dim}")
         if layer.softcap is not None and not limits.softcap:
             raise _refused(backend, "does not cap attention scores (attention_softcap)")
+        if layer.sinks is not None and not limits.sinks:
+            raise _refused(backend, "has no attention sinks")
     if limits.layers_alike and len({_shape(layer) for layer in layers}) > 1:
         raise _refused(
             backend, "wants every layer to have the same heads, scale, window and softcap"

@@ -10,6 +10,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
 from specengine.kernels.native import ops as native
+from specengine.runner.attention.torch_padded import plan_padded
 
 # The C kernel has one thread: with more keys in a batch, PyTorch's threads are faster.
 _MAX_KEYS = 256
@@ -21,9 +22,12 @@ class NativeDecode:
     rows: Tensor  # int64 [B]
     ends: Tensor  # int64 [B]
     scratch: Tensor  # float32
+    batch: ForwardBatch  # for layers with sinks, which the C kernel does not compute
 
     def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """q [B, num_heads, head_dim], one row a request -> the same shape."""
+        if layer.sinks is not None:
+            return plan_padded(self.batch).forward(q, layer, k_cache, v_cache)
         window = layer.sliding_window
         begins = torch.zeros_like(self.ends) if window is None else (self.ends - window).clamp(0)
         return native.attend_decode(
@@ -57,4 +61,5 @@ def plan_native(batch: ForwardBatch) -> NativeDecode:
         ends=batch.seq_lens,
         # Sized by the lengths that C reads: it writes one score a key.
         scratch=torch.empty(int(batch.seq_lens.max()) + 2 * k_cache.shape[2]),
+        batch=batch,
     )

@@ -23,7 +23,9 @@ class TritonAttentionBackend:
     """
 
     name = "triton"
-    limits = AttentionLimits(softcap=True, fp8_kv=True, first_keys=True, precompiles=True)
+    limits = AttentionLimits(
+        softcap=True, sinks=True, fp8_kv=True, first_keys=True, precompiles=True
+    )
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
@@ -57,7 +59,7 @@ class TritonAttentionBackend:
         k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         return rope_attention.rope_attention(
             q, k, v, angles, k_cache, v_cache, batch.out_cache_loc, paged, layer.scale,
-            window=window, softcap=layer.softcap,
+            window=window, softcap=layer.softcap, sinks=layer.sinks,
         )  # fmt: skip
 
     def paged_batch(self, batch: ForwardBatch) -> PagedBatch | None:
@@ -75,7 +77,8 @@ class TritonAttentionBackend:
         paged: PagedBatch = batch.attn_plan.metadata
         return paged_attention(
             q, k_cache, v_cache, paged, layer.scale,
-            window=layer.sliding_window, softcap=layer.softcap, backend="triton",
+            window=layer.sliding_window, softcap=layer.softcap, sinks=layer.sinks,
+            backend="triton",
         )  # fmt: skip
 
     def _plan(self, batch: ForwardBatch, max_keys: int) -> AttnPlan:

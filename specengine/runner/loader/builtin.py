@@ -107,6 +107,48 @@ _QWEN3_8B = {
     "tie_word_embeddings": False,
 }
 
+_QWEN3_30B_A3B = _QWEN3_8B | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
+_GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "tie_word_embeddings": False,
+}
+
 _MODELS = (
     BuiltinModel(
         "smollm2",
@@ -126,6 +168,8 @@ _MODELS = (
     BuiltinModel("llama-3.2-1b-shape", "shape of Llama-3.2-1B", "1.2B", config=_LLAMA_32_1B),
     BuiltinModel("llama-3.1-8b-shape", "shape of Llama-3.1-8B", "8.0B", config=_LLAMA_31_8B),
     BuiltinModel("qwen3-8b-shape", "shape of Qwen3-8B", "8.2B", config=_QWEN3_8B),
+    BuiltinModel("qwen3-30b-a3b-shape", "shape of Qwen3-30B-A3B", "30.5B", config=_QWEN3_30B_A3B),
+    BuiltinModel("gpt-oss-20b-shape", "shape of gpt-oss-20b", "20.9B", config=_GPT_OSS_20B),
 )
 
 BUILTIN_MODELS: dict[str, BuiltinModel] = {model.name: model for model in _MODELS}

@@ -6,7 +6,7 @@ which takes 8 to 10 seconds; the base class does not. All fields that a model re
 test compares them).
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -109,9 +109,43 @@ class Qwen3(Qwen2):
     head_dim: int = 128
 
 
+@strict
+class Qwen3Moe(_Family):
+    model_type = "qwen3_moe"
+    attribute_map: ClassVar[dict[str, str]] = {"num_experts": "num_local_experts"}
+
+    vocab_size: int = 151936
+    hidden_size: int = 2048
+    intermediate_size: int = 6144
+    num_hidden_layers: int = 24
+    num_key_value_heads: int = 4
+    max_position_embeddings: int = 32768
+    attention_bias: bool = False
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    decoder_sparse_step: int = 1
+    moe_intermediate_size: int = 768
+    num_experts_per_tok: int = 8
+    num_experts: int = 128
+    norm_topk_prob: bool = False
+    output_router_logits: bool = False
+    router_aux_loss_coef: float = 0.001
+    mlp_only_layers: list[int] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        if not self.use_sliding_window:
+            self.sliding_window = None
+        if self.mlp_only_layers is None:
+            self.mlp_only_layers = []
+        super().__post_init__(**others)
+
+
 FAMILIES: dict[str, Any] = {
     "llama": Llama,
     "mistral": Mistral,
     "qwen2": Qwen2,
     "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Moe,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,11 @@ def test_context_cost_is_what_rounds_take_longer(
 def test_timed_replays_have_requests_of_that_context(
     rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[list[int]] = []
+    seen, roots = list[list[int]](), list[list[int]]()
 
-    def least_seconds(graph: Graph, replays: int) -> float:
+    def least_seconds(graph: Graph, replays: int, before: Callable[[], None]) -> float:
+        before()
+        roots.append(rounds.state.roots[1:3].tolist())
         graph.replay()
         seen.append(rounds.state.lens[:4].tolist())
         return 1.0
@@ -103,7 +106,10 @@ def test_timed_replays_have_requests_of_that_context(
     assert (zero, third) == (0, 0)
     assert first == second > 40, "a round has moved them on"
     seconds_of(rounds, 2, 3)
-    assert seen[1][1:] == [0, 0, 0]
+    assert 0 < seen[1][1] <= 4, "without context"
+    assert all(len({*tokens}) == 2 for tokens in roots), "other experts for other tokens"
+    assert not rounds.state.lens.any()
+    assert not rounds.state.roots.any()
 
 
 @pytest.mark.gpu

@@ -1,0 +1,587 @@
+"""The products of experts in Triton.
+
+A slot is one expert of one row: slot t * K + k is row t's k-th. Up to FEW_ROWS rows there is a
+program for each slot and tile of outputs, or for each expert where there are fewer; the one of an
+expert's first slot takes all rows of the expert, and others end at once. So each chosen expert is
+read once, and nothing is sorted before. Of more rows, slots are sorted by expert first
+(order_triton.py), and a program takes a tile of rows of one expert.
+
+Every slot's result has a place of its own and is computed in one order, so that no sum depends on
+what runs first. Kernels start while the one ahead ends (programmatic dependent launch), and let the
+next one start only behind their own wait: whatever a kernel reads that stands two before it is
+complete.
+"""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.experts import order_triton
+from specengine.kernels.experts.tiles import FEW_ROWS, PART_ROWS, Tile, Tiles, tile_for
+from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
+
+_SLICE = 4096  # rows that go through together, for the memory that their parts take
+
+
+@triton.jit
+def _gate_up_rows(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    weights_ptr,
+    out_ptr,
+    expert,
+    slots,
+    is_slot,
+    n,
+    hidden,
+    inner,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Activations of some slots of one expert, at outputs n."""
+    is_n = n < inner
+    base = weight_ptr + expert.to(tl.int64) * (2 * inner) * hidden
+    x_rows = x_ptr + (slots // CHOSEN).to(tl.int64)[:, None] * hidden
+    gate_rows = base + n.to(tl.int64)[:, None] * hidden
+    up_rows = gate_rows + inner.to(tl.int64) * hidden
+    gate = tl.zeros((ROWS, OUTS), dtype=tl.float32)
+    up = tl.zeros((ROWS, OUTS), dtype=tl.float32)
+    for k0 in range(0, hidden, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)[None, :]
+        is_k = k < hidden
+        x = tl.load(x_rows + k, mask=is_slot[:, None] & is_k, other=0.0)
+        w = tl.load(gate_rows + k, mask=is_n[:, None] & is_k, other=0.0)
+        gate = tl.dot(x, tl.trans(w), gate, input_precision="ieee")
+        w_up = tl.load(up_rows + k, mask=is_n[:, None] & is_k, other=0.0)
+        up = tl.dot(x, tl.trans(w_up), up, input_precision="ieee")
+    if WEIGHS:
+        weight = tl.load(weights_ptr + slots, mask=is_slot, other=0.0)[:, None]
+        gate *= weight
+        up *= weight
+    if HAS_BIAS:
+        bias = bias_ptr + expert.to(tl.int64) * (2 * inner) + n
+        gate += tl.load(bias, mask=is_n, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + inner, mask=is_n, other=0.0).to(tl.float32)[None, :]
+    # Rounded as unfused operations round them.
+    gate = gate.to(x_ptr.dtype.element_ty).to(tl.float32)
+    up = up.to(x_ptr.dtype.element_ty).to(tl.float32)
+    if CLAMPED:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        activated = gate / (1.0 + tl.exp(-ALPHA * gate))
+    else:
+        activated = gate / (1.0 + tl.exp(-gate))
+    activated = activated.to(x_ptr.dtype.element_ty).to(tl.float32) * up
+    place = slots.to(tl.int64)[:, None] * inner + n[None, :]
+    tl.store(out_ptr + place, activated, mask=is_slot[:, None] & is_n[None, :])
+
+
+@triton.jit
+def _down_rows(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    weights_ptr,
+    out_ptr,
+    expert,
+    slots,
+    is_slot,
+    n,
+    rows,
+    hidden,
+    inner,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Weighed outputs of some slots of one expert, at outputs n: out[k, t, n]."""
+    is_n = n < hidden
+    x_rows = x_ptr + slots.to(tl.int64)[:, None] * inner
+    w_rows = weight_ptr + (expert.to(tl.int64) * hidden + n.to(tl.int64))[:, None] * inner
+    acc = tl.zeros((ROWS, OUTS), dtype=tl.float32)
+    for k0 in range(0, inner, BLOCK_K):
+        k = k0 + tl.arange(0, BLOCK_K)[None, :]
+        is_k = k < inner
+        x = tl.load(x_rows + k, mask=is_slot[:, None] & is_k, other=0.0)
+        w = tl.load(w_rows + k, mask=is_n[:, None] & is_k, other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    if HAS_BIAS:
+        bias = bias_ptr + expert.to(tl.int64) * hidden + n
+        acc += tl.load(bias, mask=is_n, other=0.0).to(tl.float32)[None, :]
+    if not WEIGHS:
+        acc *= tl.load(weights_ptr + slots, mask=is_slot, other=0.0)[:, None]
+    place = ((slots % CHOSEN).to(tl.int64) * rows + slots // CHOSEN)[:, None] * hidden + n[None, :]
+    tl.store(out_ptr + place, acc, mask=is_slot[:, None] & is_n[None, :])
+
+
+@triton.jit
+def _first_of(ids, offsets, number, EVERY: tl.constexpr, ids_ptr):
+    """The expert of program `number`, or -1 where another program has it."""
+    if EVERY:
+        expert = number
+    else:
+        expert = tl.load(ids_ptr + number)
+        before = (ids == expert) & (offsets < number)
+        expert = tl.where(tl.sum(before.to(tl.int32), axis=0) > 0, -1, expert)
+    return expert
+
+
+@triton.jit
+def _slots_of(is_hit, rank, offsets, start, ROWS: tl.constexpr):
+    """The start-th and following slots among those that hit; 0 past the last."""
+    wanted = start + tl.arange(0, ROWS)
+    match = is_hit[None, :] & (rank[None, :] == wanted[:, None])
+    return tl.sum(tl.where(match, offsets[None, :], 0), axis=1)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _few_gate_up_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    out_ptr,
+    num_slots,
+    hidden,
+    inner,
+    EVERY: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    offsets = tl.arange(0, BLOCK_S)
+    ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
+    expert = _first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
+    is_hit = ids == expert
+    count = tl.sum(is_hit.to(tl.int32), axis=0)
+    count = tl.where(expert < 0, 0, count)
+    rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
+    n = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    for start in range(0, count, ROWS):
+        slots = _slots_of(is_hit, rank, offsets, start, ROWS)
+        is_slot = start + tl.arange(0, ROWS) < count
+        _gate_up_rows(
+            x_ptr,
+            weight_ptr,
+            bias_ptr,
+            weights_ptr,
+            out_ptr,
+            expert,
+            slots,
+            is_slot,
+            n,
+            hidden,
+            inner,
+            CHOSEN,
+            HAS_BIAS,
+            WEIGHS,
+            CLAMPED,
+            ALPHA,
+            LIMIT,
+            ROWS,
+            OUTS,
+            BLOCK_K,
+        )
+
+
+@triton.jit(do_not_specialize=["num_slots", "rows"])
+def _few_down_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    out_ptr,
+    num_slots,
+    rows,
+    hidden,
+    inner,
+    EVERY: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    offsets = tl.arange(0, BLOCK_S)
+    ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
+    expert = _first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
+    is_hit = ids == expert
+    count = tl.sum(is_hit.to(tl.int32), axis=0)
+    count = tl.where(expert < 0, 0, count)
+    rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
+    n = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    for start in range(0, count, ROWS):
+        slots = _slots_of(is_hit, rank, offsets, start, ROWS)
+        is_slot = start + tl.arange(0, ROWS) < count
+        _down_rows(
+            x_ptr,
+            weight_ptr,
+            bias_ptr,
+            weights_ptr,
+            out_ptr,
+            expert,
+            slots,
+            is_slot,
+            n,
+            rows,
+            hidden,
+            inner,
+            CHOSEN,
+            HAS_BIAS,
+            WEIGHS,
+            ROWS,
+            OUTS,
+            BLOCK_K,
+        )
+
+
+@triton.jit
+def _tile_of(
+    order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E: tl.constexpr, ROWS: tl.constexpr
+):
+    """Expert of a tile of sorted slots, its slots and which of them exist; expert is num_experts
+    past the last tile."""
+    e = tl.arange(0, BLOCK_E)
+    ends = tl.load(ends_ptr + e, mask=e < num_experts, other=2147483647)
+    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    first = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
+    known = tl.minimum(expert, num_experts - 1)
+    start = tl.load(starts_ptr + known)
+    end = tl.where(expert < num_experts, tl.load(starts_ptr + known + 1), start)
+    places = start + (tile - first) * ROWS + tl.arange(0, ROWS)
+    is_slot = places < end
+    return expert, tl.load(order_ptr + places, mask=is_slot, other=0), is_slot
+
+
+@triton.jit(do_not_specialize=["num_tiles"])
+def _many_gate_up_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    order_ptr,
+    ends_ptr,
+    starts_ptr,
+    weights_ptr,
+    out_ptr,
+    num_tiles,
+    num_experts,
+    hidden,
+    inner,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    tile = tl.program_id(0) // tl.cdiv(inner, OUTS)
+    expert, slots, is_slot = _tile_of(
+        order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
+    )
+    if expert < num_experts:
+        n = tl.program_id(0) % tl.cdiv(inner, OUTS) * OUTS + tl.arange(0, OUTS)
+        _gate_up_rows(
+            x_ptr,
+            weight_ptr,
+            bias_ptr,
+            weights_ptr,
+            out_ptr,
+            expert,
+            slots,
+            is_slot,
+            n,
+            hidden,
+            inner,
+            CHOSEN,
+            HAS_BIAS,
+            WEIGHS,
+            CLAMPED,
+            ALPHA,
+            LIMIT,
+            ROWS,
+            OUTS,
+            BLOCK_K,
+        )
+
+
+@triton.jit(do_not_specialize=["num_tiles", "rows"])
+def _many_down_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    order_ptr,
+    ends_ptr,
+    starts_ptr,
+    weights_ptr,
+    out_ptr,
+    num_tiles,
+    num_experts,
+    rows,
+    hidden,
+    inner,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    tile = tl.program_id(0) // tl.cdiv(hidden, OUTS)
+    expert, slots, is_slot = _tile_of(
+        order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
+    )
+    if expert < num_experts:
+        n = tl.program_id(0) % tl.cdiv(hidden, OUTS) * OUTS + tl.arange(0, OUTS)
+        _down_rows(
+            x_ptr,
+            weight_ptr,
+            bias_ptr,
+            weights_ptr,
+            out_ptr,
+            expert,
+            slots,
+            is_slot,
+            n,
+            rows,
+            hidden,
+            inner,
+            CHOSEN,
+            HAS_BIAS,
+            WEIGHS,
+            ROWS,
+            OUTS,
+            BLOCK_K,
+        )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _sum_kernel(
+    parts_ptr,
+    out_ptr,
+    rows,
+    hidden,
+    CHOSEN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """out[t] = parts[0, t] + parts[1, t] + ... in float32."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for k in tl.static_range(CHOSEN):
+        part = tl.load(parts_ptr + (k * rows + row) * hidden + n, mask=n < hidden, other=0.0)
+        total += part.to(tl.float32)
+    tl.store(out_ptr + row * hidden + n, total, mask=n < hidden)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What all kernels of one call are told."""
+
+    x: Tensor
+    chosen: Chosen
+    weights: ExpertWeights
+    tiles: Tiles
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.weights.gate_up)
+
+    @property
+    def inner(self) -> int:
+        return self.weights.down.shape[2]
+
+    def options(self, tile: Tile, bias: Tensor | None) -> dict[str, Any]:
+        tile = tile.of_bytes(self.x.element_size())
+        dependent = has_dependent_launch(self.x)
+        return {
+            "CHOSEN": self.chosen.ids_TK.shape[1],
+            "HAS_BIAS": bias is not None,
+            "WEIGHS": self.weights.weighs_input,
+            "DEPENDENT": dependent,
+            "ROWS": tile.rows,
+            "OUTS": tile.outs,
+            "BLOCK_K": tile.inputs,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **({"launch_pdl": True} if dependent else {}),
+        }
+
+    @property
+    def activation(self) -> dict[str, Any]:
+        how: Activation = self.weights.activation
+        return {"CLAMPED": how.name == "clamped", "ALPHA": how.alpha, "LIMIT": how.limit}
+
+
+def experts(
+    x: Tensor, chosen: Chosen, weights: ExpertWeights, tiles: Tiles | None = None
+) -> Tensor:
+    """`experts.experts`; tiles: in place of those of `tile_for`."""
+    x, (rows, hidden), count = x.contiguous(), x.shape, chosen.ids_TK.shape[1]
+    if rows > _SLICE:
+        pieces = [slice(start, start + _SLICE) for start in range(0, rows, _SLICE)]
+        cut = [Chosen(chosen.ids_TK[one], chosen.weights_TK[one]) for one in pieces]
+        outs = [experts(x[one], part, weights) for one, part in zip(pieces, cut, strict=True)]
+        return torch.cat(outs)
+    leaves_parts = rows <= PART_ROWS
+    part_dtype = torch.float32 if leaves_parts else x.dtype
+    parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
+    if not rows:
+        return x.new_empty(0, hidden)
+    call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
+    run = _run_few if rows <= FEW_ROWS else _run_many
+    run(call, parts)
+    return parts if leaves_parts else _sum(parts)
+
+
+def _run_few(call: _Call, parts: Tensor) -> None:
+    weights, ids = call.weights, call.chosen.ids_TK
+    (rows, hidden), num_slots, inner = call.x.shape, ids.numel(), call.inner
+    activated = torch.empty(num_slots, inner, dtype=call.x.dtype, device=call.x.device)
+    every = num_slots > call.num_experts
+    programs = min(num_slots, call.num_experts)
+    slots = {"EVERY": every, "BLOCK_S": max(triton.next_power_of_2(num_slots), 16)}
+    tile = call.tiles.gate_up
+    _few_gate_up_kernel[(triton.cdiv(inner, tile.outs), programs)](
+        call.x,
+        weights.gate_up,
+        call.x if weights.gate_up_bias is None else weights.gate_up_bias,
+        ids,
+        call.chosen.weights_TK,
+        activated,
+        num_slots,
+        hidden,
+        inner,
+        **slots,
+        **call.activation,
+        **call.options(tile, weights.gate_up_bias),
+    )
+    tile = call.tiles.down
+    _few_down_kernel[(triton.cdiv(hidden, tile.outs), programs)](
+        activated,
+        weights.down,
+        call.x if weights.down_bias is None else weights.down_bias,
+        ids,
+        call.chosen.weights_TK,
+        parts,
+        num_slots,
+        rows,
+        hidden,
+        inner,
+        **slots,
+        **call.options(tile, weights.down_bias),
+    )
+
+
+def _run_many(call: _Call, parts: Tensor) -> None:
+    weights, tiles = call.weights, call.tiles
+    (rows, hidden), num_slots, inner = call.x.shape, call.chosen.ids_TK.numel(), call.inner
+    activated = torch.empty(num_slots, inner, dtype=call.x.dtype, device=call.x.device)
+    order = order_triton.order(call.chosen.ids_TK, call.num_experts, tiles.gate_up.rows)
+    sorted_slots = order.slots, order.tile_ends, order.starts, call.chosen.weights_TK
+    block = {"BLOCK_E": triton.next_power_of_2(call.num_experts)}
+    num_tiles = order.max_tiles
+    _many_gate_up_kernel[(num_tiles * triton.cdiv(inner, tiles.gate_up.outs),)](
+        call.x,
+        weights.gate_up,
+        call.x if weights.gate_up_bias is None else weights.gate_up_bias,
+        *sorted_slots,
+        activated,
+        num_tiles,
+        call.num_experts,
+        hidden,
+        inner,
+        **block,
+        **call.activation,
+        **call.options(tiles.gate_up, weights.gate_up_bias),
+    )
+    assert tiles.down.rows == tiles.gate_up.rows, "both products go by one order"
+    _many_down_kernel[(num_tiles * triton.cdiv(hidden, tiles.down.outs),)](
+        activated,
+        weights.down,
+        call.x if weights.down_bias is None else weights.down_bias,
+        *sorted_slots,
+        parts,
+        num_tiles,
+        call.num_experts,
+        rows,
+        hidden,
+        inner,
+        **block,
+        **call.options(tiles.down, weights.down_bias),
+    )
+
+
+def _sum(parts: Tensor) -> Tensor:
+    count, rows, hidden = parts.shape
+    out = torch.empty(rows, hidden, dtype=parts.dtype, device=parts.device)
+    dependent = has_dependent_launch(parts)
+    block = min(triton.next_power_of_2(hidden), 1024)
+    _sum_kernel[(rows, triton.cdiv(hidden, block))](
+        parts,
+        out,
+        rows,
+        hidden,
+        CHOSEN=count,
+        DEPENDENT=dependent,
+        BLOCK=block,
+        **({"launch_pdl": True} if dependent else {}),
+    )
+    return out

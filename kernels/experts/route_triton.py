@@ -1,0 +1,206 @@
+"""Routing in Triton: partial sums of the logits, then a program a row.
+
+The router's product is cut into parts of the inputs, whose number depends on H alone, so that few
+rows fill the card and a row's logits are summed in one order whatever stands beside it.
+"""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.experts.types import Chosen, Router, Routing
+
+_ROWS = 16
+_EXPERTS = 16
+_INPUTS = 128
+_PART = 256  # inputs, at least
+_MOST_PARTS = 8
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _logits_kernel(
+    x_ptr,
+    weight_ptr,
+    parts_ptr,
+    rows,
+    hidden,
+    num_experts,
+    part_size,
+    DEPENDENT: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """parts[p, t, e]: the product over the p-th part of the inputs."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    part = tl.program_id(2)
+    is_t, is_e = t < rows, e < num_experts
+    acc = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
+    end = tl.minimum(part * part_size + part_size, hidden)
+    for k0 in range(0, part_size, BLOCK_K):
+        k = part * part_size + k0 + tl.arange(0, BLOCK_K)
+        is_k = k < end
+        x = tl.load(
+            x_ptr + t[:, None].to(tl.int64) * hidden + k[None, :],
+            mask=is_t[:, None] & is_k[None, :],
+            other=0.0,
+        )
+        w = tl.load(
+            weight_ptr + e[:, None] * hidden + k[None, :],
+            mask=is_e[:, None] & is_k[None, :],
+            other=0.0,
+        )
+        acc = tl.dot(x, tl.trans(w), acc, input_precision="ieee")
+    place = (part * rows + t[:, None]).to(tl.int64) * num_experts + e[None, :]
+    tl.store(parts_ptr + place, acc, mask=is_t[:, None] & is_e[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _choose_kernel(
+    parts_ptr,
+    bias_ptr,
+    correction_ptr,
+    ids_ptr,
+    weights_ptr,
+    rows,
+    num_experts,
+    group_size,
+    scaling,
+    PARTS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_CORRECTION: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """One row. Experts are a matrix, a group a row of it."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = tl.program_id(0)
+    g, m = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_M)
+    e = g[:, None] * group_size + m[None, :]
+    is_e = (g[:, None] < GROUPS) & (m[None, :] < group_size)
+    logits = tl.zeros((BLOCK_G, BLOCK_M), dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        place = (part * rows + row).to(tl.int64) * num_experts
+        logits += tl.load(parts_ptr + place + e, mask=is_e, other=0.0)
+    if HAS_BIAS:
+        logits += tl.load(bias_ptr + e, mask=is_e, other=0.0).to(tl.float32)
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        logits = tl.where(is_e, logits, float("-inf"))
+        powers = tl.exp(logits - tl.max(tl.max(logits, axis=1), axis=0))
+        scores = powers / tl.sum(tl.sum(powers, axis=1), axis=0)
+    ranks = scores
+    if HAS_CORRECTION:
+        ranks += tl.load(correction_ptr + e, mask=is_e, other=0.0)
+    # A NaN would be chosen as an expert that does not exist.
+    ranks = tl.where(is_e & (ranks == ranks), ranks, float("-inf"))
+    if GROUPS > 1:
+        best = tl.max(ranks, axis=1)
+        rest = tl.where(m[None, :] == tl.argmax(ranks, axis=1)[:, None], float("-inf"), ranks)
+        second = tl.max(rest, axis=1)
+        values = tl.where(group_size > 1, best + second, best)
+        values = tl.where(g < GROUPS, values, float("-inf"))
+        is_chosen = tl.zeros((BLOCK_G,), dtype=tl.int32)
+        for _ in tl.static_range(CHOSEN_GROUPS):
+            group = tl.argmax(values, axis=0)
+            is_chosen = tl.where(g == group, 1, is_chosen)
+            values = tl.where(g == group, float("-inf"), values)
+        ranks = tl.where(is_chosen[:, None] == 1, ranks, float("-inf"))
+    ranks = tl.reshape(ranks, (BLOCK_G * BLOCK_M,))
+    scores = tl.reshape(scores, (BLOCK_G * BLOCK_M,))
+    places, slots = tl.arange(0, BLOCK_G * BLOCK_M), tl.arange(0, BLOCK_C)
+    ids = tl.zeros((BLOCK_C,), dtype=tl.int32)
+    weights = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for slot in tl.static_range(CHOSEN):
+        found = tl.argmax(ranks, axis=0)
+        expert = (found // BLOCK_M) * group_size + found % BLOCK_M
+        ids = tl.where(slots == slot, tl.minimum(expert, num_experts - 1), ids)
+        score = tl.sum(tl.where(places == found, scores, 0.0), axis=0)
+        weights = tl.where(slots == slot, score, weights)
+        ranks = tl.where(places == found, float("-inf"), ranks)
+    if NORMALISED:
+        weights = weights / tl.sum(weights, axis=0)
+    weights = weights * scaling
+    out = row.to(tl.int64) * CHOSEN + slots
+    tl.store(ids_ptr + out, ids, mask=slots < CHOSEN)
+    tl.store(weights_ptr + out, weights, mask=slots < CHOSEN)
+
+
+def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
+    x = x.contiguous()
+    (rows, hidden), num_experts = x.shape, len(router.weight)
+    ids = torch.empty(rows, routing.num_chosen, dtype=torch.int32, device=x.device)
+    weights = torch.empty(ids.shape, dtype=torch.float32, device=x.device)
+    if not rows:
+        return Chosen(ids, weights)
+    parts = min(max(hidden // _PART, 1), _MOST_PARTS)
+    part_size = triton.cdiv(triton.cdiv(hidden, parts), _INPUTS) * _INPUTS
+    parts = triton.cdiv(hidden, part_size)
+    logits = torch.empty(parts, rows, num_experts, dtype=torch.float32, device=x.device)
+    dependent = has_dependent_launch(x)
+    launch = {"launch_pdl": True} if dependent else {}
+    grid = (triton.cdiv(rows, _ROWS), triton.cdiv(num_experts, _EXPERTS), parts)
+    _logits_kernel[grid](
+        x,
+        router.weight,
+        logits,
+        rows,
+        hidden,
+        num_experts,
+        part_size,
+        DEPENDENT=dependent,
+        BLOCK_T=_ROWS,
+        BLOCK_E=_EXPERTS,
+        BLOCK_K=_INPUTS,
+        num_warps=2,
+        **launch,
+    )
+    group_size = num_experts // routing.num_groups
+    _choose_kernel[(rows,)](
+        logits,
+        router.bias if router.bias is not None else logits,
+        router.correction if router.correction is not None else logits,
+        ids,
+        weights,
+        rows,
+        num_experts,
+        group_size,
+        routing.scaling,
+        PARTS=parts,
+        HAS_BIAS=router.bias is not None,
+        HAS_CORRECTION=router.correction is not None,
+        SIGMOID=routing.scores == "sigmoid",
+        NORMALISED=routing.normalised,
+        CHOSEN=routing.num_chosen,
+        GROUPS=routing.num_groups,
+        CHOSEN_GROUPS=routing.num_chosen_groups,
+        DEPENDENT=dependent,
+        BLOCK_G=triton.next_power_of_2(routing.num_groups),
+        BLOCK_M=triton.next_power_of_2(group_size),
+        BLOCK_C=triton.next_power_of_2(routing.num_chosen),
+        num_warps=1,
+        **launch,
+    )
+    return Chosen(ids, weights)

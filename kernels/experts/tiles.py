@@ -1,0 +1,49 @@
+"""Which tiles the products of experts take: what is not computed from the shapes is measured
+(benchmarks/kernels/experts.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FEW_ROWS = 64  # up to these, a program finds the rows of its expert by itself
+PART_ROWS = 256  # up to these, the parts of a row's sum are left to the norm behind
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Of one program: rows, outputs (of gate, and as many of up), inputs of a step in half
+    precision."""
+
+    rows: int
+    outs: int
+    inputs: int
+    warps: int
+    stages: int
+
+    def of_bytes(self, element_size: int) -> Tile:
+        """The same for wider elements, in no more shared memory."""
+        return replace(self, inputs=max(self.inputs * 2 // element_size, 16))
+
+
+@dataclass(frozen=True)
+class Tiles:
+    gate_up: Tile
+    down: Tile
+
+
+_FEW = Tiles(Tile(16, 32, 128, 4, 4), Tile(16, 64, 128, 4, 4))
+# Least mean number of rows an expert -> tiles, the most first.
+_MANY: tuple[tuple[float, Tiles], ...] = (
+    (96.0, Tiles(Tile(128, 64, 64, 8, 3), Tile(128, 128, 64, 8, 3))),
+    (32.0, Tiles(Tile(64, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4))),
+    (12.0, Tiles(Tile(32, 64, 64, 4, 4), Tile(32, 128, 64, 4, 4))),
+    (0.0, Tiles(Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 4, 3))),
+)
+
+
+def tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
+    """By the shapes alone, so that launches are the same whatever is chosen."""
+    if num_rows <= FEW_ROWS:
+        return _FEW
+    mean = num_rows * num_chosen / num_experts
+    return next(tiles for least, tiles in _MANY if mean >= least)

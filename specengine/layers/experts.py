@@ -1,0 +1,172 @@
+"""A mixture of experts in place of a feed-forward layer (Shazeer et al. 2017, arXiv:1701.06538).
+
+Parameters have one name each, whatever checkpoints call them: `gate` is the router, the experts are
+`experts.<number>.{gate,up,down}_proj`, and what every row runs is `shared_expert`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from specengine.kernels.experts import experts as op
+from specengine.kernels.experts import experts_ref, route_ref
+from specengine.kernels.experts.route import route
+from specengine.kernels.experts.types import (
+    Activation,
+    Chosen,
+    ExpertWeights,
+    Routing,
+)
+from specengine.kernels.experts.types import Router as RouterWeights
+from specengine.layers.layer_spec import ExpertsSpec
+from specengine.layers.linear import Linear, LinearKernel
+from specengine.layers.mlp import GatedMLP
+from specengine.layers.norm import RMSNorm
+
+# Weight [out, in] and bias -> what multiplies with them on this machine, or None.
+MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel | None]
+
+
+class Router(Linear):
+    """Logits of experts. A logit in few bits would choose other experts, so that it stays whole."""
+
+    keeps_precision = True
+
+    def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
+        super().__init__(hidden_size, spec.num_experts, spec.router_bias)
+        self.e_score_correction_bias = (
+            nn.Parameter(torch.empty(spec.num_experts, dtype=torch.float32), requires_grad=False)
+            if spec.has_correction
+            else None
+        )
+        self.routing = Routing(
+            spec.num_chosen,
+            spec.scores,
+            spec.normalised,
+            spec.scaling,
+            spec.num_groups,
+            spec.num_chosen_groups,
+        )
+
+    def choose(self, x: Tensor) -> Chosen:
+        """[T, hidden_size] -> experts and weights of each row."""
+        correction = self.e_score_correction_bias
+        if self.kernel is not None:
+            return route_ref.choose(self.kernel(x).float(), correction, self.routing)
+        return route(x, RouterWeights(self.plain, self.bias, correction), self.routing)
+
+
+class Experts(nn.Module):
+    """The experts' weights, all in one tensor a product until `pack` cuts them up."""
+
+    gate_up: Tensor | None  # [E, 2 I, H]
+    down: Tensor | None  # [E, H, I]
+
+    def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
+        super().__init__()
+        count, inner, bias = spec.num_experts, spec.intermediate_size, spec.expert_bias
+        self.gate_up = _parameter(count, 2 * inner, hidden_size)
+        self.down = _parameter(count, hidden_size, inner)
+        self.gate_up_bias = _parameter(count, 2 * inner) if bias else None
+        self.down_bias = _parameter(count, hidden_size) if bias else None
+        self.kernels: list[tuple[LinearKernel, LinearKernel]] | None = None
+        self.weighs_input = spec.weighs_input
+        self.activation = Activation(spec.activation, spec.activation_alpha, spec.activation_limit)
+
+    def forward(self, x: Tensor, chosen: Chosen) -> Tensor:
+        """[T, H] -> [T, H], or float32 [K, T, H], the parts of the sum, for RMSNorm.add."""
+        kernels = self.kernels
+        if kernels is None:
+            return op.experts(x, chosen, self.weights)
+        return experts_ref.by_expert(
+            x,
+            chosen,
+            lambda expert, rows: kernels[expert][0](rows),
+            lambda expert, rows: kernels[expert][1](rows),
+            self.activation,
+            self.weighs_input,
+        )
+
+    @property
+    def weights(self) -> ExpertWeights:
+        """Of experts that have not been packed."""
+        assert self.gate_up is not None, "the weights were packed for the CPU"
+        assert self.down is not None
+        biases = self.gate_up_bias, self.down_bias
+        return ExpertWeights(self.gate_up, self.down, *biases, self.activation, self.weighs_input)
+
+    @property
+    def weights_each(self) -> list[Tensor | LinearKernel]:
+        """What the first expert multiplies with."""
+        if self.kernels is not None:
+            return [*self.kernels[0]]
+        return [self.weights.gate_up[0], self.weights.down[0]]
+
+    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """(name of an expert's own tensor, its place here)."""
+        weights = self.weights
+        kinds = [("weight", weights.gate_up, weights.down)]
+        if weights.gate_up_bias is not None and weights.down_bias is not None:
+            kinds.append(("bias", weights.gate_up_bias, weights.down_bias))
+        for kind, gate_up, down in kinds:
+            for expert in range(len(gate_up)):
+                gate, up = gate_up[expert].chunk(2)
+                yield f"{expert}.gate_proj.{kind}", gate
+                yield f"{expert}.up_proj.{kind}", up
+                yield f"{expert}.down_proj.{kind}", down[expert]
+
+    def pack(self, make_kernel: MakeKernel) -> None:
+        """Multiply with kernels of the CPU from now on, where it has them, and let go of the plain
+        weights."""
+        weights, found = self.weights, []
+        for expert in range(len(weights.gate_up)):
+            pair = [
+                make_kernel(weight[expert].contiguous(), None if bias is None else bias[expert])
+                for weight, bias in (
+                    (weights.gate_up, weights.gate_up_bias),
+                    (weights.down, weights.down_bias),
+                )
+            ]
+            if pair[0] is None or pair[1] is None:
+                return
+            found.append((pair[0], pair[1]))
+        self.kernels, self.gate_up, self.down = found, None, None
+
+
+class SparseMLP(nn.Module):
+    """``sum of w * expert(x) over the chosen + shared(x)``; with a gate on what is shared,
+    ``sigmoid(gate(x)) * shared(x)``."""
+
+    def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.gate = Router(hidden_size, spec)
+        self.experts = Experts(hidden_size, spec)
+        self.shared_expert = GatedMLP(hidden_size, spec.shared_size) if spec.shared_size else None
+        self.shared_expert_gate = Linear(hidden_size, 1) if spec.shared_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden_size] -> the same shape."""
+        parts = self.parts(x)
+        return parts.sum(0).to(x.dtype) if parts.dim() == 3 else parts
+
+    def parts(self, x: Tensor) -> Tensor:
+        """The same, perhaps in float32 parts [P, T, hidden_size], for RMSNorm.add."""
+        out: Tensor = self.experts(x, self.gate.choose(x))
+        if self.shared_expert is None:
+            return out
+        shared: Tensor = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
+            shared = shared * torch.sigmoid(self.shared_expert_gate(x))
+        return torch.cat([out, shared.float()[None]]) if out.dim() == 3 else out + shared
+
+    def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
+        """What this adds to the stream [T, hidden_size], behind its norm, and the stream."""
+        return self.parts(norm(stream)), stream
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)

@@ -1,0 +1,49 @@
+"""MiniMax-M2 (2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
+from specengine.layers.rotary import rotary_fraction
+from specengine.runner.loader.family import GgufFormat
+from specengine.target.models.llama import LlamaForCausalLM
+from specengine.target.models.mixtral import MixtralForCausalLM
+
+
+class MiniMaxM2ForCausalLM(LlamaForCausalLM):
+    """Experts chosen by sigmoid with a correction; q and k normalised over all heads together, and
+    part of a head rotated."""
+
+    gguf: ClassVar[GgufFormat | None] = None
+    tensor_names = MixtralForCausalLM.tensor_names
+    small_config: ClassVar[dict[str, Any]] = {
+        "head_dim": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "rotary_dim": 16,
+    }
+
+    @classmethod
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        return LayerSpec.from_config(
+            config, qk_norm_whole=True, rotary_fraction=rotary_fraction(config)
+        )
+
+    @classmethod
+    def experts(cls, config: Any) -> list[ExpertsSpec | None]:
+        spec = ExpertsSpec(
+            config.num_local_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            scores="sigmoid",
+            has_correction=True,
+        )
+        return [spec] * config.num_hidden_layers
+
+    def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        for name, tensor in super().own_tensors(weights):
+            yield name.replace(".mlp.e_score", ".mlp.gate.e_score"), tensor

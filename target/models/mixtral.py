@@ -1,0 +1,32 @@
+"""Mixtral (Jiang et al. 2024, arXiv:2401.04088)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from specengine.layers.layer_spec import ExpertsSpec
+from specengine.runner.loader.family import GgufFormat
+from specengine.target.models.llama import MistralForCausalLM
+
+
+class MixtralForCausalLM(MistralForCausalLM):
+    """Mistral with experts in every layer."""
+
+    tensor_names: ClassVar[Mapping[str, str]] = {
+        "block_sparse_moe": "mlp",
+        "w1": "gate_proj",
+        "w3": "up_proj",
+        "w2": "down_proj",
+    }
+    gguf: ClassVar[GgufFormat | None] = None
+    small_config: ClassVar[dict[str, Any]] = {
+        "head_dim": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+
+    @classmethod
+    def experts(cls, config: Any) -> list[ExpertsSpec | None]:
+        chosen, size = config.num_experts_per_tok, config.intermediate_size
+        return [ExpertsSpec(config.num_local_experts, chosen, size)] * config.num_hidden_layers

@@ -1,0 +1,54 @@
+"""Families with mixtures of experts, drafted for by a model: no token changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specengine import LLM, SamplingParams, SpecConfig
+from tests.draft.eagle_checkpoints import eagle3
+from tests.support.families import FAMILIES, has_experts
+
+NEW_TOKENS = 32
+PROMPTS = ["The quick brown fox", "0123456789" * 9, "x"]
+
+
+WITH_EXPERTS = [family for family in FAMILIES if has_experts(family)]
+
+
+def greedy(folder: Path, spec: SpecConfig | None = None, **flags: Any) -> list[list[int]]:
+    llm = LLM(str(folder), spec, dtype="float32", max_total_tokens=4096, **flags)
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    found = [one.token_ids for one in llm.generate(PROMPTS, params)]
+    llm.engine.scheduler.check_invariant()
+    return found
+
+
+@pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_random_eagle3_changes_no_token(
+    family: str, topk: int, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = small_models[family]
+    draft = eagle3(tmp_path / "draft", folder, draft_vocab=200)
+    spec = SpecConfig(
+        algorithm="EAGLE3",
+        adaptive=False,
+        draft_model_path=str(draft),
+        num_steps=3,
+        eagle_topk=topk,
+        num_draft_tokens=9 if topk > 1 else None,
+    )
+    assert greedy(folder, spec, chunked_prefill_size=16) == greedy(folder)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_experts_in_few_bits_answer(quantization: str, small_models: dict[str, Path]) -> None:
+    llm = LLM(str(small_models["qwen3moe"]), dtype="bfloat16", quantization=quantization)
+    experts = llm.engine.parts.worker.runner.model.model.layers[0].mlp.experts
+    assert experts.kernels is not None
+    assert experts.gate_up is None
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert len(llm.generate(["x"], params)[0].token_ids) == 8

@@ -1,0 +1,165 @@
+"""Routing and experts in Triton against the reference, which tests/target compares with
+transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.dispatch import MOST_SHARED
+from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.route import route
+from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Router, Routing
+from tests.kernels import offline_triton
+
+HIDDEN, INNER = 80, 40
+
+
+def make(count: int, device: torch.device, bias: bool = False, **options: Any) -> ExpertWeights:
+    generator = torch.Generator().manual_seed(count)
+
+    def normal(*shape: int) -> Tensor:
+        return (0.3 * torch.randn(*shape, generator=generator)).to(device)
+
+    weights = ExpertWeights(
+        normal(count, 2 * INNER, HIDDEN), normal(count, HIDDEN, INNER), **options
+    )
+    if not bias:
+        return weights
+    return replace(weights, gate_up_bias=normal(count, 2 * INNER), down_bias=normal(count, HIDDEN))
+
+
+def choose(rows: int, count: int, chosen: int, device: torch.device, skew: float = 1.0) -> Chosen:
+    """skew: 0 sends all rows to the first experts."""
+    generator = torch.Generator().manual_seed(rows)
+    scores = skew * torch.rand(rows, count, generator=generator) - torch.arange(count)
+    ids = (
+        scores.topk(chosen).indices
+        if skew < 1
+        else torch.rand(rows, count, generator=generator).topk(chosen).indices
+    )
+    weights = torch.rand(rows, chosen, generator=generator)
+    return Chosen(ids.int().to(device), weights.to(device))
+
+
+def summed(out: Tensor) -> Tensor:
+    return out.sum(0) if out.dim() == 3 else out
+
+
+CASES = {
+    "one row": (1, 8, 3, {}),
+    "fewer slots than experts": (2, 16, 4, {}),
+    "more slots than experts": (9, 5, 2, {}),
+    "biases, clamped": (
+        5,
+        6,
+        2,
+        {"bias": True, "activation": Activation("clamped", 1.7, 0.4)},
+    ),
+    "weight before": (4, 6, 1, {"weighs_input": True}),
+    "sorted": (70, 6, 2, {"bias": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_triton_equals_reference(name: str, device: torch.device) -> None:
+    rows, count, chosen, options = CASES[name]
+    weights = make(count, device, **options)
+    picked = choose(rows, count, chosen, device)
+    x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(1)).to(device)
+    expected = experts(x, picked, weights, backend="torch")
+    found = summed(experts(x, picked, weights, backend="triton"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [40, 66])
+def test_all_rows_on_the_same_experts(rows: int, device: torch.device) -> None:
+    """One expert has more rows than a tile, and others have none."""
+    weights, picked = make(5, device), choose(rows, 5, 2, device, skew=0.0)
+    x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(2)).to(device)
+    expected = experts(x, picked, weights, backend="torch")
+    found = summed(experts(x, picked, weights, backend="triton"))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_does_not_depend_on_others(device: torch.device) -> None:
+    weights, picked = make(8, device), choose(9, 8, 3, device)
+    x = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(3)).to(device)
+    together = experts(x, picked, weights, backend="triton")
+    for row in (0, 4):
+        one = Chosen(picked.ids_TK[row : row + 1], picked.weights_TK[row : row + 1])
+        alone = experts(x[row : row + 1], one, weights, backend="triton")
+        assert torch.equal(alone[:, 0], together[:, row])
+
+
+def test_many_rows_are_summed_in_their_dtype(device: torch.device) -> None:
+    """Past the rows whose parts the norm adds up."""
+    weights, picked = make(3, device), choose(260, 3, 2, device)
+    x = torch.randn(260, HIDDEN, generator=torch.Generator().manual_seed(4)).to(device)
+    found = experts(x, picked, weights, backend="triton")
+    assert found.shape == x.shape
+    expected = experts(x, picked, weights, backend="torch")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_no_rows(device: torch.device) -> None:
+    picked = Chosen(torch.empty(0, 2, dtype=torch.int32, device=device), torch.empty(0, 2))
+    out = experts(torch.empty(0, HIDDEN, device=device), picked, make(3, device), backend="triton")
+    assert summed(out).shape == (0, HIDDEN)
+
+
+ROUTINGS = {
+    "softmax": (12, Routing(3)),
+    "softmax, not normalised": (12, Routing(4, normalised=False, scaling=2.5)),
+    "sigmoid": (9, Routing(2, scores="sigmoid", scaling=1.5)),
+    "one": (6, Routing(1, scores="sigmoid", normalised=False)),
+    "groups": (15, Routing(4, scores="sigmoid", num_groups=5, num_chosen_groups=2)),
+    "groups of one": (4, Routing(2, num_groups=4, num_chosen_groups=3)),
+}
+
+
+@pytest.mark.parametrize("extras", [False, True], ids=["plain", "bias and correction"])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routing_in_triton_equals_reference(name: str, extras: bool, device: torch.device) -> None:
+    count, routing = ROUTINGS[name]
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(3, 300, generator=generator).to(device)
+    weight = (0.1 * torch.randn(count, 300, generator=generator)).to(device)
+    bias, correction = (
+        torch.randn(2, count, generator=generator).to(device) if extras else (None, None)
+    )
+    router = Router(weight, bias, correction)
+    expected = route(x, router, routing, backend="torch")
+    found = route(x, router, routing, backend="triton")
+    assert torch.equal(found.ids_TK, expected.ids_TK)
+    torch.testing.assert_close(found.weights_TK, expected.weights_TK, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_of_equal_scores_the_first_expert_is_chosen(backend: Any, device: torch.device) -> None:
+    x, weight = torch.ones(2, 32, device=device), torch.ones(6, 32, device=device)
+    found = route(x, Router(weight), Routing(3), backend=backend)
+    assert found.ids_TK.tolist() == [[0, 1, 2]] * 2
+    torch.testing.assert_close(found.weights_TK, torch.full((2, 3), 1 / 3, device=device))
+
+
+@pytest.mark.slow
+def test_all_forms_compile_for_hopper(tmp_path: Path) -> None:
+    """The interpreter takes what the compiler does not, and has no end of shared memory."""
+    found = offline_triton.run("tests.kernels.offline_experts", tmp_path, "2", "20", "70", "600")
+    assert len(found) == 9
+    assert max(found.values()) <= MOST_SHARED
+
+
+def test_routing_by_hand() -> None:
+    """Two groups of two: the second group's sum is larger, though the first has the best expert."""
+    logits = torch.tensor([[3.0, -3.0, 1.0, 1.0]])
+    routing = Routing(2, scores="sigmoid", num_groups=2, num_chosen_groups=1, scaling=2.0)
+    found = route(logits, Router(torch.eye(4)), routing)
+    assert found.ids_TK.tolist() == [[2, 3]]
+    torch.testing.assert_close(found.weights_TK, torch.ones(1, 2))
