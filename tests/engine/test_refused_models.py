@@ -28,9 +28,7 @@ def test_another_architecture_is_refused_before_anything_else_is_read(
 ) -> None:
     """Nothing but its config.json is there."""
     CONFIG_MAPPING[model_type](architectures=architectures).save_pretrained(tmp_path)
-    message = (
-        r"architecture .+ is not supported; known: LlamaForCausalLM, Mistral|type 't5'"
-    )
+    message = r"architecture .+ is not supported; known: LlamaForCausalLM, Mistral|type 't5'"
     with pytest.raises(ModelLoadError, match=message):
         load(EngineConfig(model=ModelConfig(model=str(tmp_path))), Phases())
 
