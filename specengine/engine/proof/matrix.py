@@ -141,6 +141,8 @@ class EngineProof:
         name = verifier_name(subject.spec, drafter) if asked == "auto" else asked
         if not (drafter.emits_probs and make_registered(name, subject.spec).needs_draft_probs):
             return
+        if not subject.may_be_judged_by(name, drafter):  # a rule of chains, and a tree
+            return
         label = f"{subject.name}, {name}; many, fresh"
         judged, log = subject.verified_by(name), DraftLog()
         engine = judged.build(self.config, state, self.loaded, self.tokens)

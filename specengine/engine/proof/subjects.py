@@ -27,6 +27,7 @@ _SLOTS = 16384
 _RETRACT_EVERY = 2  # steps
 # Output tokens that histograms look at.
 LENGTH = 4
+_QUEUED = 1 << 20  # histograms of drafts ask for thousands at once
 _RUNNING = 128
 _CHUNK = 64  # prompts of a forward end anywhere in it; the last one is split
 
@@ -62,6 +63,7 @@ class State:
             config.schedule,
             max_running_requests=_RUNNING if running is None else running,
             chunked_prefill_size=_CHUNK if self.kind in (CHUNKED, CROWDED) else -1,
+            max_queued_requests=_QUEUED,
         )
         return replace(config, memory=memory, schedule=schedule)
 
@@ -118,6 +120,14 @@ class Subject:
         drafter = SamplingDrafter(self.shape, tokens, parts.vocab_size, limit)
         verifier = make_verifier(self.spec, drafter)
         return Engine(replace(parts, drafter=drafter, verifier=verifier))
+
+    def may_be_judged_by(self, name: str, drafter: Drafter) -> bool:
+        """Whether the rule of this name can judge such drafts."""
+        try:
+            make_verifier(replace(self.spec, verify=name), drafter)
+        except ConfigError:
+            return False
+        return True
 
     def verifiers(self, drafter: Drafter) -> list[str]:
         """The one that was asked for, or all that are lossless and can judge such drafts."""
