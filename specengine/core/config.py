@@ -19,6 +19,7 @@ from specengine.core.options import HIDDEN, option
 from specengine.core.parallel_config import ParallelConfig
 from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, LOAD_QUANTIZATIONS, VERIFIERS
 from specengine.core.section import Section
+from specengine.core.trace_config import TraceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,24 +242,6 @@ class SpecConfig(Section):
             "hybrid_suffix_min_match",
             f"matches stay below --speculative-suffix-max-depth ({self.suffix_max_depth})",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceConfig(Section):
-    trace: str | None = option(None, "record drafts into this new file, for `specengine replay`")
-    trace_every_position: bool = option(
-        False, "draft at every position: rounds emit one token, and replay is exact"
-    )
-    trace_max_mb: int = option(256, "size at which a trace stops, in MiB")
-
-    def _check_ranges(self) -> None:
-        self._require(self.trace != "", "trace", "must not be empty")
-        self._require(
-            self.trace is not None or not self.trace_every_position,
-            "trace_every_position",
-            "name the file with --trace",
-        )
-        self._at_least(1, "trace_max_mb")
 
 
 # Names of the registries in server/tools and server/reasoning.

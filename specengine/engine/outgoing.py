@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specengine.core.request import Req
 from specengine.engine.detokenizer import Detokenizer
 from specengine.engine.outputs import RequestOutput, RequestTimes
-from specengine.engine.pooler import Pooler
+
+if TYPE_CHECKING:
+    from specengine.engine.pooler import Pooler  # it loads PyTorch, which front ends do without
 
 
 def request_id(label: str, job: str, prompt: int) -> str:

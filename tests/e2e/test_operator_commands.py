@@ -107,8 +107,7 @@ def test_flushed_prefixes_are_not_found_again(live: LiveServer) -> None:
 def test_callers_are_forgotten_when_their_requests_have_ended(live: LiveServer) -> None:
     body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "n": 2}}
     assert httpx.post(live.url + "/generate", json=body, timeout=30).status_code == 200
-    assert live.asynchronous._callers == {}
-    assert live.asynchronous._answers == {}
+    assert live.asynchronous._host._open == {}
 
 
 def test_server_info_tells_what_runs(live: LiveServer) -> None:

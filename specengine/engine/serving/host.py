@@ -77,7 +77,7 @@ class EngineHost:
         self.operations: dict[str, Callable[..., Any]] = {
             "stats": lambda: engine.stats(),
             "give_up": self._give_up,
-            "flush_cache": engine.flush_cache,
+            "flush_cache": lambda: engine.flush_cache(),
         }
 
     def post(self, command: Callable[[], object]) -> None:
