@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specengine.core.config import EngineConfig, TraceConfig
+from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
 from specengine.core.spec import Verifier
+from specengine.core.trace_config import TraceConfig
 from specengine.draft.trace.writer import TraceWriter
 from specengine.engine.factories import check_algorithm, verifier_name
 from specengine.engine.loop import Engine

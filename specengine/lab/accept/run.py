@@ -10,8 +10,9 @@ from typing import Protocol
 
 import torch
 
-from specengine.core.config import EngineConfig, SpecConfig, TraceConfig
+from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import SpecEngineError
+from specengine.core.trace_config import TraceConfig
 from specengine.engine.build import build_engine, load
 from specengine.engine.factories import max_nodes
 from specengine.engine.loop import Engine
