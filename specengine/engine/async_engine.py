@@ -37,7 +37,6 @@ class AsyncEngine:
         self._lock = threading.Lock()
         self._stopped = False
         self._failure: Exception | None = None
-        engine.call_if_stopped(self._wake.set)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 

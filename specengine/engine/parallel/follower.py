@@ -20,10 +20,10 @@ from specengine.engine.build import build_engine, load
 from specengine.engine.parallel.lead import RankEngine
 from specengine.engine.parallel.links import FollowerLink
 from specengine.engine.parallel.messages import (
-    Abort,
     Add,
     Build,
     Call,
+    Do,
     Drop,
     Idle,
     Load,
@@ -78,8 +78,8 @@ class Follower:
         engine.add_request(message.rid, message.prompt_ids, message.sampling, stream=False)
 
     @do.register
-    def _(self, message: Abort) -> None:
-        self.engines[message.engine].abort(message.rid)
+    def _(self, message: Do) -> None:
+        getattr(self.engines[message.engine], message.method)(*message.arguments)
 
     @do.register
     def _(self, message: Step) -> None:
@@ -87,7 +87,7 @@ class Follower:
         if engine.digest != message.digest:
             rank = self.link.communicator.rank
             raise EngineStoppedError(f"rank {rank} has chosen other tokens than rank 0")
-        engine.step()
+        engine.advance()  # nobody reads its text
 
     @do.register
     def _(self, message: Idle) -> None:

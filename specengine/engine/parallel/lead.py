@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -19,9 +19,9 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.spec import VerifyResult
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.loop import Engine
-from specengine.engine.outputs import RequestOutput
+from specengine.engine.outgoing import Choice
 from specengine.engine.parallel.links import LeadLink
-from specengine.engine.parallel.messages import Abort, Add, Call, Idle, Message, Step
+from specengine.engine.parallel.messages import Add, Call, Do, Idle, Message, Step
 from specengine.engine.parts import EngineParts
 
 
@@ -82,15 +82,28 @@ class LeadEngine(RankEngine):
         super().add_request(rid, prompt_ids, sampling, stream, grammar)
         self.link.tell(Add(self.number, rid, prompt_ids, sampling))
 
+    def add_embedding(self, rid: str, prompt_ids: list[int]) -> None:
+        super().add_embedding(rid, prompt_ids)
+        self.link.tell(Do(self.number, "add_embedding", [rid, prompt_ids]))
+
     def abort(self, rid: str) -> None:
-        with self._telling(Abort(self.number, rid)):
+        with self._telling(Do(self.number, "abort", [rid])):
             super().abort(rid)
 
-    def step(self) -> list[RequestOutput]:
+    def give_up(self, names: Sequence[str] | None = None) -> int:
+        given = None if names is None else list(names)
+        with self._telling(Do(self.number, "give_up", [given])):
+            return super().give_up(given)
+
+    def flush_cache(self) -> int:
+        with self._telling(Do(self.number, "flush_cache", [])):
+            return super().flush_cache()
+
+    def advance(self) -> list[Choice]:
         if self.host_round.recorders:
             raise EngineStoppedError("rounds cannot be recorded on several ranks: --tp-size 1")
         with self._telling(Step(self.number, self.digest)):
-            return super().step()
+            return super().advance()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,13 +38,17 @@ class Add(msgspec.Struct, tag=True):
     sampling: SamplingParams
 
 
-class Abort(msgspec.Struct, tag=True):
+class Do(msgspec.Struct, tag=True):
+    """A method of the engine, beside those that have messages of their own."""
+
     engine: int
-    rid: str
+    method: Literal["abort", "add_embedding", "give_up", "flush_cache"]
+    arguments: list[Any]
 
 
 class Step(msgspec.Struct, tag=True):
-    """digest: of all tokens that rank 0 has committed before it, which every rank must have."""
+    """Engine.advance. digest: of all tokens that rank 0 has committed before it, which every rank
+    must have."""
 
     engine: int
     digest: int
@@ -71,7 +75,7 @@ class Decided(msgspec.Struct, tag=True):
     numbers: list[int]
 
 
-Message = Load | Build | Drop | Add | Abort | Step | Idle | Call | Decided
+Message = Load | Build | Drop | Add | Do | Step | Idle | Call | Decided
 
 encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Message)

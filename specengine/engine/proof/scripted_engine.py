@@ -65,6 +65,10 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.choices)
 
+    def check(self) -> None: ...
+
+    def call_if_stopped(self, tell: Callable[[], object]) -> None: ...
+
     def add_request(
         self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool, grammar: Any
     ) -> None:

@@ -65,6 +65,7 @@ class EngineHost:
         interval: float = 0.0,
     ) -> None:
         self._engine = engine
+        engine.call_if_stopped(wake)
         self._wake = wake
         self._is_wanted = is_wanted
         self._prepares = prepares

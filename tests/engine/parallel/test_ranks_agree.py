@@ -9,6 +9,8 @@ import pytest
 
 from specengine import SamplingParams, SpecConfig
 from specengine.core.grammar import GrammarSpec
+from specengine.engine.loop import Engine
+from specengine.engine.parallel.lead import LeadEngine
 from tests.support.ranks import Group, same_on_all
 
 TEXTS = ["Once upon a time there was a", "The red fox and the red", "One day, Lily went to"]
@@ -136,6 +138,33 @@ def test_prefixes_are_cached_and_aborted_requests_freed_on_two_ranks(two: Group)
     one, several = (llm.generate([[*long, 9, 9]], GREEDY)[0] for llm in pair)
     assert several.num_cached_tokens == one.num_cached_tokens >= len(long)
     assert several.token_ids == one.token_ids
+
+
+def test_all_that_callers_do_is_told_to_other_ranks() -> None:
+    """A new method of Engine that changes it needs one in LeadEngine."""
+    telling = {
+        *("add_request", "add_embedding", "abort", "give_up", "flush_cache", "advance"),
+        "use_idle_moment",
+    }
+    reading = {"stats", "choosers", "check", "call_if_stopped", "close", "take_changed"}
+    reading |= {"has_work", "device_rounds", "step"}
+    public = {name for name in vars(Engine) if not name.startswith("_")}
+    assert public == telling | reading
+    assert telling <= {*vars(LeadEngine)}
+
+
+def test_operator_ends_requests_and_flushes_on_two_ranks(two: Group) -> None:
+    pair = two.pair(None)
+    for llm in pair:
+        llm.engine.add_request("kept", [5, 9, 7, 11], GREEDY)
+        llm.engine.add_request("ended", [8, 8, 4], GREEDY)
+        llm.engine.step()
+        assert llm.engine.give_up(["ended"]) == 1
+        while llm.engine.has_work:
+            llm.engine.step()
+    one, several = (llm.engine.flush_cache() for llm in pair)
+    assert one == several > 0
+    same_on_all(pair, prompts(two), GREEDY)
 
 
 @pytest.mark.slow
