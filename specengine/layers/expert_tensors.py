@@ -1,11 +1,25 @@
-"""Checkpoints that keep all experts of a layer in one tensor."""
+"""Checkpoints that keep all experts of a layer in one tensor, or an expert's two in one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
+
+_MERGED = re.compile(r"(.*\.experts\.\d+)\.gate_up_proj\.(weight|bias)")
+
+
+def cut_experts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor), what one expert has as gate_up_proj cut into gate and up."""
+    for name, tensor in weights:
+        found = _MERGED.fullmatch(name)
+        if found is None:
+            yield name, tensor
+        else:
+            for part, half in zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True):
+                yield f"{found[1]}.{part}.{found[2]}", half
 
 
 @dataclass(frozen=True)

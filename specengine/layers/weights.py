@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut
+from specengine.layers.expert_tensors import cut_experts
 from specengine.layers.experts import Experts
 from specengine.layers.linear import IncomingWeight, Linear, MergedLinear
 from specengine.layers.norm import Norm
@@ -77,6 +78,7 @@ def unpacked(
     """(checkpoint name, tensor), what is merged in the checkpoint cut into its parts. Raises
     ModelLoadError for one of the wrong height."""
     merged = {name: one for name, one in model.named_modules() if isinstance(one, MergedLinear)}
+    weights = cut_experts(weights)
     for name, tensor in weights:
         path, _, kind = name.rpartition(".")
         if path not in merged:
