@@ -13,16 +13,19 @@ from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
 from specengine.layers.compiled import (
+    LayerTensors,
+    LinearWeights,
+    NormWeights,
     after_attention,
     before_attention,
+    behind_attention,
     compiled,
-    norm_after_attention,
 )
 from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
-from specengine.layers.norm import Norm, RMSNorm, make_norm
+from specengine.layers.norm import LayerNorm, Norm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -263,23 +266,39 @@ class DecoderLayer(nn.Module):
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """The same layer through torch.compile, but for attention."""
-        attention, qkv_proj = self.self_attn, self.self_attn.qkv_proj
-        norm = self.norms.input
+        tensors = self._tensors()
         if hidden.dim() == 3:  # parts, of a layer before that was not compiled
-            hidden = hidden.sum(0).to(norm.weight.dtype)
-        qkv, stream = compiled(before_attention)(
-            hidden, residual, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias
+            hidden = hidden.sum(0).to(tensors.out.weight.dtype)
+        qkv, stream = compiled(before_attention)(hidden, residual, tensors)
+        heads = self.self_attn.attend(positions, qkv, batch)
+        if not isinstance(self.mlp, SparseMLP):
+            added, stream = compiled(after_attention)(heads, stream, tensors)
+            return added, stream
+        read, stream = compiled(behind_attention)(heads, stream, tensors)
+        added = self.mlp(read)
+        return added if self.mlp_out_norm is None else self.mlp_out_norm(added), stream
+
+    def _tensors(self) -> LayerTensors:
+        mlp = self.mlp
+        up, down = None, None
+        if not isinstance(mlp, SparseMLP):
+            up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
+            assert isinstance(up, Linear)
+            up, down = _linear_weights(up), _linear_weights(mlp.down_proj)
+        return LayerTensors(
+            input_norm=_norm_weights(self.input_layernorm),
+            attention_out_norm=_norm_weights(self.attention_out_norm),
+            middle_norm=_norm_weights(self.post_attention_layernorm),
+            mlp_out_norm=_norm_weights(self.mlp_out_norm),
+            qkv=_linear_weights(self.self_attn.qkv_proj),
+            out=_linear_weights(self.self_attn.o_proj),
+            up=up,
+            down=down,
+            activation=self.spec.activation,
+            is_gated=self.spec.gated_mlp,
+            is_shared=self.spec.norm_places == "shared",
+            stream_scale=self.spec.residual_multiplier,
         )
-        heads = attention.attend(positions, qkv, batch)
-        norm, o_proj = self.norms.middle, attention.o_proj
-        given = heads, stream, (o_proj.plain, o_proj.bias), norm.weight, norm.eps
-        if isinstance(self.mlp, SparseMLP):
-            normed, stream = compiled(norm_after_attention)(*given)
-            return self.mlp(normed), stream
-        linears = self.gated_mlp.gate_up_proj, self.gated_mlp.down_proj
-        gate_up, down = ((one.plain, one.bias) for one in linears)
-        added, stream = compiled(after_attention)(*given, gate_up, down)
-        return added, stream
 
     def forward_few_rows(
         self, positions: Tensor, stream: Tensor, batch: ForwardBatch
@@ -292,3 +311,14 @@ class DecoderLayer(nn.Module):
         stream = attention.o_proj.add_few_rows(heads, stream)
         mlp = self.mlp if isinstance(self.mlp, SparseMLP) else self.gated_mlp
         return mlp.few_rows(stream, self.norms.middle)
+
+
+def _norm_weights(norm: Norm | None) -> NormWeights | None:
+    if norm is None:
+        return None
+    is_layer_norm = isinstance(norm, LayerNorm)
+    return NormWeights(norm.weight, getattr(norm, "bias", None), norm.eps, is_layer_norm)
+
+
+def _linear_weights(linear: Linear) -> LinearWeights:
+    return LinearWeights(linear.plain, linear.bias)
