@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 from specengine.kernels.linear.activation import ACTIVATIONS
 from specengine.kernels.linear.norm_ref import rms_norm
+from specengine.layers.linear import Linear
+from specengine.layers.norm import LayerNorm, Norm
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,13 @@ class NormWeights:
     bias: Tensor | None
     eps: float
     is_layer_norm: bool
+
+    @classmethod
+    def of(cls, norm: Norm | None) -> NormWeights | None:
+        if norm is None:
+            return None
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        return cls(norm.weight, bias, norm.eps, isinstance(norm, LayerNorm))
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.is_layer_norm:
@@ -39,6 +48,11 @@ class NormWeights:
 class LinearWeights:
     weight: Tensor
     bias: Tensor | None
+
+    @classmethod
+    def of(cls, linear: Linear) -> LinearWeights:
+        """Of one that multiplies a plain weight."""
+        return cls(linear.plain, linear.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
@@ -25,7 +26,7 @@ from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
-from specengine.layers.norm import LayerNorm, Norm, RMSNorm, make_norm
+from specengine.layers.norm import Norm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -144,8 +145,11 @@ def is_plain(attention: SelfAttention, mlp: FeedForward | SparseMLP) -> bool:
 
 
 def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
-    """What a layer's description asks for behind attention."""
+    """What a layer's description asks for behind attention. Raises ModelLoadError where nothing
+    computes it."""
     if spec.experts is not None:
+        if spec.activation not in ("silu", spec.experts.activation):
+            raise ModelLoadError(f"activation {spec.activation!r} is not supported of experts")
         return SparseMLP(spec.hidden_size, spec.experts)
     return make_mlp(spec)
 
@@ -279,25 +283,21 @@ class DecoderLayer(nn.Module):
         return added if self.mlp_out_norm is None else self.mlp_out_norm(added), stream
 
     def _tensors(self) -> LayerTensors:
-        mlp = self.mlp
-        up, down = None, None
-        if not isinstance(mlp, SparseMLP):
-            up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
-            assert isinstance(up, Linear)
-            up, down = _linear_weights(up), _linear_weights(mlp.down_proj)
+        spec, attention, mlp = self.spec, self.self_attn, self.mlp
+        dense = None if isinstance(mlp, SparseMLP) else mlp
         return LayerTensors(
-            input_norm=_norm_weights(self.input_layernorm),
-            attention_out_norm=_norm_weights(self.attention_out_norm),
-            middle_norm=_norm_weights(self.post_attention_layernorm),
-            mlp_out_norm=_norm_weights(self.mlp_out_norm),
-            qkv=_linear_weights(self.self_attn.qkv_proj),
-            out=_linear_weights(self.self_attn.o_proj),
-            up=up,
-            down=down,
-            activation=self.spec.activation,
-            is_gated=self.spec.gated_mlp,
-            is_shared=self.spec.norm_places == "shared",
-            stream_scale=self.spec.residual_multiplier,
+            input_norm=NormWeights.of(self.input_layernorm),
+            attention_out_norm=NormWeights.of(self.attention_out_norm),
+            middle_norm=NormWeights.of(self.post_attention_layernorm),
+            mlp_out_norm=NormWeights.of(self.mlp_out_norm),
+            qkv=LinearWeights.of(attention.qkv_proj),
+            out=LinearWeights.of(attention.o_proj),
+            up=None if dense is None else LinearWeights.of(dense.up),
+            down=None if dense is None else LinearWeights.of(dense.down_proj),
+            activation=spec.activation,
+            is_gated=spec.gated_mlp,
+            is_shared=spec.norm_places == "shared",
+            stream_scale=spec.residual_multiplier,
         )
 
     def forward_few_rows(
@@ -311,14 +311,3 @@ class DecoderLayer(nn.Module):
         stream = attention.o_proj.add_few_rows(heads, stream)
         mlp = self.mlp if isinstance(self.mlp, SparseMLP) else self.gated_mlp
         return mlp.few_rows(stream, self.norms.middle)
-
-
-def _norm_weights(norm: Norm | None) -> NormWeights | None:
-    if norm is None:
-        return None
-    is_layer_norm = isinstance(norm, LayerNorm)
-    return NormWeights(norm.weight, getattr(norm, "bias", None), norm.eps, is_layer_norm)
-
-
-def _linear_weights(linear: Linear) -> LinearWeights:
-    return LinearWeights(linear.plain, linear.bias)
