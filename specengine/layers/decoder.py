@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
 from specengine.layers.compiled import (
+    LayerTensors,
+    LinearWeights,
+    NormWeights,
     after_attention,
     before_attention,
+    behind_attention,
     compiled,
-    norm_after_attention,
 )
 from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
@@ -141,8 +145,11 @@ def is_plain(attention: SelfAttention, mlp: FeedForward | SparseMLP) -> bool:
 
 
 def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
-    """What a layer's description asks for behind attention."""
+    """What a layer's description asks for behind attention. Raises ModelLoadError where nothing
+    computes it."""
     if spec.experts is not None:
+        if spec.activation not in ("silu", spec.experts.activation):
+            raise ModelLoadError(f"activation {spec.activation!r} is not supported of experts")
         return SparseMLP(spec.hidden_size, spec.experts)
     return make_mlp(spec)
 
@@ -263,23 +270,35 @@ class DecoderLayer(nn.Module):
         self, positions: Tensor, hidden: Tensor, residual: Tensor | None, batch: ForwardBatch
     ) -> tuple[Tensor, Tensor]:
         """The same layer through torch.compile, but for attention."""
-        attention, qkv_proj = self.self_attn, self.self_attn.qkv_proj
-        norm = self.norms.input
+        tensors = self._tensors()
         if hidden.dim() == 3:  # parts, of a layer before that was not compiled
-            hidden = hidden.sum(0).to(norm.weight.dtype)
-        qkv, stream = compiled(before_attention)(
-            hidden, residual, norm.weight, norm.eps, qkv_proj.plain, qkv_proj.bias
+            hidden = hidden.sum(0).to(tensors.out.weight.dtype)
+        qkv, stream = compiled(before_attention)(hidden, residual, tensors)
+        heads = self.self_attn.attend(positions, qkv, batch)
+        if not isinstance(self.mlp, SparseMLP):
+            added, stream = compiled(after_attention)(heads, stream, tensors)
+            return added, stream
+        read, stream = compiled(behind_attention)(heads, stream, tensors)
+        added = self.mlp(read)
+        return added if self.mlp_out_norm is None else self.mlp_out_norm(added), stream
+
+    def _tensors(self) -> LayerTensors:
+        spec, attention, mlp = self.spec, self.self_attn, self.mlp
+        dense = None if isinstance(mlp, SparseMLP) else mlp
+        return LayerTensors(
+            input_norm=NormWeights.of(self.input_layernorm),
+            attention_out_norm=NormWeights.of(self.attention_out_norm),
+            middle_norm=NormWeights.of(self.post_attention_layernorm),
+            mlp_out_norm=NormWeights.of(self.mlp_out_norm),
+            qkv=LinearWeights.of(attention.qkv_proj),
+            out=LinearWeights.of(attention.o_proj),
+            up=None if dense is None else LinearWeights.of(dense.up),
+            down=None if dense is None else LinearWeights.of(dense.down_proj),
+            activation=spec.activation,
+            is_gated=spec.gated_mlp,
+            is_shared=spec.norm_places == "shared",
+            stream_scale=spec.residual_multiplier,
         )
-        heads = attention.attend(positions, qkv, batch)
-        norm, o_proj = self.norms.middle, attention.o_proj
-        given = heads, stream, (o_proj.plain, o_proj.bias), norm.weight, norm.eps
-        if isinstance(self.mlp, SparseMLP):
-            normed, stream = compiled(norm_after_attention)(*given)
-            return self.mlp(normed), stream
-        linears = self.gated_mlp.gate_up_proj, self.gated_mlp.down_proj
-        gate_up, down = ((one.plain, one.bias) for one in linears)
-        added, stream = compiled(after_attention)(*given, gate_up, down)
-        return added, stream
 
     def forward_few_rows(
         self, positions: Tensor, stream: Tensor, batch: ForwardBatch

@@ -257,7 +257,7 @@ _EXPERTS = frozenset({"experts"})
 _SHARED = _ATTENTION | _FOLDED
 
 PLAIN = ComputePath("decoder layers", _SHARED | _BIASES | _MODULES | _RANKS | _EXPERTS)
-COMPILED = ComputePath("compiled layers", _SHARED | _BIASES | _EXPERTS)
+COMPILED = ComputePath("compiled layers", _SHARED | _BIASES | _MODULES | _EXPERTS)
 FEW_ROWS = ComputePath("few_row", _SHARED | _RANKS | _EXPERTS | {"qkv_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
 WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})

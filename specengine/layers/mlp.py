@@ -11,7 +11,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import even_cut
 from specengine.kernels.linear import few_row
 from specengine.kernels.linear.activation import ACTIVATIONS, act_and_mul
-from specengine.layers.linear import ColumnParallelLinear, MergedLinear, RowParallelLinear
+from specengine.layers.linear import ColumnParallelLinear, Linear, MergedLinear, RowParallelLinear
 from specengine.layers.norm import RMSNorm
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ class FeedForward(nn.Module):
     @abstractmethod
     def inner(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> [T, intermediate_size]."""
+
+    @property
+    @abstractmethod
+    def up(self) -> Linear:
+        """What reads the input: gate and up as one, or up alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
@@ -50,6 +55,10 @@ class GatedMLP(FeedForward):
         self.gate_up_proj = MergedLinear(hidden_size, [part.size] * 2, bias, [part] * 2)
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, part)
 
+    @property
+    def up(self) -> Linear:
+        return self.gate_up_proj
+
     def inner(self, x: Tensor) -> Tensor:
         return act_and_mul(self.gate_up_proj(x), self.activation)
 
@@ -72,6 +81,10 @@ class PlainMLP(FeedForward):
         part = even_cut(intermediate_size, "intermediate features")
         self.up_proj = ColumnParallelLinear(hidden_size, part, bias)
         self.down_proj = RowParallelLinear(intermediate_size, hidden_size, bias, part)
+
+    @property
+    def up(self) -> Linear:
+        return self.up_proj
 
     def inner(self, x: Tensor) -> Tensor:
         return ACTIVATIONS[self.activation](self.up_proj(x))

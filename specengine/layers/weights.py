@@ -113,6 +113,20 @@ def renamed(
         yield ".".join(names.get(part, part) for part in name.split(".")), tensor
 
 
+def floating_pairs(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same. Raises ModelLoadError for a tensor of q or k, merged or apart, that `halved` could
+    not reorder."""
+    for name, tensor in weights:
+        is_paired = name.split(".")[-2:-1] in (["q_proj"], ["k_proj"], ["qkv_proj"])
+        is_floating = tensor.dtype in _WEIGHTS and name.endswith((".weight", ".bias"))
+        if is_paired and not is_floating:
+            raise ModelLoadError(
+                f"tensor {name} is quantised, and rows of this family's q and k stand in "
+                "rotary pairs, which only weights in floating point are taken out of"
+            )
+        yield name, tensor
+
+
 def halved(
     weights: Iterable[tuple[str, Tensor]], head_dim: int, rotary_dim: int
 ) -> Iterator[tuple[str, Tensor]]:
@@ -121,13 +135,8 @@ def halved(
     rotary_dim / 2). Scores are sums over a head's rows, so that their order is free."""
     pairs = torch.arange(rotary_dim).view(-1, 2).t().reshape(-1)
     order = torch.cat((pairs, torch.arange(rotary_dim, head_dim)))
-    for name, tensor in weights:
+    for name, tensor in floating_pairs(weights):
         if name.split(".")[-2:-1] in (["q_proj"], ["k_proj"]):
-            if tensor.dtype not in _WEIGHTS or not name.endswith((".weight", ".bias")):
-                raise ModelLoadError(
-                    f"tensor {name} is quantised, and rows of this family's q and k stand in "
-                    "rotary pairs, which only weights in floating point are taken out of"
-                )
             heads = tensor.view(-1, head_dim, *tensor.shape[1:])
             tensor = heads[:, order].reshape(tensor.shape)
         yield name, tensor

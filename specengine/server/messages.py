@@ -17,10 +17,10 @@ def _as_text(value: Any) -> Any:
         return value
     for part in value:
         if not isinstance(part, dict) or set(part) != {"type", "text"} or part["type"] != "text":
-            named = part.get("type") if isinstance(part, dict) else None
-            kind = named if isinstance(named, str) and named != "text" else "of another form"
+            named = str(part.get("type", "")) if isinstance(part, dict) else ""
+            kind = f"of type {named[:64]}" if named not in ("", "text") else "of another form"
             raise ValueError(
-                f'parts {kind[:64]} are not supported, only {{"type": "text", "text": ...}}'
+                f'parts {kind} are not supported, only {{"type": "text", "text": ...}}'
             )
         if not isinstance(part["text"], str):
             raise ValueError("the text of a part must be a string")

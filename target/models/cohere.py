@@ -1,4 +1,4 @@
-"""Cohere 2: Command R7B, Command A (arXiv:2504.00698), Tiny Aya."""
+"""Cohere 2: Command R7B, Command A (arXiv:2504.00698)."""
 
 from __future__ import annotations
 

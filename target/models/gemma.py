@@ -53,7 +53,8 @@ class Gemma2ForCausalLM(LlamaForCausalLM):
     def multipliers(cls, config: Any) -> Multipliers:
         """The embedding's is rounded to the dtype in which the model is built, as it was in
         training."""
-        embedding = torch.tensor(config.hidden_size**0.5, dtype=torch.get_default_dtype())
+        dtype = torch.get_default_dtype()
+        embedding = torch.tensor(config.hidden_size**0.5, dtype=dtype, device="cpu")
         attention = config.query_pre_attn_scalar**-0.5
         return Multipliers(embedding=float(embedding), attention=attention)
 

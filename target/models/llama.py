@@ -27,7 +27,7 @@ from specengine.layers.layer_spec import (
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
-from specengine.layers.weights import halved, load_weights, renamed, unpacked
+from specengine.layers.weights import floating_pairs, halved, load_weights, renamed, unpacked
 from specengine.layers.whole_stack import WholeStack
 from specengine.runner.loader.family import GgufFormat
 
@@ -246,7 +246,7 @@ class LlamaForCausalLM(nn.Module):
         if self.tensor_names:
             weights = renamed(weights, self.tensor_names)
         if self.has_rotary_pairs:
-            weights = unpacked(self, weights, PACKED_MODULES)
+            weights = unpacked(self, floating_pairs(weights), PACKED_MODULES)
             spec = self.model.spec
             rotary_dim = int(spec.head_dim * spec.rotary_fraction)
             weights = halved(weights, spec.head_dim, rotary_dim)

@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656) and OLMo 3 (arXiv:2512.13961), dense."""
+"""OLMo 2 (arXiv:2501.00656) and OLMo 3 (Ai2 2025), dense."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from specengine.kernels.attention.rope_ref import rotate
 from specengine.layers.linear import MergedLinear
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
-from specengine.layers.weights import halved, load_weights, renamed
+from specengine.layers.weights import floating_pairs, halved, load_weights, renamed
 
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 
@@ -100,3 +100,12 @@ def test_pairs_side_by_side_score_as_pairs_apart(rotary_dim: int) -> None:
         for name in ("q_proj", "k_proj")
     ]
     torch.testing.assert_close(scores(*turned), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q_proj.weight", "qkv_proj.weight", "k_proj.qweight"])
+def test_quantised_rotary_pairs_are_refused(name: str) -> None:
+    kind = torch.float32 if name.endswith("qweight") else torch.int8
+    with pytest.raises(ModelLoadError, match=f"l.{name} is quantised, .*rotary pairs"):
+        list(floating_pairs([(f"l.{name}", torch.zeros(4, 4, dtype=kind))]))
+    passed = [("l.v_proj.qweight", torch.zeros(2, 2)), ("l.q_proj.bias", torch.zeros(4))]
+    assert list(floating_pairs(passed)) == passed

@@ -28,15 +28,17 @@ def without_others(
     return q + k.repeat(1, 2) * v.repeat(1, 2)
 
 
+BIASES = {"qkv_bias": True, "o_bias": True, "qk_norm": True}
+GEMMA = {"norm_places": "around", "norm_offset": 1.0, "activation": "gelu_tanh"}
+STARCODER = {"norm": "layer_bias", "gated_mlp": False, "activation": "gelu", "mlp_bias": True}
+
+
 @pytest.fixture
 def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DecoderLayer:
     """Attention of which only the projections and the norms of heads are left."""
-    wanted = traced if request.param == "traced" else lambda function: function
-    monkeypatch.setattr(decoder, "compiled", wanted)
-    has_biases = request.param == "plain"
-    spec = LayerSpec(
-        *(32, 48, 4, 2, 8, 1e-5), qkv_bias=has_biases, o_bias=has_biases, qk_norm=has_biases
-    )
+    is_traced, features = request.param
+    monkeypatch.setattr(decoder, "compiled", traced if is_traced else lambda function: function)
+    spec = LayerSpec(*(32, 48, 4, 2, 8, 1e-5), **features)
     torch.manual_seed(0)
     made = DecoderLayer(
         spec, 0, RotaryEmbedding(8, 64, {"rope_type": "default", "rope_theta": 1e4})
@@ -50,7 +52,16 @@ def layer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> De
 
 @pytest.mark.parametrize(
     ("layer", "dtype"),
-    [("traced", torch.float32), ("plain", torch.float32), ("plain", torch.bfloat16)],
+    [
+        ((True, {}), torch.float32),
+        ((True, GEMMA), torch.float32),
+        ((True, STARCODER), torch.float32),
+        ((True, {"norm_places": "after", "residual_multiplier": 0.5}), torch.float32),
+        ((False, BIASES), torch.float32),
+        ((False, BIASES), torch.bfloat16),
+        ((False, GEMMA), torch.bfloat16),
+        ((False, STARCODER), torch.bfloat16),
+    ],
     indirect=["layer"],
 )
 def test_the_layer(layer: DecoderLayer, dtype: torch.dtype) -> None:
@@ -71,3 +82,23 @@ def test_the_layer(layer: DecoderLayer, dtype: torch.dtype) -> None:
 
 def test_one_compiled_function_serves_all_layers() -> None:
     assert compiled.compiled(traced) is compiled.compiled(traced)
+
+
+def test_layers_alike_share_one_graph() -> None:
+    """Weights are arguments: another layer of the same description is not compiled anew."""
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]  # other tests leave graphs of it
+    graphs: list[object] = []
+
+    def counts(graph: Any, inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    function = torch.compile(compiled.after_attention, backend=counts, fullgraph=True)
+    rotary = RotaryEmbedding(8, 64, {"rope_type": "default", "rope_theta": 1e4})
+    spec = LayerSpec(*(32, 48, 4, 2, 8, 1e-5), **GEMMA)
+    heads, stream = torch.randn(3, 32), torch.randn(3, 32)
+    for layer_id in range(3):
+        layer = DecoderLayer(spec, layer_id, rotary)
+        with torch.inference_mode():
+            function(heads, stream, layer._tensors())
+    assert len(graphs) == 1

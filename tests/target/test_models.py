@@ -219,6 +219,20 @@ def test_bfloat16_and_quantized_models_are_near(
     assert 0 < float((found - expected).norm() / expected.norm()) < error
 
 
+@pytest.mark.parametrize("family", ["gemma2", "olmo2", "cohere2", "nemotron"])
+def test_other_norms_and_activations_in_bfloat16_are_near(
+    family: str, small_models: dict[str, Path], mini_runner: Any
+) -> None:
+    source = resolve_model(ModelConfig(model=str(small_models[family])))
+    model: Any = load_model(source, find_model_class, torch.bfloat16, torch.device("cpu"))
+    runner = mini_runner(model)
+    found = runner.logits(ForwardMode.EXTEND, [PROMPT[:60]])
+    decoded = [runner.logits(ForwardMode.DECODE, [[token]]) for token in PROMPT[60:]]
+    expected = _reference(small_models[family], PROMPT, family)
+    error = torch.cat([found, *decoded]) - expected
+    assert 0 < float(error.norm() / expected.norm()) < 0.05
+
+
 def test_registry_names_what_it_knows() -> None:
     assert find_model_class(["Unknown", "LlamaForCausalLM"]) is LlamaForCausalLM
     with pytest.raises(ModelLoadError, match=r"OPTForCausalLM is not supported; known: Llama.*Qw"):
