@@ -103,7 +103,7 @@ def _merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if ".q_proj." in name:
             parts = [name.replace("q_proj", f"{one}_proj") for one in "qkv"]
             made[name.replace("q_proj", "qkv_proj")] = torch.cat([made.pop(one) for one in parts])
-        elif ".gate_proj." in name and ".experts." not in name:
+        elif ".gate_proj." in name:
             parts = [name, name.replace("gate_proj", "up_proj")]
             merged = name.replace("gate_proj", "gate_up_proj")
             made[merged] = torch.cat([made.pop(one) for one in parts])
