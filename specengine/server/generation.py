@@ -26,7 +26,6 @@ from specengine.server.streaming import (
     EventStream,
     Streaming,
     closing,
-    event,
     merge,
     until_disconnect,
 )
@@ -238,6 +237,19 @@ class Answer(Protocol):
     def events(self) -> AsyncIterator[bytes]: ...
 
 
+class EventWriter:
+    """Events of one stream: what all of them share is encoded once."""
+
+    def __init__(self, head: Json) -> None:
+        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+
+    def event(self, choice: Json | None, more: Json) -> bytes:
+        """choice: None for a chunk without any. more: fields behind the choices."""
+        encoded = b"" if choice is None else orjson.dumps(choice)
+        rest = b"," + orjson.dumps(more)[1:] if more else b"}"
+        return self._start + encoded + b"]" + rest + b"\n\n"
+
+
 class ChoicesAnswer:
     """Writes a job's outputs down as choices, in the shape of their endpoint. token_ids: those of
     the choices as well."""
@@ -271,6 +283,7 @@ class ChoicesAnswer:
     async def events(self) -> AsyncIterator[bytes]:
         streaming, run = self.streaming, self.run
         assert streaming is not None
+        writer = EventWriter(self._head | {"object": self.shape.chunk_object})
         opened: set[int] = set()
         made = 0
         usage: Json = {"usage": None} if streaming.has_usage else {}
@@ -283,14 +296,16 @@ class ChoicesAnswer:
                 is_last = run.is_complete and not streaming.has_usage
                 last = {"metrics": run.metrics()} if is_last else {}
                 first = {} if choice in opened else self.shape.about_prompt(output)
+                events = []
                 for chunk in self._chunks(choice, output, choice not in opened):
                     closes = chunk["finish_reason"] is not None
-                    yield event(self._chunk([chunk]) | usage | first | (last if closes else {}))
+                    events.append(writer.event(chunk, usage | first | (last if closes else {})))
                     first = {}
                     opened.add(choice)
+                if events:
+                    yield b"".join(events)
         if streaming.has_usage:
-            totals = {"usage": run.usage(), "metrics": run.metrics()}
-            yield event(self._chunk([]) | totals)
+            yield writer.event(None, {"usage": run.usage(), "metrics": run.metrics()})
 
     def _chunks(self, choice: int, output: RequestOutput, is_first: bool) -> list[Json]:
         opening = self.shape.opening(choice, output) if is_first else None
@@ -301,9 +316,6 @@ class ChoicesAnswer:
             chunks = chunks or [self.shape.silent(choice)]
             chunks[0]["token_ids"] = output.new_token_ids
         return chunks if opening is None else [opening, *chunks]
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        return self._head | {"object": self.shape.chunk_object, "choices": choices}
 
 
 async def respond(

@@ -135,6 +135,32 @@ def test_interval_joins_steps_but_delays_neither_first_nor_last_token() -> None:
     asyncio.run(run())
 
 
+def test_end_of_one_stream_leaves_the_others_waiting() -> None:
+    pair = Pair(interval=1000.0)
+    for number, length in enumerate([3, 6]):
+        params = SamplingParams(max_tokens=length)
+        pair.host.receive("front", Generate(f"{number}", number, [65], params, True))
+    for _ in range(6):
+        pair.host.turn()
+    gained = [one.tokens for one in pair.replies if isinstance(one, Gained)]
+    assert [list(one) for one in gained] == [[0, 1], [0], [1]]
+    assert [len(one) for tokens in gained for one in tokens.values()] == [1, 1, 2, 5]
+
+
+def test_many_streams_wait_longer_for_their_next_event() -> None:
+    sent_ones: list[Gained] = []
+    box = Outbox(lambda reply: bool(sent_ones.append(cast(Gained, reply))) or True, 0.002)
+    choices = [choice_of() for _ in range(100)]
+    for milliseconds in range(5, 40):
+        for stream, choice in enumerate(choices):
+            choice.req.output_ids.append(1)
+            box.add(stream, choice)
+        box.flush(milliseconds / 1000)
+    later = [len(one.tokens[0]) for one in sent_ones[2:]]
+    assert set(later) <= {10, 11}
+    assert all(len(one.tokens) == 100 for one in sent_ones)
+
+
 def test_front_end_that_goes_aborts_its_requests_alone() -> None:
     pair = Pair()
     pair.host.connect("other", lambda reply: True)
