@@ -24,6 +24,7 @@ from specengine.server.service import ServedEngine, Service, system_fingerprint
 from specengine.server.streaming import (
     DONE,
     EventStream,
+    EventWriter,
     Streaming,
     closing,
     merge,
@@ -235,19 +236,6 @@ class Answer(Protocol):
     async def whole(self) -> Any: ...
 
     def events(self) -> AsyncIterator[bytes]: ...
-
-
-class EventWriter:
-    """Events of one stream: what all of them share is encoded once."""
-
-    def __init__(self, head: Json) -> None:
-        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-
-    def event(self, choice: Json | None, more: Json) -> bytes:
-        """choice: None for a chunk without any. more: fields behind the choices."""
-        encoded = b"" if choice is None else orjson.dumps(choice)
-        rest = b"," + orjson.dumps(more)[1:] if more else b"}"
-        return self._start + encoded + b"]" + rest + b"\n\n"
 
 
 class ChoicesAnswer:

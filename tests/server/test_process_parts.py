@@ -158,7 +158,7 @@ def test_numbers_and_texts_beyond_messagepack_are_served(
 
 def remote(folder: Path) -> RemoteEngine:
     endpoint = f"ipc://{folder}/engine"
-    info = EngineInfo(endpoint, str(folder), "fake", 200, 257, EngineConfig())
+    info = EngineInfo(endpoint, str(folder), "fake", 200, 257, False, EngineConfig())
     return RemoteEngine(info, make_tokenizer(), "front-end-0")
 
 

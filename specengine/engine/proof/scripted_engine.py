@@ -59,11 +59,15 @@ class ScriptedEngine:
             vocab_size=self.vocab_size,
             config=self.config,
             grammars=None,
+            pooling=None,
         )
 
     @property
     def has_work(self) -> bool:
         return bool(self.choices)
+
+    def check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
+        """It refuses nothing."""
 
     def add_request(
         self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool, grammar: Any
