@@ -66,8 +66,8 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self.choices)
 
-    def check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        """It refuses nothing."""
+    def check(self) -> None:
+        """Whatever it depends on runs: there is nothing."""
 
     def add_request(
         self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool, grammar: Any
