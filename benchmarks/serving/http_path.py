@@ -23,7 +23,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -129,6 +130,7 @@ def wait_until_ready(server: subprocess.Popen[str]) -> int:
         port = int(found[1]) if found else port
         if "ready: " in line:
             break
+    Thread(target=copy_log, args=(server.stderr,), daemon=True).start()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.create_connection(("127.0.0.1", port)) as one:
@@ -137,6 +139,11 @@ def wait_until_ready(server: subprocess.Popen[str]) -> int:
                 return port
         time.sleep(0.1)
     raise SystemExit("the server does not become ready")
+
+
+def copy_log(log: IO[str]) -> None:
+    for line in log:
+        print(line, end="", file=sys.stderr)
 
 
 def children(pid: int) -> tuple[int, list[int]]:

@@ -45,6 +45,6 @@ def serve_in_one_process(config: EngineConfig) -> None:
 
             engine = build_engine(config)
             until_the_end.enter_context(frozen_objects())
-            return AsyncEngine(engine, prepares=True)
+            return AsyncEngine(engine, True, interval=config.server.stream_interval)
 
         serve(config.server, build, config.limits)

@@ -27,12 +27,18 @@ class AsyncEngine:
     own Streams."""
 
     def __init__(
-        self, engine: Engine, prepares: bool = False, quiet: QuietTime | None = None
+        self,
+        engine: Engine,
+        prepares: bool = False,
+        quiet: QuietTime | None = None,
+        interval: float = 0.0,
     ) -> None:
-        """prepares, quiet: see EngineHost."""
+        """prepares, quiet, interval: see EngineHost."""
         self._engine = engine
         self._wake = threading.Event()
-        self._host = EngineHost(engine, self._wake.set, self._wake.is_set, prepares, quiet)
+        self._host = EngineHost(
+            engine, self._wake.set, self._wake.is_set, prepares, quiet, interval
+        )
         self._streams: dict[asyncio.AbstractEventLoop, Streams] = {}
         self._lock = threading.Lock()
         self._stopped = False

@@ -24,9 +24,9 @@ from specengine.server.service import ServedEngine, Service, system_fingerprint
 from specengine.server.streaming import (
     DONE,
     EventStream,
+    EventWriter,
     Streaming,
     closing,
-    event,
     merge,
     until_disconnect,
 )
@@ -271,6 +271,7 @@ class ChoicesAnswer:
     async def events(self) -> AsyncIterator[bytes]:
         streaming, run = self.streaming, self.run
         assert streaming is not None
+        writer = EventWriter(self._head | {"object": self.shape.chunk_object})
         opened: set[int] = set()
         made = 0
         usage: Json = {"usage": None} if streaming.has_usage else {}
@@ -283,14 +284,16 @@ class ChoicesAnswer:
                 is_last = run.is_complete and not streaming.has_usage
                 last = {"metrics": run.metrics()} if is_last else {}
                 first = {} if choice in opened else self.shape.about_prompt(output)
+                events = []
                 for chunk in self._chunks(choice, output, choice not in opened):
                     closes = chunk["finish_reason"] is not None
-                    yield event(self._chunk([chunk]) | usage | first | (last if closes else {}))
+                    events.append(writer.event(chunk, usage | first | (last if closes else {})))
                     first = {}
                     opened.add(choice)
+                if events:
+                    yield b"".join(events)
         if streaming.has_usage:
-            totals = {"usage": run.usage(), "metrics": run.metrics()}
-            yield event(self._chunk([]) | totals)
+            yield writer.event(None, {"usage": run.usage(), "metrics": run.metrics()})
 
     def _chunks(self, choice: int, output: RequestOutput, is_first: bool) -> list[Json]:
         opening = self.shape.opening(choice, output) if is_first else None
@@ -301,9 +304,6 @@ class ChoicesAnswer:
             chunks = chunks or [self.shape.silent(choice)]
             chunks[0]["token_ids"] = output.new_token_ids
         return chunks if opening is None else [opening, *chunks]
-
-    def _chunk(self, choices: list[Json]) -> Json:
-        return self._head | {"object": self.shape.chunk_object, "choices": choices}
 
 
 async def respond(

@@ -30,6 +30,19 @@ def event(payload: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
+class EventWriter:
+    """Events of one stream: what all of them share is encoded once."""
+
+    def __init__(self, head: Mapping[str, Any]) -> None:
+        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+
+    def event(self, choice: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
+        """choice: None for a chunk without any. more: fields behind the choices."""
+        encoded = b"" if choice is None else orjson.dumps(choice)
+        rest = b"," + orjson.dumps(more)[1:] if more else b"}"
+        return self._start + encoded + b"]" + rest + b"\n\n"
+
+
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`; None, and `work` is cancelled, where the client goes away first.
 

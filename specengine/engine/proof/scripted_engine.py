@@ -59,15 +59,18 @@ class ScriptedEngine:
             vocab_size=self.vocab_size,
             config=self.config,
             grammars=None,
+            pooling=None,
         )
 
     @property
     def has_work(self) -> bool:
         return bool(self.choices)
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Whatever it depends on runs: there is nothing."""
 
-    def call_if_stopped(self, tell: Callable[[], object]) -> None: ...
+    def call_if_stopped(self, tell: Callable[[], object]) -> None:
+        """Nothing that it depends on can stop."""
 
     def add_request(
         self, rid: str, prompt_ids: list[int], sampling: SamplingParams, stream: bool, grammar: Any

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HIGH_WATER = 64  # messages that wait for a front end before its tokens are held back here
+# As plain numbers: operations on ZeroMQ's enumerations take a microsecond each.
+READABLE, AT_ONCE, FIRST_PART = (
+    int(one) for one in (zmq.POLLIN, zmq.NOBLOCK, zmq.SNDMORE | zmq.NOBLOCK)
+)
 BEAT = 1.0  # seconds between beats while there is nothing to do
 
 Build = Callable[["EngineConfig"], "Engine"]
@@ -118,7 +122,7 @@ class EngineProcess:
             if self._wakes in ready:
                 os.read(self._wakes, 4096)
         while self._has_message():
-            name, data = router.recv_multipart(zmq.NOBLOCK)
+            name, data = router.recv_multipart(AT_ONCE)
             if name in self._gone:
                 continue
             message = self._decoder.decode(data)
@@ -128,20 +132,20 @@ class EngineProcess:
                 host.receive(name, message)
 
     def _has_message(self) -> bool:
-        return bool(int(self._router.get(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._router.get(zmq.EVENTS)) & READABLE)
 
     def _sender(self, host: EngineHost, name: bytes) -> Callable[[Reply], bool]:
         router, encode = self._router, self._encoder.encode
 
         def send(reply: Reply) -> bool:
             try:
-                router.send(name, zmq.SNDMORE | zmq.NOBLOCK)
+                router.send(name, FIRST_PART)
             except zmq.Again:
                 return False
             except zmq.ZMQError:  # it has gone
                 host.post(lambda: self._forget(name))
                 return True
-            router.send(encode(reply), zmq.NOBLOCK)
+            router.send(encode(reply), AT_ONCE)
             return True
 
         return send

@@ -19,6 +19,8 @@ from specengine.engine.serving.streams import Streams, decode_answer
 from specengine.engine.tokens import check_token_ids, is_text
 from specengine.server.processes.channel import EngineInfo
 
+# As plain numbers: operations on ZeroMQ's enumerations take a microsecond each.
+READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
 ANSWERED = 2.0  # seconds that /metrics waits for an engine that is busy
 MOST_TAKEN = 256  # messages before other work of the event loop gets its turn
 
@@ -40,7 +42,8 @@ class RemoteEngine:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.connect(info.endpoint)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.get(zmq.FD), self._take)
+        self._descriptor = int(self._socket.get(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._take)
         self._post(Hello())
 
     @property
@@ -110,7 +113,7 @@ class RemoteEngine:
         if self._end is not None:
             return
         self._end = message
-        self._loop.remove_reader(int(self._socket.get(zmq.FD)))
+        self._loop.remove_reader(self._descriptor)
         self._socket.close()
         self._streams.fail(self._error)
 
@@ -140,14 +143,14 @@ class RemoteEngine:
     def _post(self, message: Request) -> None:
         if self._end is not None:
             raise self._error()
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(message), AT_ONCE)
         self._loop.call_soon(self._take)  # its descriptor tells of a change once, to whoever looks
 
     def _take(self) -> None:
         """Note all that has come; requests go on after that, so that what waits is one event."""
         socket, decode, receive = self._socket, self._decoder.decode, self._streams.receive
         for _ in range(MOST_TAKEN):
-            if self._end is not None or not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            if self._end is not None or not int(socket.get(zmq.EVENTS)) & READABLE:
                 return
-            receive(decode(socket.recv(zmq.NOBLOCK)))
+            receive(decode(socket.recv(AT_ONCE)))
         self._loop.call_soon(self._take)
