@@ -1,0 +1,63 @@
+"""langchain-openai: messages, tools, structured output and an agent, on both of OpenAI's APIs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from checks import API, MODEL, QUESTION, passed
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+
+class City(BaseModel):
+    """A city."""
+
+    city: Literal["Paris", "Rome"]
+
+
+@tool
+def weather(city: Literal["Paris", "Rome"]) -> str:
+    """Tell the weather of a city."""
+    return f"{city}: 24 degrees"
+
+
+for use_responses in (False, True):
+    api = "responses" if use_responses else "chat"
+    llm = ChatOpenAI(
+        model=MODEL,
+        base_url=API,
+        api_key="none",
+        temperature=0,
+        max_tokens=100,
+        max_retries=0,
+        use_responses_api=use_responses,
+        store=False if use_responses else None,
+    )
+    answer = llm.invoke(QUESTION)
+    assert answer.text
+    assert "".join(chunk.text for chunk in llm.stream(QUESTION)) == answer.text
+    passed(f"{api}: invoke and stream")
+    called = llm.bind_tools([weather], tool_choice="required").invoke(QUESTION)
+    call = called.tool_calls[0]
+    assert call["args"]["city"] in ("Paris", "Rome")
+    outputs = [
+        ToolMessage(weather.invoke(c["args"]), tool_call_id=c["id"]) for c in called.tool_calls
+    ]
+    last = llm.bind_tools([weather]).invoke([HumanMessage(QUESTION), called, *outputs])
+    assert last.text
+    passed(f"{api}: tools")
+    for method in ("json_schema", "function_calling"):
+        found = llm.with_structured_output(City, method=method).invoke(QUESTION)
+        assert found.city in ("Paris", "Rome")
+    passed(f"{api}: structured output")
+    agent = create_agent(llm, tools=[weather], response_format=ToolStrategy(City))
+    state = agent.invoke({"messages": [HumanMessage(QUESTION)]}, {"recursion_limit": 12})
+    assert state["structured_response"].city in ("Paris", "Rome")
+    plain = create_agent(llm, tools=[weather])
+    state = plain.invoke({"messages": [HumanMessage(QUESTION)]}, {"recursion_limit": 12})
+    assert state["messages"][-1].text
+    passed(f"{api}: agents")
