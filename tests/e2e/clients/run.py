@@ -131,8 +131,8 @@ def drawn(outcomes: list[Outcome], model: str) -> str:
         "Which clients of OpenAI's protocol work unchanged?",
         "",
         f"Each ran in an environment of its own against `specengine serve {model}`, EAGLE-3 with "
-        "drafts in every round, by",
-        f"`python -m tests.e2e.clients.run --page docs/clients.md`, on {time.strftime('%Y-%m-%d')}.",
+        "drafts in every round,",
+        f"by `python -m tests.e2e.clients.run --page docs/clients.md` on {time.strftime('%Y-%m-%d')}.",
         "The scripts are in `tests/e2e/clients/`.",
         "",
         "| client | versions | what was driven | result |",
