@@ -125,6 +125,7 @@ def _tokenizer(model: str) -> str:
 
 def drawn(outcomes: list[Outcome], model: str) -> str:
     """A page of documentation."""
+    today = time.strftime("%Y-%m-%d")
     lines = [
         "# Clients",
         "",
@@ -132,7 +133,7 @@ def drawn(outcomes: list[Outcome], model: str) -> str:
         "",
         f"Each ran in an environment of its own against `specengine serve {model}`, EAGLE-3 with "
         "drafts in every round,",
-        f"by `python -m tests.e2e.clients.run --page docs/clients.md` on {time.strftime('%Y-%m-%d')}.",
+        f"by `python -m tests.e2e.clients.run --page docs/clients.md` on {today}.",
         "The scripts are in `tests/e2e/clients/`.",
         "",
         "| client | versions | what was driven | result |",
