@@ -7,10 +7,12 @@ from typing import Literal
 import instructor
 from checks import API, MODEL, QUESTION, passed
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class City(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # the small model would go on with other fields
+
     city: Literal["Paris", "Rome"]
 
 

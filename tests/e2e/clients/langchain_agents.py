@@ -10,16 +10,18 @@ from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class City(BaseModel):
     """A city."""
 
+    model_config = ConfigDict(extra="forbid")  # the small model would go on with other fields
+
     city: Literal["Paris", "Rome"]
 
 
-@tool
+@tool(args_schema=City)
 def weather(city: Literal["Paris", "Rome"]) -> str:
     """Tell the weather of a city."""
     return f"{city}: 24 degrees"
@@ -32,7 +34,7 @@ for use_responses in (False, True):
         base_url=API,
         api_key="none",
         temperature=0,
-        max_tokens=100,
+        max_tokens=700,
         max_retries=0,
         use_responses_api=use_responses,
         store=False if use_responses else None,

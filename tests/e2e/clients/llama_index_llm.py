@@ -10,6 +10,7 @@ from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
+from pydantic import BaseModel, ConfigDict
 
 llm = OpenAILike(
     model=MODEL,
@@ -19,10 +20,16 @@ llm = OpenAILike(
     is_function_calling_model=True,
     context_window=2048,
     temperature=0.0,
-    max_tokens=60,
+    max_tokens=500,
     max_retries=0,
 )
 MESSAGES = [ChatMessage(role="user", content=QUESTION)]
+
+
+class City(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # the small model would go on with other fields
+
+    city: Literal["Paris", "Rome"]
 
 
 def weather(city: Literal["Paris", "Rome"]) -> str:
@@ -38,7 +45,7 @@ passed("chat, whole and streamed")
 assert llm.complete("Once upon a time").text
 passed("complete")
 
-tool = FunctionTool.from_defaults(weather)
+tool = FunctionTool.from_defaults(weather, fn_schema=City)
 answer = llm.chat_with_tools([tool], user_msg=QUESTION, tool_required=True)
 (call, *_) = llm.get_tool_calls_from_response(answer)
 assert call.tool_kwargs["city"] in ("Paris", "Rome")

@@ -67,8 +67,9 @@ body = {"model": MODEL, "stream": True, "messages": history, "max_tokens": 20, *
 assert text_of(stream("/chat/completions", body))
 passed("chats with a history and all parameters of its panel")
 
+one_call = {"tool_choice": "required", "parallel_tool_calls": False}  # the small model goes on
 calling = {"model": MODEL, "messages": [SYSTEM, USER], "tools": [TOOL]}
-chunks = stream("/chat/completions", {**calling, "stream": True, "tool_choice": "required"})
+chunks = stream("/chat/completions", {**calling, **one_call, "stream": True})
 calls: list[dict[str, Any]] = []
 for chunk in chunks:
     for part in chunk["choices"][0]["delta"].get("tool_calls", []) if chunk["choices"] else []:

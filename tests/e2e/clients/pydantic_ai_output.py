@@ -6,7 +6,7 @@ import asyncio
 from typing import Literal
 
 from checks import API, MODEL, QUESTION, passed
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -14,11 +14,13 @@ from pydantic_ai.settings import ModelSettings
 
 
 class City(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # the small model would go on with other fields
+
     city: Literal["Paris", "Rome"]
 
 
 provider = OpenAIProvider(base_url=API, api_key="none")
-settings = ModelSettings(temperature=0, max_tokens=100)
+settings = ModelSettings(temperature=0, max_tokens=700)
 
 
 async def stream(agent: Agent) -> str:

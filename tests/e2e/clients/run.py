@@ -93,7 +93,7 @@ def _environment(client: Client, cache: Path) -> Path:
     marker = folder / "complete"
     if not marker.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         subprocess.run([*install, *client.packages], check=True)
         if client.bare:
             subprocess.run([*install, "--no-deps", *client.bare], check=True)
