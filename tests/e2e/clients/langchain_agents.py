@@ -6,6 +6,7 @@ from typing import Literal
 
 from checks import API, MODEL, QUESTION, passed
 from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -27,6 +28,13 @@ def weather(city: Literal["Paris", "Rome"]) -> str:
     return f"{city}: 24 degrees"
 
 
+@wrap_model_call
+def call_first(request, handler):
+    """The small model calls nothing by itself."""
+    has_called = any(isinstance(one, ToolMessage) for one in request.messages)
+    return handler(request.override(tool_choice=None if has_called else "required"))
+
+
 for use_responses in (False, True):
     api = "responses" if use_responses else "chat"
     llm = ChatOpenAI(
@@ -43,7 +51,9 @@ for use_responses in (False, True):
     assert answer.text
     assert "".join(chunk.text for chunk in llm.stream(QUESTION)) == answer.text
     passed(f"{api}: invoke and stream")
-    called = llm.bind_tools([weather], tool_choice="required").invoke(QUESTION)
+    called = llm.bind_tools(
+        [weather], tool_choice="required", strict=True, parallel_tool_calls=False
+    ).invoke(QUESTION)
     call = called.tool_calls[0]
     assert call["args"]["city"] in ("Paris", "Rome")
     outputs = [
@@ -56,10 +66,15 @@ for use_responses in (False, True):
         found = llm.with_structured_output(City, method=method).invoke(QUESTION)
         assert found.city in ("Paris", "Rome")
     passed(f"{api}: structured output")
-    agent = create_agent(llm, tools=[weather], response_format=ToolStrategy(City))
+    brief = llm.model_copy(
+        update={"max_tokens": 200, "model_kwargs": {"parallel_tool_calls": False}}
+    )
+    agent = create_agent(brief, tools=[], response_format=ToolStrategy(City))
     state = agent.invoke({"messages": [HumanMessage(QUESTION)]}, {"recursion_limit": 12})
     assert state["structured_response"].city in ("Paris", "Rome")
-    plain = create_agent(llm, tools=[weather])
-    state = plain.invoke({"messages": [HumanMessage(QUESTION)]}, {"recursion_limit": 12})
-    assert state["messages"][-1].text
+    caller = create_agent(brief, tools=[weather], middleware=[call_first])
+    state = caller.invoke({"messages": [HumanMessage(QUESTION)]}, {"recursion_limit": 12})
+    kinds = [one.type for one in state["messages"]]
+    assert kinds == ["human", "ai", "tool", "ai"], kinds
+    assert "24 degrees" in state["messages"][2].text
     passed(f"{api}: agents")

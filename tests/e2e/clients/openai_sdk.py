@@ -92,7 +92,12 @@ def responses(text: str) -> None:
     passed("responses, whole and streamed")
     history = [{"role": "user", "content": QUESTION}]
     called = client.responses.create(
-        **GREEDY, input=history, tools=[FLAT], tool_choice="required", store=False
+        **GREEDY,
+        input=history,
+        tools=[FLAT],
+        tool_choice="required",
+        store=False,
+        parallel_tool_calls=False,
     )
     call = next(one for one in called.output if one.type == "function_call")
     assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
