@@ -24,7 +24,7 @@ for kind in ("chat", "completions"):
                 TOKENIZER,
             ),
             *("--endpoint-type", kind, "--streaming", "--request-count", "8", "--concurrency", "2"),
-            *("--synthetic-input-tokens-mean", "48", "--output-tokens-mean", "24"),
+            *("--isl", "48", "--osl", "24"),
             *("--extra-inputs", "ignore_eos:true", "--ui", "none", "--output-artifact-dir", kind),
         ],
         check=True,

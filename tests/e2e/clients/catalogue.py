@@ -1,4 +1,4 @@
-"""The clients, and what each needs beside itself. None brings torch."""
+"""The clients, and what each needs beside itself. None installs torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Client:
     """script: of this folder, run in an environment with `packages`. bare: packages that are
     installed without what they depend on. version_of: distributions whose versions are reported.
-    reference: script that the project's own Python runs before, and whose output the other gets."""
+    reference: script that the project's own Python runs before, and whose output the other gets.
+    borrows_torch: what the environment lacks is taken from the project's."""
 
     name: str
     script: str
@@ -17,6 +18,7 @@ class Client:
     version_of: tuple[str, ...]
     bare: tuple[str, ...] = ()
     reference: str | None = None
+    borrows_torch: bool = False
 
 
 # What lm-eval's model of a completions API imports.
@@ -24,6 +26,13 @@ _LM_EVAL = (
     *("aiohttp", "requests", "tenacity", "tqdm", "numpy", "jinja2", "pyyaml", "datasets"),
     *("transformers", "evaluate", "sqlitedict", "more_itertools", "pytablewriter", "dill"),
     *("word2number", "zstandard", "rouge-score", "sacrebleu", "scikit-learn", "typing_extensions"),
+)
+# guidellm's own list, without torch.
+_GUIDELLM = (
+    *("click", "culsans", "datasets", "eval_type_backport", "faker", "ftfy", "httpx[http2]"),
+    *("loguru", "msgpack", "numpy", "protobuf", "pydantic", "pydantic-settings", "pyyaml", "rich"),
+    *("sanic", "tabulate", "transformers", "uvloop", "more-itertools", "typing-extensions"),
+    *("websockets",),
 )
 
 CLIENTS = (
@@ -53,7 +62,14 @@ CLIENTS = (
         bare=("lm-eval",),
         reference="loglikelihood_reference.py",
     ),
-    Client("guidellm", "guidellm_benchmark.py", ("guidellm",), ("guidellm",)),
+    Client(
+        "guidellm",
+        "guidellm_benchmark.py",
+        _GUIDELLM,
+        ("guidellm",),
+        bare=("guidellm",),
+        borrows_torch=True,
+    ),
     Client("aiperf", "aiperf_profile.py", ("aiperf",), ("aiperf",)),
-    Client("open-webui", "open_webui_bodies.py", ("httpx",), ()),
+    Client("what open-webui 0.12.4 sends", "open_webui_bodies.py", ("httpx",), ("httpx",)),
 )

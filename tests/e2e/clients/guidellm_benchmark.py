@@ -12,10 +12,12 @@ from checks import BASE_URL, MODEL, TOKENIZER, passed
 COMMAND = Path(sys.executable).with_name("guidellm")
 subprocess.run(
     [
-        *(str(COMMAND), "benchmark", "run", "--target", BASE_URL, "--model", MODEL),
-        *("--profile", "concurrent", "--rate", "2", "--max-requests", "8"),
-        *("--data", "prompt_tokens=48,output_tokens=24", "--processor", TOKENIZER),
-        *("--output-path", "out.json"),
+        *(str(COMMAND), "run", "--disable-console-interactive"),
+        *("--backend", f"kind=openai_http,target={BASE_URL},model={MODEL}"),
+        *("--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=8"),
+        *("--data", "kind=synthetic_text,prompt_tokens=48,output_tokens=24"),
+        *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
+        *("--output", "kind=json,path=out.json"),
     ],
     check=True,
     timeout=600,

@@ -32,7 +32,8 @@ def weather(city: Literal["Paris", "Rome"]) -> str:
 def call_first(request, handler):
     """The small model calls nothing by itself."""
     has_called = any(isinstance(one, ToolMessage) for one in request.messages)
-    return handler(request.override(tool_choice=None if has_called else "required"))
+    choice = None if has_called else "required"
+    return handler(request.override(tool_choice=choice, model_settings={"strict": True}))
 
 
 for use_responses in (False, True):

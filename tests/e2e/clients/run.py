@@ -8,6 +8,7 @@ Environments are kept in --cache. Exit status 1 where a client fails.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -97,8 +98,19 @@ def _environment(client: Client, cache: Path) -> Path:
         subprocess.run([*install, *client.packages], check=True)
         if client.bare:
             subprocess.run([*install, "--no-deps", *client.bare], check=True)
+        if client.borrows_torch:
+            _lend(folder)
         marker.touch()
     return python
+
+
+def _lend(environment: Path) -> None:
+    """The folder that torch lies in comes last on the path."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "lent.pth").write_text(str(Path(found.origin).parents[1]) + "\n")
 
 
 def _versions(client: Client, python: Path) -> str:
