@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from specengine.core.limits import LimitConfig
 from specengine.core.operation import OperationConfig
-from specengine.core.options import HIDDEN, option
+from specengine.core.options import option
 from specengine.core.parallel_config import ParallelConfig
 from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, LOAD_QUANTIZATIONS, VERIFIERS
 from specengine.core.section import Section
@@ -262,11 +262,6 @@ class ServerConfig(OperationConfig):
     api_key_file: str | None = option(
         None, "file of more such tokens, one a line; lines that begin with # are left out"
     )
-    admin_api_key: str | None = option(
-        None,
-        "bearer token for /server_info, /flush_cache and /abort_request, which are closed without",
-        is_secret=True,
-    )
     shutdown_timeout: float = option(
         30.0, "seconds that requests have to finish after SIGTERM, while new ones get a 503"
     )
@@ -286,13 +281,7 @@ class ServerConfig(OperationConfig):
         self._require(bool(self.host), "host", "must not be empty; 0.0.0.0 listens everywhere")
         self._require(0 <= self.port <= 65535, "port", "must be between 0 and 65535")
         self._at_least(0, "shutdown_timeout")
-        for name in ("api_key", "admin_api_key"):
-            key = getattr(self, name)
-            self._require(key != "", name, "must not be empty; leave it out to have none")
-            # A printed configuration must not start a server whose key anyone knows.
-            self._require(
-                key != HIDDEN, name, "stands for a key that was not printed; give the key"
-            )
+        self._check_key("api_key")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from specengine.core.options import option
+from specengine.core.options import HIDDEN, option
 from specengine.core.section import Section
 
 _ORIGIN = re.compile(r"https?://[^/?#\s]+")
@@ -46,6 +46,11 @@ class OperationConfig(Section):
     ssl_keyfile: str | None = option(
         None, "PEM file of its private key, without a passphrase; default: in the certificate's"
     )
+    admin_api_key: str | None = option(
+        None,
+        "bearer token for /server_info, /flush_cache and /abort_request, which are closed without",
+        is_secret=True,
+    )
     cors_origins: str | None = option(
         None,
         "origins whose pages may call the server, separated by commas, such as "
@@ -61,7 +66,14 @@ class OperationConfig(Section):
     def scheme(self) -> str:
         return "http" if self.ssl_certfile is None else "https"
 
+    def _check_key(self, name: str) -> None:
+        key = getattr(self, name)
+        self._require(key != "", name, "must not be empty; leave it out to have none")
+        # A printed configuration must not start a server whose key anyone knows.
+        self._require(key != HIDDEN, name, "stands for a key that was not printed; give the key")
+
     def _check_ranges(self) -> None:
+        self._check_key("admin_api_key")
         self._at_least(0, "api_workers", "stream_interval", "watchdog_timeout", "max_restarts")
         self._require(
             self.ssl_keyfile is None or self.ssl_certfile is not None,

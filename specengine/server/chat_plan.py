@@ -16,6 +16,7 @@ from specengine.server.messages import with_ids
 from specengine.server.parsing.choice import ChoiceParser
 from specengine.server.protocol import ChatRequest
 from specengine.server.service import ServedEngine
+from specengine.server.structured import FORMAT
 from specengine.server.tools.constrain import Rules, answer_grammar
 from specengine.server.tools.format import Tool
 
@@ -100,18 +101,18 @@ def _variables(template: str, body: ChatRequest) -> dict[str, Any]:
 
 def _rules(body: ChatRequest, sampling: SamplingParams, tools: list[Tool]) -> Rules:
     """Calls are constrained where one must come, or a tool is strict."""
-    if body.must_call and sampling.grammar is not None:
-        raise RequestError(
-            f"{sampling.grammar.param} asks for a form, and tool_choice for a call; give one of "
-            "them",
-            "tool_choice",
-        )
+    form = sampling.grammar
+    if body.must_call and form is not None:
+        if form.param != FORMAT:
+            message = f"{form.param} asks for a form, and tool_choice for a call; give one of them"
+            raise RequestError(message, "tool_choice")
+        form = None  # of the content, which an answer of calls has none of
     is_constrained = body.must_call or any(tool.is_strict for tool in tools)
-    if tools and sampling.grammar is not None:
+    if tools and form is not None:
         is_constrained = True  # a call must be an alternative of the form
     return Rules(
         tools if is_constrained else (),
         body.must_call,
         body.parallel_tool_calls is not False and body.named_tool is None,
-        sampling.grammar,
+        form,
     )

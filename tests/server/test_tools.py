@@ -236,6 +236,8 @@ def test_templates_that_take_arguments_as_text(openai_client: OpenAI, model: Any
          True, "time"),
         ({"tools": [*TOOLS, tool("news", strict=True)]}, True, "weather time news"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, True, "weather time"),
+        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+         True, "weather time"),
         ({"response_format": {"type": "json_object"}}, True, ""),
     ],
 )  # fmt: skip
@@ -303,7 +305,7 @@ def test_variables_of_the_template(openai_client: OpenAI, model: Any) -> None:
         ({"tool_choice": "required"}, "tool_choice", "at least one"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
          "tool_choice", "add it to tools"),
-        ({"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
+        ({"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
          "tool_choice", "give one"),
         (_variables(chat_template="{{ 1 }}"), "chat_template_kwargs.chat_template", "leave it out"),
         (_variables(tools=[]), "chat_template_kwargs.tools", "leave it out"),
