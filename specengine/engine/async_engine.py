@@ -142,7 +142,7 @@ class AsyncEngine:
         def send(reply: Reply) -> bool:
             try:
                 loop.call_soon_threadsafe(streams.receive, reply)
-            except RuntimeError:  # the loop is closed: nobody is left to read
+            except RuntimeError:  # the loop is closed, and its caller gone
                 logger.debug("dropped a message: the event loop of its caller is closed")
             return True
 

@@ -108,6 +108,7 @@ def test_callers_are_forgotten_when_their_requests_have_ended(live: LiveServer) 
     body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "n": 2}}
     assert httpx.post(live.url + "/generate", json=body, timeout=30).status_code == 200
     assert live.asynchronous._host._open == {}
+    assert live.asynchronous._streams == {}
 
 
 def test_server_info_tells_what_runs(live: LiveServer) -> None:

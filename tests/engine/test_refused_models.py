@@ -17,18 +17,37 @@ from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
 
 # Those whose language part is of a known family are loaded instead.
-NESTED = ["llama4", "qwen3_5"]
-OTHERS = ["mamba", "bloom", "t5", "gpt2", "phi3", "mixtral", "whisper"]
+# The refusal names the language part, whatever the whole model is called.
+NESTED = {
+    "llama4": "Llama4ForCausalLM",
+    "qwen3_5": "Qwen3_5ForCausalLM",
+    "whisper": "WhisperForCausalLM",
+}
+OTHERS = ["mamba", "bloom", "gpt2", "phi3", "mixtral"]
 
 
-@pytest.mark.parametrize("model_type", NESTED + OTHERS)
+@pytest.mark.parametrize("model_type", [*NESTED, *OTHERS])
 @pytest.mark.parametrize("architectures", [["SomeOtherModel"], None], ids=["named", "none named"])
 def test_another_architecture_is_refused_before_anything_else_is_read(
     architectures: list[str] | None, model_type: str, tmp_path: Path
 ) -> None:
     """Nothing but its config.json is there."""
     CONFIG_MAPPING[model_type](architectures=architectures).save_pretrained(tmp_path)
-    message = r"architecture .+ is not supported; known: LlamaForCausalLM, Mistral|type 't5'"
+    named = "SomeOtherModel" if architectures else f"of model_type '{model_type}'"
+    named = NESTED.get(model_type, named)
+    message = f"architecture {named} is not supported; known: LlamaForCausalLM, Mistral"
+    with pytest.raises(ModelLoadError, match=message):
+        load(EngineConfig(model=ModelConfig(model=str(tmp_path))), Phases())
+
+
+@pytest.mark.parametrize("architectures", [["SomeOtherModel"], None], ids=["named", "none named"])
+def test_language_part_that_encodes_and_decodes_is_refused(
+    architectures: list[str] | None, tmp_path: Path
+) -> None:
+    CONFIG_MAPPING["t5"](architectures=architectures).save_pretrained(tmp_path)
+    message = (
+        r"config\.json cannot be used: its language part, of model_type 't5', is not supported"
+    )
     with pytest.raises(ModelLoadError, match=message):
         load(EngineConfig(model=ModelConfig(model=str(tmp_path))), Phases())
 

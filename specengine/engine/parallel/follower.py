@@ -87,7 +87,7 @@ class Follower:
         if engine.digest != message.digest:
             rank = self.link.communicator.rank
             raise EngineStoppedError(f"rank {rank} has chosen other tokens than rank 0")
-        engine.advance()  # nobody reads its text
+        engine.advance()  # its text is made on rank 0 alone
 
     @do.register
     def _(self, message: Idle) -> None:

@@ -51,7 +51,7 @@ class EngineHost:
     wake: called after each `post`; ends the wait between two turns. is_wanted: whether a message
     waits, asked amid a capture, which then ends early. prepares: capture graphs while
     there is no work. Only where nothing else in the process uses the device: beside a capture
-    nobody may wait for it or give memory back to it. quiet: how long there must have been no
+    no thread may wait for it or give memory back to it. quiet: how long there must have been no
     request before. interval: see Outbox.
     """
 

@@ -34,7 +34,7 @@ class Generate(Struct, tag="generate"):
 
 
 class Abort(Struct, tag="abort"):
-    """Nobody waits for this request any more. stream: of its first choice."""
+    """The caller of this request has gone. stream: of its first choice."""
 
     stream: int
 

@@ -55,7 +55,7 @@ class Outbox:
             self._details.append(Detail(stream, req.logprobs[start:], None, None))
 
     def drop(self, streams: range) -> None:
-        """Nobody waits for these any more."""
+        """The caller of these has gone."""
         for stream in streams:
             self._tokens.pop(stream, None)
             self._urgent.discard(stream)

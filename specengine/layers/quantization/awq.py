@@ -1,7 +1,7 @@
 """AWQ (Lin et al. 2023, arXiv:2306.00978) in 4 bits, in the order of its "gemm" version.
 
 `qweight` int32 [K, N / 8]: the eight columns of a word lie in the order 0, 2, 4, 6, 1, 3, 5, 7, the
-lowest bits first; `qzeros` [K / group, N / 8] likewise; `scales` [K / group, N].
+lowest bits first; `qzeros` [K / group, N / 8] in the same order; `scales` [K / group, N].
 """
 
 from __future__ import annotations

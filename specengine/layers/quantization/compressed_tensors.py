@@ -2,7 +2,7 @@
 of weights alone), stated in groups of layers.
 
 `weight_packed` int32 holds codes v + 2 ** (bits - 1) of signed v, eight of 4 bits in a word, the
-lowest bits first, along the inputs; `weight_zero_point` likewise, along the outputs.
+lowest bits first, along the inputs; `weight_zero_point` so too, along the outputs.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ PLAIN_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @dataclass
 class LayerTensors:
     """The tensors that a checkpoint has for a linear layer [rows, columns], by leaf of their names.
-    `name`: the layer's. Each is asked for once; `finish` refuses what nobody asked for."""
+    `name`: the layer's. Each is asked for once; `finish` refuses what was not asked for."""
 
     name: str
     rows: int
@@ -82,7 +82,7 @@ class Quantization(ABC):
     """The quantisation of one checkpoint.
 
     Layers that it left in floating point (`ignore`, `modules_to_not_convert`, mostly the head) are
-    told by their tensors: whoever reads one has `weight` in floating point, and no method is asked.
+    told by their tensors: such a layer has `weight` in floating point, and no method is asked.
     keeps_gguf: whether it is given a GGUF file's blocks, and serves GGUF files alone.
     """
 

@@ -144,7 +144,7 @@ class RemoteEngine:
         if self._end is not None:
             raise self._error()
         self._socket.send(self._encoder.encode(message), AT_ONCE)
-        self._loop.call_soon(self._take)  # its descriptor tells of a change once, to whoever looks
+        self._loop.call_soon(self._take)  # its descriptor tells of a change once
 
     def _take(self) -> None:
         """Note all that has come; requests go on after that, so that what waits is one event."""
