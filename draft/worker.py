@@ -71,7 +71,8 @@ class DraftWorker(TpModelWorker, ModelDrafter):
     @property
     def begins_async(self) -> bool:  # type: ignore[override]
         """A plan that the host makes may not be touched before the device has read it."""
-        return not self.runner.attn_backend.limits.plans_on_host
+        backend, modes = self.runner.attn_backend, (ForwardMode.EXTEND, ForwardMode.DRAFT_EXTEND)
+        return not any(backend.for_mode(mode).limits.plans_on_host for mode in modes)
 
     @abstractmethod
     def start(self, batch: ScheduleBatch) -> LogitsOutput:

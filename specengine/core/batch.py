@@ -150,7 +150,11 @@ class AttentionBackend(Protocol):
     """
 
     name: str
-    limits: AttentionLimits
+    limits: AttentionLimits  # for all modes but those that `for_mode` gives to another
+
+    def for_mode(self, mode: ForwardMode) -> AttentionBackend:
+        """The backend that serves this mode: itself, or one of those it is made of."""
+        ...
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan: ...
 

@@ -48,6 +48,17 @@ class ModelConfig(Section):
     device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
     attention_backend: str = option("auto", "attention kernels", ("auto", *ATTENTION_BACKENDS))
+    prefill_attention_backend: str | None = option(
+        None, "attention kernels for prompts, if others", (None, *ATTENTION_BACKENDS)
+    )
+    decode_attention_backend: str | None = option(
+        None,
+        "attention kernels for decoding and verification, if others",
+        (None, *ATTENTION_BACKENDS),
+    )
+    draft_attention_backend: str | None = option(
+        None, "attention kernels of a drafter's model, if others", (None, *ATTENTION_BACKENDS)
+    )
     chat_template: str | None = option(None, "Jinja file that replaces the model's chat template")
     cache_dir: str | None = option(None, "where converted models are kept")
     random_seed: int = option(0, "seeds dummy weights and requests that bring no seed")

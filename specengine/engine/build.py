@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 
+from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
@@ -40,7 +41,7 @@ from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
 from specengine.memory.allocator import TokenToKVPoolAllocator
 from specengine.memory.radix_cache import RadixCache
-from specengine.runner.attention import make_attention_backend
+from specengine.runner.attention import make_attention_backends
 from specengine.runner.attention.limits import check_trees
 from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.loader.load import check_quantization, load_model, model_class_of
@@ -103,24 +104,26 @@ def build_engine(
     config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
     draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
-        backend = make_attention_backend(config.model.attention_backend, loaded.device)
-        memory = allocate(config, loaded, draft, backend)
+        backends = make_attention_backends(config.model, loaded.device)
+        memory = allocate(config, loaded, draft, backends)
     pools = MemoryPools(memory.rows, memory.kv)
     graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
-    runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers, graphs)
-    draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
+    runner = ModelRunner(
+        loaded.model, loaded.device, pools, backends.target, draft.capture_layers, graphs
+    )
+    draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
     for one in (runner, *draft_runners):
         one.guards_graphs = config.graph.debug_cuda_graph
         if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
             one.compile_max_bs = config.graph.torch_compile_max_bs
     if costs is not None:
-        costs.facts = engine_facts(config, loaded, draft, backend.name)
+        costs.facts = engine_facts(config, loaded, draft, backends.names)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
-    _capture(config, engine, runner, phases, costs)
+    _capture(config, engine, runner, phases, costs, backends.draft)
     keep_at_the_end(costs, engine)
     engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
@@ -135,6 +138,7 @@ def _capture(
     runner: ModelRunner,
     phases: Phases,
     costs: CostFile | None,
+    draft_backend: AttentionBackend | None = None,
 ) -> None:
     """All graphs that are made at start."""
     sizes = None if config.graph.disable_cuda_graph else config.graph.cuda_graph_bs
@@ -145,7 +149,7 @@ def _capture(
     parts = engine.parts
     chooses, rounds = parts.adaptive is not None, None
     try:
-        rounds = make_rounds(config, runner, parts.drafter, parts.verifier, chooses)
+        rounds = make_rounds(config, runner, parts.drafter, parts.verifier, chooses, draft_backend)
     except HostRoundsError as error:
         engine.no_rounds = NoGraphs("round", str(error))
     apply_cost_file(costs, engine, rounds)

@@ -41,7 +41,15 @@ _UNRELATED = {
     "adaptive",
     "cost_table",
 }
-_STATED = {"model", "draft_model_path", "device", "attention_backend"}
+_STATED = {
+    "model",
+    "draft_model_path",
+    "device",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "draft_attention_backend",
+}
 _SOURCES = {".py", ".cu", ".cuh", ".cpp", ".c", ".h"}
 _PACKAGES = ("triton", "flashinfer-python", "sglang-kernel")
 
@@ -49,7 +57,7 @@ _PACKAGES = ("triton", "flashinfer-python", "sglang-kernel")
 def engine_facts(
     config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: str
 ) -> Facts:
-    """config: resolved. backend: of attention."""
+    """config: resolved. backend: of attention, by name."""
     facts: Facts = {
         "specengine": __version__,
         "kernels": _digest(Path(dispatch.__file__).parent),

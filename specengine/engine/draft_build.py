@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import NoLink, split_over
@@ -47,12 +48,11 @@ def _check_shape(spec: SpecConfig, draft: LoadedDraft, context_length: int) -> N
 
 
 def make_draft_runners(
-    draft: LoadedDraft, target: ModelRunner, kv: MHATokenToKVPool
+    draft: LoadedDraft, target: ModelRunner, kv: MHATokenToKVPool, backend: AttentionBackend
 ) -> tuple[ModelRunner, ...]:
-    """One a model, on the target's page table, attention backend and memory of graphs: forwards
-    take turns."""
+    """One a model, on the target's page table and memory of graphs: forwards take turns."""
     pools = MemoryPools(target.pools.req_to_token_pool, kv)
-    backend, device, memory = target.attn_backend, target.device, target.graph_memory
+    device, memory = target.device, target.graph_memory
     return tuple(
         ModelRunner(model, device, pools, backend, graph_memory=memory) for model in draft.models
     )

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import torch
 
-from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
 from specengine.core.parallel import split_over
 from specengine.draft.loaded import LoadedDraft, kv_shape_of
@@ -17,6 +16,7 @@ from specengine.engine.precompile import can_precompile, precompile_calls
 from specengine.engine.resolve import torch_dtype
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
+from specengine.runner.attention import AttentionBackends
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.memory.device import DeviceMemory
 from specengine.runner.memory.plan import MemoryPlan
@@ -40,9 +40,9 @@ class Memory:
 
 
 def allocate(
-    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends
 ) -> Memory:
-    plan = _plan_memory(config, loaded, draft, backend)
+    plan = _plan_memory(config, loaded, draft, backends)
     # The first page belongs to no request: padding rows of graphs write there.
     least = plan.least_of(loaded.link.communicator)
     num_slots = least.num_tokens + config.memory.page_size
@@ -65,7 +65,7 @@ def _kv_shape(loaded: LoadedModel) -> KVShape:
 
 
 def _plan_memory(
-    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend
+    config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends
 ) -> MemoryPlan:
     memory, schedule = DeviceMemory(loaded.device), config.schedule
     shape = _kv_shape(loaded)
@@ -78,8 +78,8 @@ def _plan_memory(
         tokens = chunk if chunk > 0 else context
         requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
         tokens = min(tokens, requests * context)  # no position past the rotary table
-        measure = partial(_peak, loaded, draft, backend, tokens, requests)
-        if can_precompile(config, backend):
+        measure = partial(_peak, loaded, draft, backends, tokens, requests)
+        if can_precompile(config, backends.target, backends.draft):
             precompile_calls([measure])
         needed = measure()
         peak += needed
@@ -102,14 +102,16 @@ def _plan_memory(
 
 
 def _peak(
-    loaded: LoadedModel, draft: LoadedDraft, backend: AttentionBackend, tokens: int, requests: int
+    loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends, tokens: int, requests: int
 ) -> int:
     """Bytes that a forward of this size needs, of the target or of a drafter's model."""
     size, layers = (tokens, requests, loaded.device), draft.capture_layers
-    needed = [peak_of_forward(loaded.model, backend, _kv_shape(loaded), *size, layers)]
+    needed = [peak_of_forward(loaded.model, backends.target, _kv_shape(loaded), *size, layers)]
     for model in draft.models:
         width = draft.feature_size
-        needed.append(peak_of_forward(model, backend, draft.kv_shape, *size, feature_size=width))
+        needed.append(
+            peak_of_forward(model, backends.draft, draft.kv_shape, *size, feature_size=width)
+        )
     return max(needed)
 
 

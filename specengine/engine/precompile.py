@@ -35,11 +35,12 @@ def representative_sizes(batch_sizes: list[int]) -> list[int]:
     return sorted({max(sizes) for sizes in under if sizes} | {min(batch_sizes)}, reverse=True)
 
 
-def can_precompile(config: EngineConfig, backend: AttentionBackend) -> bool:
+def can_precompile(config: EngineConfig, *backends: AttentionBackend) -> bool:
     """Whether all that a forward launches is PyTorch's or this project's, and not compiled as a
     whole; and whether there is anything to compile."""
     on_gpu = config.model.device == "cuda"
-    return on_gpu and backend.limits.precompiles and not config.graph.enable_torch_compile
+    ours = all(backend.limits.precompiles for backend in backends)
+    return on_gpu and ours and not config.graph.enable_torch_compile
 
 
 def precompile_calls(calls: Sequence[Call], num_representative: int = 1) -> None:

@@ -51,7 +51,8 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
     chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
     # The torch backend chooses its operators by lengths that the host knows: a graph cannot.
-    has_graphs = on_gpu and config.model.attention_backend != "torch"
+    backend = config.model.decode_attention_backend or config.model.attention_backend
+    has_graphs = on_gpu and "torch" not in (backend, config.model.draft_attention_backend)
     sizes = _graph_sizes(config.graph, rows, has_graphs)
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(

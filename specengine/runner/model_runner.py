@@ -86,7 +86,8 @@ class ModelRunner:
             return
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
-        if not padding or self.attn_backend.limits.plans_on_host:
+        prompts = self.attn_backend.for_mode(ForwardMode.EXTEND)
+        if not padding or prompts.limits.plans_on_host:
             self.prefill_graphs = NoGraphs("prefill", PLANS_ON_HOST if padding else PADDING_OFF)
             return
         self.prefill_graphs = PrefillGraphs(self)

@@ -15,6 +15,7 @@ from specengine.core.batch import AttentionBackend
 from specengine.engine.chat_template import render_chat
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.kernels.attention import flash_attention, flash_attention_ref
+from specengine.runner.attention.by_phase import PhasedAttentionBackend
 from specengine.runner.attention.flash_backend import FlashAttentionBackend
 from tests.e2e.near_ties import assert_same_but_for_ties
 from tests.runner.test_attention_flashinfer import in_pytorch  # noqa: F401
@@ -31,13 +32,19 @@ SPECS = {
     "tree": SpecConfig(algorithm="EAGLE3", **TREE),
 }
 
+KINDS = ["fa", "flashinfer", "fa for prompts", "flashinfer for prompts"]
+
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    fa = FlashAttentionBackend(flash_attention_ref.flash_attention)
     if request.param == "fa":
-        return FlashAttentionBackend(flash_attention_ref.flash_attention)
-    found: AttentionBackend = request.getfixturevalue("in_pytorch")
-    return found
+        return fa
+    flashinfer: AttentionBackend = request.getfixturevalue("in_pytorch")
+    if request.param == "flashinfer":
+        return flashinfer
+    first = request.param == "fa for prompts"
+    return PhasedAttentionBackend(*(fa, flashinfer) if first else (flashinfer, fa))
 
 
 def make(spec: SpecConfig | None, **flags: Any) -> LLM:
@@ -66,7 +73,7 @@ def run_on(llm: LLM, backend: AttentionBackend) -> None:
         runner.attn_backend = backend
 
 
-@pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
+@pytest.mark.parametrize("backend", KINDS, indirect=True)
 @pytest.mark.parametrize("name", SPECS)
 def test_backend_in_pytorch_changes_no_token(
     name: str, backend: AttentionBackend, plain: list[list[int]]
@@ -84,7 +91,7 @@ def test_backend_in_pytorch_changes_no_token(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are tested where there is a GPU")
-@pytest.mark.parametrize("backend", ["fa", "flashinfer"], indirect=True)
+@pytest.mark.parametrize("backend", KINDS, indirect=True)
 @pytest.mark.parametrize("name", ["chain", "tree"])
 def test_backend_with_fixed_buffers_changes_no_token(
     name: str,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
 from specengine.core.spec import Verifier
@@ -52,12 +53,15 @@ def make_rounds(
     drafter: Drafter,
     verifier: Verifier,
     chooses: bool,
+    draft_backend: AttentionBackend | None = None,
 ) -> RoundExecutor:
     """Not captured yet. For an engine with graphs. chooses: whether depths are chosen round by
-    round, no drafts among them. Raises HostRoundsError."""
-    sizes, limits = config.graph.cuda_graph_bs, runner.attn_backend.limits
+    round, no drafts among them. draft_backend: of attention in the drafter's model, where it is not
+    the runner's. Raises HostRoundsError."""
+    sizes, backend = config.graph.cuda_graph_bs, runner.attn_backend
+    limits, drafts = backend.limits, (draft_backend or backend).limits
     assert sizes is not None
-    if limits.plans_on_host:
+    if limits.plans_on_host or drafts.plans_on_host:
         raise HostRoundsError(fallbacks.PLANS_ON_HOST)
     if config.trace.trace is not None:
         raise HostRoundsError(fallbacks.TRACED)
@@ -71,7 +75,7 @@ def make_rounds(
         InGraphs(),
         padding=not config.graph.disable_cuda_graph_padding,
         forced_length=config.spec.simulate_accept_length,
-        may_pause=chooses and limits.first_keys and drafter.can_pause,
+        may_pause=chooses and drafts.first_keys and drafter.can_pause,
     )
     if chooses and drafted.source.model_is_tree and drafter.lookup is None:
         rounds.tree_sizes = smaller_sizes(drafted.steps, drafted.source.num_nodes)

@@ -1,13 +1,14 @@
 """Attention backends, one file each, made by name so that only the one in use is imported.
 
-engine/build.py makes one for all runners of an engine. The interface is core.interfaces'
-AttentionBackend. Start with triton_backend.py, which most engines use, or torch_backend.py, the
-reference.
+engine/build.py makes those of an engine: one for all runners, or one for prompts, one for rounds
+and one for drafts (make_attention_backends). The interface is core.batch.AttentionBackend. Start
+with triton_backend.py, which most engines use, or torch_backend.py, the reference.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,42 @@ if TYPE_CHECKING:
     import torch
 
     from specengine.core.batch import AttentionBackend
+    from specengine.core.config import ModelConfig
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AttentionBackends:
+    """Of one engine: the target's, and that of a drafter's model, mostly the same object."""
+
+    target: AttentionBackend
+    draft: AttentionBackend
+
+    @property
+    def names(self) -> str:
+        if self.draft is self.target:
+            return self.target.name
+        return f"{self.target.name}, {self.draft.name} for drafts"
+
+
+def make_attention_backends(model: ModelConfig, device: torch.device) -> AttentionBackends:
+    """Those that --attention-backend and its forms for prompts, rounds and drafts name. Raises
+    ConfigError."""
+    target = _by_phase(model, device)
+    name = model.draft_attention_backend
+    return AttentionBackends(target, make_attention_backend(name, device) if name else target)
+
+
+def _by_phase(model: ModelConfig, device: torch.device) -> AttentionBackend:
+    prefill = model.prefill_attention_backend or model.attention_backend
+    decode = model.decode_attention_backend or model.attention_backend
+    if prefill == decode:
+        return make_attention_backend(prefill, device)
+    from specengine.runner.attention.by_phase import PhasedAttentionBackend
+
+    made = [make_attention_backend(name, device) for name in (prefill, decode)]
+    return PhasedAttentionBackend(*made)
 
 
 def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:

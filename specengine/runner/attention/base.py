@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLayer
 from specengine.kernels.attention.types import PagedBatch
 
 
 class OneForward(ABC):
     """Base of backends that neither rotate nor write KV, and decode by an extend of one token."""
+
+    def for_mode(self, mode: ForwardMode) -> Self:
+        return self
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1

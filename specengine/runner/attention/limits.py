@@ -8,6 +8,7 @@ import torch
 
 from specengine.core.batch import AttentionBackend
 from specengine.core.errors import ConfigError
+from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLayer
 
 
@@ -15,6 +16,13 @@ def check_layers(
     backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype
 ) -> None:
     """Raises ConfigError where the backend lacks a layer's head size, or the KV's dtype."""
+    for mode in (ForwardMode.EXTEND, ForwardMode.DECODE):
+        _check_layers(backend.for_mode(mode), layers, dtype)
+
+
+def _check_layers(
+    backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype
+) -> None:
     limits = backend.limits
     name = str(dtype).removeprefix("torch.")
     if dtype == torch.float8_e4m3fn:
@@ -37,6 +45,7 @@ def check_layers(
 
 def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> None:
     """Raises ConfigError where the backend cannot verify draft trees with these layers."""
+    backend = backend.for_mode(ForwardMode.TARGET_VERIFY)
     if not backend.limits.windows_under_trees and any(layer.sliding_window for layer in layers):
         raise _refused(backend, "has no sliding window under draft trees; draft chains")
 
@@ -48,5 +57,5 @@ def _shape(layer: AttentionLayer) -> tuple[float | None, ...]:
 
 def _refused(backend: AttentionBackend, why: str) -> ConfigError:
     return ConfigError(
-        f"--attention-backend {backend.name} {why}, or use --attention-backend triton"
+        f"the attention backend {backend.name} {why}, or use --attention-backend triton"
     )

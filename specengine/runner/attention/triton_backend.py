@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from specengine.core.batch import AttnPlan, ForwardBatch
+from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.kernels.attention import rope_attention
 from specengine.kernels.attention.paged_attention import paged_attention
@@ -29,6 +32,9 @@ class TritonAttentionBackend:
 
     def __init__(self, device: torch.device) -> None:
         self.counters = torch.zeros(_MAX_SPLIT_GROUPS, dtype=torch.int32, device=device)
+
+    def for_mode(self, mode: ForwardMode) -> Self:
+        return self
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return self._plan(batch, batch.max_seq_len)
