@@ -3,6 +3,10 @@
 One writer and one reader. Each counts what it has moved, in a word of its own, so that neither
 waits for the other's lock. Between bytes and counter stands a lock of the process's own: taking it
 keeps their order on processors that change it.
+
+A counter is written by one aligned store of eight bytes, through a memoryview of words.
+struct.pack_into would not do: it clears its bytes first, and a reader that saw the 0 would begin
+again with the first message.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
-_WORD = struct.Struct("<Q")
+from specengine.core.errors import EngineStoppedError
+
+_WORD = 8  # bytes
 _HEAD, _TAIL, _DATA = 0, 64, 128  # bytes; the two counters lie in cache lines of their own
 _LENGTH = struct.Struct("<Q")
 _fence = Lock()
@@ -34,6 +40,7 @@ class Ring:
     def __init__(self, file: int) -> None:
         self.file = file
         self._bytes = mmap.mmap(file, os.fstat(file).st_size)
+        self._words = memoryview(self._bytes)[:_DATA].cast("Q")
         self.capacity = len(self._bytes) - _DATA
         self._moved = 0  # by this end, bytes
 
@@ -71,6 +78,7 @@ class Ring:
         return message
 
     def close(self) -> None:
+        self._words.release()
         self._bytes.close()
         os.close(self.file)
 
@@ -108,13 +116,15 @@ class Ring:
             check()
             patient = time.monotonic() - start > _PATIENT_AFTER
             time.sleep(_LONG if patient else _SHORT)
+        if not 0 < ready <= self.capacity:
+            raise EngineStoppedError(f"a ring between ranks is broken: {ready} bytes to read")
         return ready
 
     def _word(self, offset: int) -> int:
-        found = int(_WORD.unpack_from(self._bytes, offset)[0])
+        found = self._words[offset // _WORD]
         with _fence:
             return found
 
     def _set(self, offset: int, value: int) -> None:
         with _fence:
-            _WORD.pack_into(self._bytes, offset, value)
+            self._words[offset // _WORD] = value

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -42,6 +44,30 @@ def test_messages_come_whole_and_in_order(ends: tuple[Ring, Ring]) -> None:
     assert [reader.read(nothing) for _ in sent] == sent
     thread.join()
     assert writer.unread == reader.unread == 0
+
+
+_WRITER = """
+import sys
+from specengine.engine.parallel.ring import Ring
+ring = Ring(int(sys.argv[1]))
+for number in range(int(sys.argv[2])):
+    ring.write(number.to_bytes(8, "little"), lambda: None)
+"""
+
+
+def test_reader_of_another_process_never_sees_half_a_counter() -> None:
+    """A reader that looks all the time, while the writer moves its counter."""
+    reader, count = Ring.create(1 << 12), 100_000
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = [sys.executable, "-c", _WRITER, str(reader.file), str(count)]
+    with subprocess.Popen(arguments, env=environment, pass_fds=[reader.file]) as process:
+
+        def check() -> None:
+            assert process.poll() in (None, 0)
+
+        found = [int.from_bytes(reader.read(check), "little") for _ in range(count)]
+    assert found == [*range(count)]
+    reader.close()
 
 
 def test_waiting_ends_where_the_other_is_gone(ends: tuple[Ring, Ring]) -> None:
