@@ -107,7 +107,7 @@ def build_engine(
         memory = allocate(config, loaded, draft, backend)
     pools = MemoryPools(memory.rows, memory.kv)
     graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
-    runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.capture_layers, graphs)
+    runner = ModelRunner(loaded.model, loaded.device, pools, backend, draft.feature_layers, graphs)
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv)
     for one in (runner, *draft_runners):
         one.guards_graphs = config.graph.debug_cuda_graph
