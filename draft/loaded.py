@@ -76,7 +76,7 @@ class LoadedDraft:
 
     models: tuple[DecoderModel, ...]  # one, or one a level
     kv_shape: KVShape  # layers of all of them together
-    capture_layers: tuple[int, ...] = ()  # target layers whose outputs it reads, ascending
+    feature_layers: tuple[int, ...] = ()  # target layers whose outputs it reads, ascending
     feature_size: int | None = None  # width of what a model takes in beside tokens
 
 

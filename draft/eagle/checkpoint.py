@@ -98,7 +98,7 @@ class EagleCheckpoint:
         config.max_position_embeddings = max(config.max_position_embeddings, context_length)
         return config
 
-    def capture_layers(self, num_layers: int) -> tuple[int, ...]:
+    def feature_layers(self, num_layers: int) -> tuple[int, ...]:
         """Target layers, from 0, whose outputs are the features. Raises ModelLoadError where they
         cannot be."""
         own, shared = self.eagle_config.get(_IDS), self.raw.get(_IDS)

@@ -102,7 +102,7 @@ def _speculators_config(config: Eagle3Config, conversion: Conversion) -> dict[st
 
 def _measures(tensors: dict[str, Tensor], config: Eagle3Config) -> TargetMeasures:
     """Enough layers for those that the draft reads, or for the usual ones where it does not say."""
-    layers = config.capture_layers
+    layers = config.feature_layers
     if "fc.weight" not in tensors:
         raise ModelLoadError("the draft has no fc.weight; it is not one of EAGLE-3")
     width = tensors["fc.weight"].shape[1]

@@ -69,12 +69,12 @@ _SILENT = frozenset(
 
 @dataclass(frozen=True)
 class Eagle3Config:
-    """layer: the decoder layer's own keys. capture_layers: outputs, counted from 0; None leaves the
+    """layer: the decoder layer's own keys. feature_layers: outputs, counted from 0; None leaves the
     choice to the engine, by the same rule in both layouts."""
 
     layer: Raw
     draft_vocab_size: int
-    capture_layers: tuple[int, ...] | None
+    feature_layers: tuple[int, ...] | None
     target_hidden_size: int | None = None
     flags: Mapping[str, bool] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()  # keys that go no further
@@ -106,8 +106,8 @@ def sglang_config(config: Eagle3Config, name: str) -> Raw:
             "would serve the draft wrongly"
         )
     own: Raw = {"use_aux_hidden_state": True}
-    if config.capture_layers is not None:
-        own[IDS] = list(config.capture_layers)
+    if config.feature_layers is not None:
+        own[IDS] = list(config.feature_layers)
     raw: Raw = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -117,8 +117,8 @@ def sglang_config(config: Eagle3Config, name: str) -> Raw:
         "eagle_config": own,
         **{flag: True for flag in _FLAGS[1:] if config.flags[flag]},
     }
-    if config.capture_layers is not None:
-        raw[IDS] = vllm_ids(config.capture_layers)
+    if config.feature_layers is not None:
+        raw[IDS] = vllm_ids(config.feature_layers)
     if config.target_hidden_size is not None:
         raw["target_hidden_size"] = config.target_hidden_size
     return raw
@@ -131,7 +131,7 @@ def speculators_config(
     Raises ModelLoadError for what speculators has no counterpart of."""
     if config.flags["norm_before_fc"] and config.flags["fc_norm"]:
         raise ModelLoadError("norm_before_fc and fc_norm are both set; speculators takes one")
-    layers = config.capture_layers
+    layers = config.feature_layers
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -220,7 +220,7 @@ def _config(
     return Eagle3Config(
         layer=own,
         draft_vocab_size=int(draft_vocab_size or own["vocab_size"]),
-        capture_layers=None if layers is None else tuple(layers),
+        feature_layers=None if layers is None else tuple(layers),
         target_hidden_size=target_hidden_size,
         flags=flags,
         left_out=tuple(sorted(set(left_out))),

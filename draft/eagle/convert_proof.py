@@ -52,13 +52,13 @@ class Proof:
     num_tokens: int  # of the draft's vocabulary
     largest: float
     largest_logit: float
-    capture_layers: tuple[int, ...]  # outputs, counted from 0
+    feature_layers: tuple[int, ...]  # outputs, counted from 0
 
     def __str__(self) -> str:
         return (
             f"{self.num_rows} rows of {self.num_tokens} logits up to {self.largest_logit:.3g}, in "
             f"float32: largest difference {self.largest:g}; the same target tokens; both read the "
-            f"outputs of layers {list(self.capture_layers)}, counted from 0"
+            f"outputs of layers {list(self.feature_layers)}, counted from 0"
         )
 
 
@@ -66,17 +66,17 @@ class Proof:
 class _Answer:
     logits_TV: Tensor
     target_ids: Tensor
-    capture_layers: tuple[int, ...]
+    feature_layers: tuple[int, ...]
 
 
 def prove(first: Path, second: Path, measures: TargetMeasures) -> Proof:
     """Raises ModelLoadError where the two differ in anything; where one uses the target's head and
     the other rows of it, in more than how products of other shapes are rounded."""
     one, other = _answer(first, measures), _answer(second, measures)
-    if one.capture_layers != other.capture_layers:
+    if one.feature_layers != other.feature_layers:
         raise ModelLoadError(
-            f"{first} reads the outputs of layers {list(one.capture_layers)} and {second} those of "
-            f"{list(other.capture_layers)}"
+            f"{first} reads the outputs of layers {list(one.feature_layers)} and {second} those of "
+            f"{list(other.feature_layers)}"
         )
     if not torch.equal(one.target_ids, other.target_ids):
         raise ModelLoadError(f"the tokens of {first} and {second} stand for others of the target")
@@ -90,7 +90,7 @@ def prove(first: Path, second: Path, measures: TargetMeasures) -> Proof:
         num_tokens=one.logits_TV.shape[1],
         largest=largest,
         largest_logit=largest_logit,
-        capture_layers=one.capture_layers,
+        feature_layers=one.feature_layers,
     )
 
 
@@ -99,7 +99,7 @@ def _answer(directory: Path, measures: TargetMeasures) -> _Answer:
     draft = load_eagle3(_stand_in(directory, measures))
     model = cast(Eagle3Model, draft.models[0])
     generator = torch.Generator().manual_seed(0)
-    size = measures.hidden_size * len(draft.capture_layers)
+    size = measures.hidden_size * len(draft.feature_layers)
     features = model.fuse(torch.randn(_ROWS, size, generator=generator))
     tokens = torch.randint(measures.vocab_size, (_ROWS + _STEPS,), generator=generator)
     runner, states, logits = _runner(draft), features, []
@@ -112,7 +112,7 @@ def _answer(directory: Path, measures: TargetMeasures) -> _Answer:
         logits.append(output.logits)
         states = output.hidden[-1:]
     ids = torch.arange(model.vocab_size) if model.target_ids is None else model.target_ids
-    return _Answer(torch.cat(logits), ids, draft.capture_layers)
+    return _Answer(torch.cat(logits), ids, draft.feature_layers)
 
 
 def _rows(tokens: Tensor, begin: int) -> ModelWorkerBatch:

@@ -47,7 +47,7 @@ def load_eagle3(target: DraftTarget) -> LoadedDraft:
     """Raises ConfigError or ModelLoadError."""
     checkpoint = _open(target)
     checkpoint.refuse_other_features()
-    layers = checkpoint.capture_layers(target.loaded.model.num_layers)
+    layers = checkpoint.feature_layers(target.loaded.model.num_layers)
     size = target.hidden_size
     form = _form(checkpoint, target, num_features=len(layers))
     checkpoint.require_shape(
@@ -140,7 +140,7 @@ def _load(
     target: DraftTarget,
     form: EagleForm,
     model_class: type[EagleModel],
-    capture_layers: tuple[int, ...] = (),
+    feature_layers: tuple[int, ...] = (),
 ) -> LoadedDraft:
     model_config, target_model = target.loaded.config.model, cast(Any, target.loaded.model)
     source = ModelSource(
@@ -158,4 +158,4 @@ def _load(
     model = cast(EagleModel, loaded)
     model.share(target_model.embed, target_model.head)
     kv_shape = kv_shape_of(form.config, 1, target.dtype)
-    return LoadedDraft((model,), kv_shape, capture_layers, form.spec.hidden_size)
+    return LoadedDraft((model,), kv_shape, feature_layers, form.spec.hidden_size)

@@ -37,7 +37,7 @@ class MtpModel(nn.Module):
     kv_layer: the layer of the draft KV pool that it writes.
     """
 
-    capture_layers: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
     num_layers = 1
 
     def __init__(

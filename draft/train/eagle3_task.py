@@ -75,7 +75,7 @@ class Eagle3Task(UnrolledTask):
         tensors: dict[str, Tensor] = dict(self.module.named_parameters())
         tensors["fc.weight"] = self.module.checkpoint_fc()
         tensors |= vocabulary_tensors(self.vocabulary)
-        layers = self.teacher.capture_layers
+        layers = self.teacher.feature_layers
         config = eagle3_config(self.teacher.config, self.shape, self.vocabulary, layers)
         write_drafter(directory, tensors, config, self.dtype)
 

@@ -34,7 +34,7 @@ def write_drafter(
 
 
 def eagle3_config(
-    target: Any, shape: LayerSpec, vocabulary: DraftVocabulary, capture_layers: tuple[int, ...]
+    target: Any, shape: LayerSpec, vocabulary: DraftVocabulary, feature_layers: tuple[int, ...]
 ) -> dict[str, Any]:
     """config.json in SGLang's and SpecForge's form, which vLLM reads too: it counts layers by what
     they read, beside eagle_config. target: the target's configuration."""
@@ -58,9 +58,9 @@ def eagle3_config(
         "tie_word_embeddings": False,
         "bos_token_id": target.bos_token_id,
         "eos_token_id": target.eos_token_id,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in capture_layers],
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in feature_layers],
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(capture_layers),
+            "eagle_aux_hidden_state_layer_ids": list(feature_layers),
             "use_aux_hidden_state": True,
         },
     }

@@ -15,7 +15,7 @@ from torch import Tensor
 class TeacherOutput:
     """In the target's own dtype, without gradient."""
 
-    features: Tensor  # [T, F], outputs of the capture layers, joined; F = 0 without any
+    features: Tensor  # [T, F], outputs of the feature layers, joined; F = 0 without any
     hidden: Tensor  # [T, H], after the final norm
 
     @property

@@ -28,14 +28,14 @@ class Teacher:
     """Runs the serving runner in EXTEND over whole documents, on a page table and KV memory of its
     own: what drafters learn from is what their workers are handed.
 
-    capture_layers: ascending, counted from 0 by their output. max_tokens: of a forward; longer
+    feature_layers: ascending, counted from 0 by their output. max_tokens: of a forward; longer
     batches take several. cache_mb: memory, in MiB, for outputs of documents that come again.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        capture_layers: tuple[int, ...] = (),
+        feature_layers: tuple[int, ...] = (),
         max_tokens: int = 32_768,
         cache_mb: int = 0,
     ) -> None:
@@ -44,20 +44,20 @@ class Teacher:
         self.config = loaded.source.hf_config
         self.device = loaded.device
         self.embed_table: Tensor = self.model.model.embed_tokens.weight.detach()  # [V, H]
-        self.capture_layers = capture_layers
+        self.feature_layers = feature_layers
         self.max_tokens = max_tokens
         self.cache = FeatureCache(cache_mb * 2**20) if cache_mb else None
         self.context_length = min(loaded.source.context_length, max_tokens)
         count = loaded.model.num_layers
-        if any(not 0 <= layer < count for layer in capture_layers):
-            found = list(capture_layers)
+        if any(not 0 <= layer < count for layer in feature_layers):
+            found = list(feature_layers)
             raise ConfigError(f"feature layers {found}: the target has layers 0..{count - 1}")
         self.rows = ReqToTokenPool(_MAX_DOCUMENTS, self.context_length, self.device)
         kv_shape = kv_shape_of(self.config, count, self.dtype)
         pools = MemoryPools(self.rows, MHATokenToKVPool(max_tokens + 1, kv_shape, self.device))
         backend = make_attention_backend(loaded.config.model.attention_backend, self.device)
         self.worker = TpModelWorker(
-            ModelRunner(loaded.model, self.device, pools, backend, capture_layers)
+            ModelRunner(loaded.model, self.device, pools, backend, feature_layers)
         )
 
     @property
@@ -81,7 +81,7 @@ class Teacher:
 
     def _run(self, input_ids: Tensor, all_lens: list[int]) -> TeacherOutput:
         size, count = self.hidden_size, len(input_ids)
-        shape = (count, len(self.capture_layers) * size)
+        shape = (count, len(self.feature_layers) * size)
         features = torch.empty(shape, dtype=self.dtype, device=self.device)
         hidden = torch.empty(count, size, dtype=self.dtype, device=self.device)
         begin = 0

@@ -53,7 +53,7 @@ def decoder_stack(
     weights: StackWeights,
     kv: StackKV,
     batch: PagedBatch,
-    capture_layers: Sequence[int] = (),
+    feature_layers: Sequence[int] = (),
     *,
     backend: Backend = "auto",
 ) -> StackOutput:
@@ -68,5 +68,5 @@ def decoder_stack(
     if backend == "cuda" or (backend == "auto" and fits(x, weights.shape, batch)):
         from specengine.kernels.linear import decoder_stack_cuda
 
-        return decoder_stack_cuda.decoder_stack(x, weights, kv, batch, capture_layers)
-    return decoder_stack_ref.decoder_stack(x, weights, kv, batch, capture_layers)
+        return decoder_stack_cuda.decoder_stack(x, weights, kv, batch, feature_layers)
+    return decoder_stack_ref.decoder_stack(x, weights, kv, batch, feature_layers)

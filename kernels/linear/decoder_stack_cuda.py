@@ -147,8 +147,8 @@ class _Tables:
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], Tensor] = {}
 
-    def of(self, weights: StackWeights, kv: StackKV, capture_layers: Sequence[int]) -> Tensor:
-        places = {layer: place for place, layer in enumerate(sorted(capture_layers))}
+    def of(self, weights: StackWeights, kv: StackKV, feature_layers: Sequence[int]) -> Tensor:
+        places = {layer: place for place, layer in enumerate(sorted(feature_layers))}
         values: list[int] = []
         for number, layer in enumerate(weights.layers):
             values += (tensor.data_ptr() for tensor in vars(layer).values())
@@ -168,7 +168,7 @@ def decoder_stack(
     weights: StackWeights,
     kv: StackKV,
     batch: PagedBatch,
-    capture_layers: Sequence[int],
+    feature_layers: Sequence[int],
 ) -> StackOutput:
     shape, device, rows = weights.shape, x.device, len(x)
     blocks = multiprocessors(device)
@@ -181,20 +181,20 @@ def decoder_stack(
         _SOURCE, "decoder_stack", _defines(x, shape, blocks, batch), shared, device.index or 0
     )
     out = x.new_empty((rows, shape.hidden))
-    captured = x.new_empty((len(capture_layers), rows, shape.hidden))
+    features = x.new_empty((len(feature_layers), rows, shape.hidden))
     # Places and tables are kept; nothing may be that was computed while precompiling.
     if precompile.current() is None:
         places = StackBuffers.of(shape, blocks, device)
-        table = _tables.of(weights, kv, capture_layers)
+        table = _tables.of(weights, kv, feature_layers)
         placement = SMPlacement.of(("decoder_stack", shape, _halves(rows)), blocks, device)
-        first = (table, shape.num_layers, x, x.stride(0), out, captured, *vars(places).values())
+        first = (table, shape.num_layers, x, x.stride(0), out, features, *vars(places).values())
         numbering = placement.numbers, placement.taken, placement.seen
         arguments = (*first, *numbering, *_arguments(rows, weights, kv, batch))
         launch = partial(kernel.launch, (blocks, 1, 1), 32 * (_WARPS + 1), shared, arguments)
         if not placement.are_chosen and _may_choose(batch, rows):
             placement.choose(launch, seconds_of_launch)
         launch()
-    return StackOutput(out, list(captured))
+    return StackOutput(out, list(features))
 
 
 def _may_choose(batch: PagedBatch, rows: int) -> bool:

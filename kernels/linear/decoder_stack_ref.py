@@ -18,11 +18,11 @@ def decoder_stack(
     weights: StackWeights,
     kv: StackKV,
     batch: PagedBatch,
-    capture_layers: Sequence[int],
+    feature_layers: Sequence[int],
 ) -> StackOutput:
     shape, eps = weights.shape, weights.eps
     counts = [shape.heads, shape.kv_heads, shape.kv_heads]
-    captured = []
+    layer_features = []
     for number, layer in enumerate(weights.layers):
         qkv = few_row_ref.norm_linear(x, layer.input_gain, eps, layer.qkv, None, None)
         split = torch.split(qkv, [count * shape.head_dim for count in counts], dim=-1)
@@ -34,6 +34,6 @@ def decoder_stack(
         x = few_row_ref.linear_add(heads.flatten(1), layer.out, x)
         gates = few_row_ref.norm_gated_linear(x, layer.gain, eps, layer.gate_up)
         x = few_row_ref.linear_add(gates, layer.down, x)
-        if number in capture_layers:
-            captured.append(x)
-    return StackOutput(x, captured)
+        if number in feature_layers:
+            layer_features.append(x)
+    return StackOutput(x, layer_features)

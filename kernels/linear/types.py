@@ -97,10 +97,10 @@ class StackKV:
 
 @dataclass(frozen=True)
 class StackOutput:
-    """stream: [T, H] behind the last layer; captured: [T, H] behind each captured layer."""
+    """stream: [T, H] behind the last layer; layer_features: [T, H] behind each feature layer."""
 
     stream: Tensor
-    captured: list[Tensor]
+    layer_features: list[Tensor]
 
 
 def most_tasks(rows: int, shape: StackShape, batch: PagedBatch) -> int:

@@ -227,8 +227,8 @@ class ForwardBatch:
 
     attn_layers: tuple[AttentionLayer, ...] = ()  # set by the runner: those of its model, in order
     compiles: bool = False  # set by the runner: decoder layers go through torch.compile
-    capture_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
-    captured: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a capture layer
+    feature_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
+    layer_features: list[Tensor] = field(default_factory=list, repr=False)  # [T, H] a layer
     features: Tensor | None = field(default=None, repr=False)  # [T, F], what a drafter takes in
     # int64 [R], of drafters: rows whose output is wanted. All rows leave their KV; a model that
     # finds it worth it gives these alone (draft.eagle.model)

@@ -77,7 +77,7 @@ class LogitsOutput:
     logits: Tensor  # [R, V] in float32; R = len(logits_rows), or T
     argmax: Tensor | None = None  # int64 [R], where the graph already took it
     hidden: Tensor | None = None  # [T, H] after the final norm, every row of the batch
-    features: Tensor | None = None  # [T, F], outputs of the runner's capture_layers, joined
+    features: Tensor | None = None  # [T, F], outputs of the runner's feature_layers, joined
 
 
 @dataclass
@@ -86,4 +86,4 @@ class RowsOutput:
 
     best: Tensor  # int64 [T], the token of the largest logit
     hidden: Tensor  # [T, H] after the final norm
-    features: Tensor | None  # [T, F], outputs of the runner's capture_layers, joined
+    features: Tensor | None  # [T, F], outputs of the runner's feature_layers, joined

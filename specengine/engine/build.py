@@ -109,7 +109,7 @@ def build_engine(
     pools = MemoryPools(memory.rows, memory.kv)
     graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
     runner = ModelRunner(
-        loaded.model, loaded.device, pools, backends.target, draft.capture_layers, graphs
+        loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
     )
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
     for one in (runner, *draft_runners):

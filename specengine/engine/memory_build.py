@@ -105,7 +105,7 @@ def _peak(
     loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends, tokens: int, requests: int
 ) -> int:
     """Bytes that a forward of this size needs, of the target or of a drafter's model."""
-    size, layers = (tokens, requests, loaded.device), draft.capture_layers
+    size, layers = (tokens, requests, loaded.device), draft.feature_layers
     needed = [peak_of_forward(loaded.model, backends.target, _kv_shape(loaded), *size, layers)]
     for model in draft.models:
         width = draft.feature_size

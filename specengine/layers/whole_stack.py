@@ -37,7 +37,7 @@ class WholeStack:
 
     def run(self, hidden: Tensor, batch: ForwardBatch) -> Tensor | None:
         """[T, H], the stream before the first layer -> behind the last. Outputs of
-        batch.capture_layers are left on the batch. None, and nothing done, where layers have to run
+        batch.feature_layers are left on the batch. None, and nothing done, where layers have to run
         one by one."""
         if not len(hidden) or not self.takes_layers or batch.compiles:
             return None
@@ -51,8 +51,8 @@ class WholeStack:
         if buffers[0][0].dtype != hidden.dtype:  # KV in FP8
             return None
         kv = StackKV([k for k, _ in buffers], [v for _, v in buffers], batch.out_cache_loc)
-        out = decoder_stack.decoder_stack(hidden, self._weights(), kv, paged, batch.capture_layers)
-        batch.captured.extend(map(self.spec.true_stream, out.captured))
+        out = decoder_stack.decoder_stack(hidden, self._weights(), kv, paged, batch.feature_layers)
+        batch.layer_features.extend(map(self.spec.true_stream, out.layer_features))
         return out.stream
 
     def _weights(self) -> StackWeights:

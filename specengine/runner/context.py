@@ -38,5 +38,5 @@ class ForwardContext(Protocol):
 
 
 def joined_features(batch: ForwardBatch) -> Tensor | None:
-    """[T, F], the outputs of the batch's capture_layers side by side; None without such layers."""
-    return torch.cat(batch.captured, dim=-1) if batch.captured else None
+    """[T, F], the outputs of the batch's feature_layers side by side; None without such layers."""
+    return torch.cat(batch.layer_features, dim=-1) if batch.layer_features else None

@@ -55,17 +55,17 @@ class ModelRunner:
         device: torch.device,
         pools: MemoryPools,
         attn_backend: AttentionBackend,
-        capture_layers: tuple[int, ...] = (),
+        feature_layers: tuple[int, ...] = (),
         graph_memory: GraphMemory | None = None,
     ) -> None:
-        """capture_layers: ascending; the layers whose outputs a drafter reads. graph_memory: of the
+        """feature_layers: ascending; the layers whose outputs a drafter reads. graph_memory: of the
         engine, whose runners share it."""
         self.model = model
         self.device = device
         self.pools = pools
         self.attn_backend = attn_backend
         self.attn_layers = attention_layers(model)
-        self.capture_layers = capture_layers
+        self.feature_layers = feature_layers
         self.decode_graphs: DecodeGraphs | None = None  # set by capture_graphs, as are these two
         self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
         self.ragged_graphs: RaggedGraphs | None = None  # set by the engine (forward_graphs_build)
@@ -105,7 +105,7 @@ class ModelRunner:
             "token_to_kv_pool": self.pools.token_to_kv_pool,
             "attn_backend": self.attn_backend,
             "attn_layers": self.attn_layers,
-            "capture_layers": self.capture_layers,
+            "feature_layers": self.feature_layers,
         }
 
     def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
@@ -117,7 +117,7 @@ class ModelRunner:
             self.attn_backend,
         )
         on_device.attn_layers = self.attn_layers
-        on_device.capture_layers = self.capture_layers
+        on_device.feature_layers = self.feature_layers
         return on_device
 
     def guard_of(self, **owners: object) -> GraphGuard | None:

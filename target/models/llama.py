@@ -100,9 +100,9 @@ class DecoderStack(nn.Module):
         """Layers start .. end - 1, one by one."""
         for layer_id, layer in islice(enumerate(self.layers), start, end):
             hidden, residual = layer(positions, hidden, residual, batch)
-            if layer_id in batch.capture_layers:
+            if layer_id in batch.feature_layers:
                 stream = self.norm.stream(hidden, residual)
-                batch.captured.append(self.spec.true_stream(stream))
+                batch.layer_features.append(self.spec.true_stream(stream))
         return hidden, residual
 
     def _stream(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
@@ -111,8 +111,8 @@ class DecoderStack(nn.Module):
         for layer_id, layer in enumerate(layers):
             following = layers[layer_id + 1] if layer_id + 1 < len(layers) else None
             tail = layer.forward_streamed(positions, tail, batch, following)
-            if layer_id in batch.capture_layers:
-                batch.captured.append(self.spec.true_stream(tail.stream))
+            if layer_id in batch.feature_layers:
+                batch.layer_features.append(self.spec.true_stream(tail.stream))
         return tail.stream
 
 

@@ -16,7 +16,7 @@ Tensors = dict[str, Tensor]
 
 # 8 heads of 16 over 4 KV heads: not the target's shape.
 HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 8, 4, 16, 80
-CAPTURED = (0, 1, 2)
+FEATURE_LAYERS = (0, 1, 2)
 
 
 def config_of(target: Path, **extra: Any) -> dict[str, Any]:
@@ -104,14 +104,14 @@ def _eagle3_config(
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
             "draft_vocab_size": draft_vocab,
-            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in CAPTURED],
+            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in FEATURE_LAYERS],
             "transformer_layer_config": layer,
             **options,
         }
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "draft_vocab_size": draft_vocab,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(CAPTURED)},
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS)},
         **layer,
         **options,
     }
@@ -167,7 +167,7 @@ def oracle_eagle3(
         num_attention_heads=4,
         num_key_value_heads=4,
         norm_before_residual=True,
-        eagle_config={"eagle_aux_hidden_state_layer_ids": list(CAPTURED)},
+        eagle_config={"eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS)},
         **({} if draft_vocab is None else {"draft_vocab_size": draft_vocab}),
     )
     size = config["hidden_size"]

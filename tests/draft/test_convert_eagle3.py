@@ -59,7 +59,7 @@ def test_there_and_back(form: str, target: Path, tmp_path: Path) -> None:
     done = convert(str(source), there, TO_SPECULATORS)
     assert done.proof.largest == 0.0
     assert done.proof.largest_logit > 0.1
-    assert done.proof.capture_layers == checkpoints.CAPTURED
+    assert done.proof.feature_layers == checkpoints.FEATURE_LAYERS
     convert(str(there), back, Conversion())
     raw, tensors = read(source)
     raw_back, tensors_back = read(back)
@@ -70,7 +70,7 @@ def test_there_and_back(form: str, target: Path, tmp_path: Path) -> None:
     assert raw_back["eagle_config"][ids] == raw["eagle_config"][ids]
     assert raw_back[ids] == read(there)[0][ids] == [layer + 1 for layer in raw["eagle_config"][ids]]
     again = convert(str(back), tmp_path / "d", TO_SPECULATORS)
-    assert again.proof.capture_layers == checkpoints.CAPTURED
+    assert again.proof.feature_layers == checkpoints.FEATURE_LAYERS
     text, drafted = [5, 9, 4, 77, 31, 8], [12, 60]
     first = EagleReading(source, target).logits(text, drafted)
     for other in (there, back):

@@ -136,11 +136,11 @@ def test_counting_of_layers(small_models: dict[str, Path], tmp_path: Path) -> No
     """SGLang's ids are outputs; speculators' are inputs; without any, EAGLE-3's own."""
     target = small_models["llama"]
     sglang = EagleCheckpoint.read(str(checkpoints.eagle3(tmp_path / "a", target)))
-    assert sglang.capture_layers(3) == checkpoints.CAPTURED
+    assert sglang.feature_layers(3) == checkpoints.FEATURE_LAYERS
     path = checkpoints.eagle3(tmp_path / "b", target, speculators=True)
-    assert EagleCheckpoint.read(str(path)).capture_layers(3) == checkpoints.CAPTURED
+    assert EagleCheckpoint.read(str(path)).feature_layers(3) == checkpoints.FEATURE_LAYERS
     silent = edited(path, lambda c, t: c.pop("eagle_aux_hidden_state_layer_ids"))
-    assert EagleCheckpoint.read(str(silent)).capture_layers(30) == (1, 14, 26)
+    assert EagleCheckpoint.read(str(silent)).feature_layers(30) == (1, 14, 26)
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3"])

@@ -67,9 +67,9 @@ def test_features_are_the_hidden_states_of_transformers(
     source = resolve_model(ModelConfig(model=str(folder)))
     model: Any = load_model(source, find_model_class, torch.float32, torch.device("cpu"))
     batch = MiniRunner(model).batch(ForwardMode.EXTEND, [tokens])
-    batch.capture_layers = (0, 1)
+    batch.feature_layers = (0, 1)
     with torch.no_grad():
         model(batch.input_ids, batch.positions, batch)
-    for layer, found in zip(batch.capture_layers, batch.captured, strict=True):
+    for layer, found in zip(batch.feature_layers, batch.layer_features, strict=True):
         expected = states[1 + layer][0]
         assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5

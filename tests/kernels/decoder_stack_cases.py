@@ -138,11 +138,11 @@ class World:
         return World(self.x.float(), kv, self.batch)
 
     def run(
-        self, weights: StackWeights, backend: Backend, capture_layers: Sequence[int] = ()
+        self, weights: StackWeights, backend: Backend, feature_layers: Sequence[int] = ()
     ) -> tuple[StackOutput, Tensor]:
         """What came out, and the KV behind it, [layers, 2, S, kv_heads, head_dim]."""
         kv = replace(
             self.kv, k=[one.clone() for one in self.kv.k], v=[one.clone() for one in self.kv.v]
         )
-        out = decoder_stack(self.x, weights, kv, self.batch, capture_layers, backend=backend)
+        out = decoder_stack(self.x, weights, kv, self.batch, feature_layers, backend=backend)
         return out, torch.stack([torch.stack([*kv.k]), torch.stack([*kv.v])], dim=1)

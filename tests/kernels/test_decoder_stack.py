@@ -24,7 +24,7 @@ pytestmark = [*ON_HOPPER, pytest.mark.usefixtures("seeded")]
 
 def agree(given: tuple[StackOutput, Tensor], expected: tuple[StackOutput, Tensor]) -> None:
     close(given[0].stream, expected[0].stream)
-    for one, other in zip(given[0].captured, expected[0].captured, strict=True):
+    for one, other in zip(given[0].layer_features, expected[0].layer_features, strict=True):
         close(one, other)
     close(given[1][:, :, 1:], expected[1][:, :, 1:])
 
@@ -141,7 +141,7 @@ def test_a_graph_stays_right_while_requests_grow(side_stream: torch.cuda.Stream)
         graph.replay()
         expected = decoder_stack(world.x, weights, before, batch, (1,), backend="torch")
         close(given.stream, expected.stream)
-        close(given.captured[0], expected.captured[0])
+        close(given.layer_features[0], expected.layer_features[0])
         for one, other in zip([*kv.k, *kv.v], [*before.k, *before.v], strict=True):
             close(one[1:], other[1:])
 

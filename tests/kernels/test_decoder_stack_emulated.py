@@ -39,8 +39,8 @@ def _emulated(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def agree(given: tuple[StackOutput, Tensor], expected: tuple[StackOutput, Tensor]) -> None:
     close(given[0].stream, expected[0].stream)
-    assert len(given[0].captured) == len(expected[0].captured)
-    for one, other in zip(given[0].captured, expected[0].captured, strict=True):
+    assert len(given[0].layer_features) == len(expected[0].layer_features)
+    for one, other in zip(given[0].layer_features, expected[0].layer_features, strict=True):
         close(one, other)
     close(given[1][:, :, 1:], expected[1][:, :, 1:])
 
@@ -128,7 +128,7 @@ def test_rows_of_no_request_keep_nobody_waiting(requests: int) -> None:
     assert given.stream.shape == world.x.shape
     if requests:
         close(given.stream[:3], expected.stream)
-        close(given.captured[0][:3], expected.captured[0])
+        close(given.layer_features[0][:3], expected.layer_features[0])
         close(kv[:, :, 1:], expected_kv[:, :, 1:])
 
 
@@ -202,6 +202,6 @@ def test_precompiling_compiles_and_leaves_nothing(monkeypatch: pytest.MonkeyPatc
         given, _ = world.run(weights, "cuda", (0, 1))
     assert [defines["HALVES"] for defines in asked] == [1]
     assert given.stream.shape == world.x.shape
-    assert [one.shape for one in given.captured] == [world.x.shape] * 2
+    assert [one.shape for one in given.layer_features] == [world.x.shape] * 2
     assert StackBuffers.of.cache_info().currsize == 0
     agree(world.run(weights, "cuda"), world.run(weights, "torch"))

@@ -28,7 +28,7 @@ from tests.draft.eagle_checkpoints import save
 
 PROMPTS = ["rain", "a lamp", "why?", "two and two", "north", "sing"]
 NEW_TOKENS = 40
-CAPTURED = (1, 3, 4)
+FEATURE_LAYERS = (1, 3, 4)
 SIZE, HEADS, HEAD_DIM, INTERMEDIATE = 64, 4, 16, 96
 THETA = 10_000.0
 LEVELS = 3
@@ -87,7 +87,7 @@ class Lessons:
 
     @classmethod
     def of(cls, texts: list[TargetRows]) -> Lessons:
-        features = [rows.layers[:, list(CAPTURED)].flatten(1).clone() for rows in texts]
+        features = [rows.layers[:, list(FEATURE_LAYERS)].flatten(1).clone() for rows in texts]
         counts = []
         for rows in texts:
             places = torch.arange(len(rows.tokens))
@@ -109,7 +109,7 @@ class Student:
         self.embed = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
         wide = HEADS * HEAD_DIM
         shapes = {
-            "fc": (SIZE, len(CAPTURED) * SIZE),
+            "fc": (SIZE, len(FEATURE_LAYERS) * SIZE),
             "midlayer.self_attn.q_proj": (wide, 2 * SIZE),
             "midlayer.self_attn.k_proj": (wide, 2 * SIZE),
             "midlayer.self_attn.v_proj": (wide, 2 * SIZE),
@@ -200,7 +200,7 @@ class Student:
             "rope_theta": THETA,
             "max_position_embeddings": 512,
             "hidden_act": "silu",
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(CAPTURED)},
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(FEATURE_LAYERS)},
         }
         return save(folder, tensors, config)
 

@@ -166,7 +166,7 @@ def test_a_plan_is_reused_where_it_fits_and_refused_where_not(runner: ModelRunne
 def test_captured_features_are_layer_outputs(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "capture_layers", (0, 2))
+    monkeypatch.setattr(runner, "feature_layers", (0, 2))
     output = runner.forward(extend([TOKENS]))
     assert output.features is not None
     assert output.hidden is not None

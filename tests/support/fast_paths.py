@@ -43,13 +43,13 @@ from specengine.layers.layer_spec import (
 )
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
 
-CAPTURED = (0, 2)  # layers whose outputs are kept
+FEATURE_LAYERS = (0, 2)  # those whose outputs are kept
 
 
 @dataclass(frozen=True)
 class Forward:
-    """hidden: [T, H] after the final norm. features: [T, H] behind each of CAPTURED. was_taken:
-    whether the path ran, not only what it falls back to."""
+    """hidden: [T, H] after the final norm. features: [T, H] behind each of FEATURE_LAYERS.
+    was_taken: whether the path ran, not only what it falls back to."""
 
     hidden: Tensor
     features: list[Tensor]
@@ -82,7 +82,7 @@ def run_path(
             patched.setattr(runner.backend, "forward_extend", _attend)
         mode = ForwardMode.SPLIT_PREFILL if path is SPLIT_PREFILL else ForwardMode.EXTEND
         batch = runner.batch(mode, tokens)
-        batch.capture_layers, batch.compiles = CAPTURED, path is COMPILED
+        batch.feature_layers, batch.compiles = FEATURE_LAYERS, path is COMPILED
         model, given = runner.model, (batch.input_ids, batch.positions, batch)
         if path is SPLIT_PREFILL:
             assert model.forward_split_prefill(*given, 1) is None
@@ -90,7 +90,7 @@ def run_path(
             hidden = model.forward_split_prefill(*given, model.num_layers)
         else:
             hidden = model(*given)
-    return Forward(hidden, batch.captured, bool(calls))
+    return Forward(hidden, batch.layer_features, bool(calls))
 
 
 def let_take(path: ComputePath, calls: list[object], patch: pytest.MonkeyPatch) -> None:

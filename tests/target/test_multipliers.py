@@ -25,7 +25,7 @@ from specengine.layers.layer_spec import (
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
-from tests.support.fast_paths import CAPTURED, Forward, let_take, run_path, traced
+from tests.support.fast_paths import FEATURE_LAYERS, Forward, let_take, run_path, traced
 
 PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def reference(folder: Path) -> tuple[Forward, Tensor]:
     assert isinstance(model, transformers.GraniteForCausalLM)
     with torch.no_grad():
         out = model(torch.tensor([PROMPT]), output_hidden_states=True)
-    behind = [out.hidden_states[1 + layer][0] for layer in CAPTURED]
+    behind = [out.hidden_states[1 + layer][0] for layer in FEATURE_LAYERS]
     return Forward(out.hidden_states[-1][0], behind, True), out.logits[0]
 
 

@@ -36,7 +36,7 @@ def test_features_are_those_of_the_worker(
     documents = random_documents([7, 30], 320)
     llm.generate(documents, SamplingParams(max_tokens=1))
 
-    teacher = Teacher(load_target(target), checkpoints.CAPTURED)
+    teacher = Teacher(load_target(target), checkpoints.FEATURE_LAYERS)
     assert torch.equal(torch.cat(handed), teacher.forward(packed(documents)).features)
 
 

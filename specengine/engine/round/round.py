@@ -43,8 +43,8 @@ class TargetOutput:
     hidden_TH: Tensor
 
     def features(self) -> Tensor | None:
-        """Of the captured layers, for drafters that read them."""
-        return torch.cat(self.batch.captured, dim=-1) if self.batch.captured else None
+        """[T, F], of the feature layers, for drafters that read them."""
+        return torch.cat(self.batch.layer_features, dim=-1) if self.batch.layer_features else None
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Round:
         """The target's forward over all nodes."""
         batch = self.layout_of(key).verify_batch(self.runner, drafts)
         if key.paused:
-            batch.capture_layers = ()
+            batch.feature_layers = ()
         return TargetOutput(batch, self.runner.forward_extend(batch))
 
     def accept(self, drafts: Drafts, output: TargetOutput, key: RoundKey) -> None:

@@ -99,7 +99,7 @@ class FeatureJudge:
     def __init__(self, draft: LoadedDraft, device: torch.device, backend: AttentionBackend) -> None:
         self.model: Any = draft.models[0]
         self.place = (device, draft.kv_shape, backend)
-        self.capture_layers = list(draft.capture_layers)
+        self.feature_layers = list(draft.feature_layers)
 
     @torch.inference_mode()
     def judge(self, lessons: Lessons, view: View) -> Judgement:
@@ -124,8 +124,8 @@ class FeatureJudge:
 
     def features(self, rows: TargetRows, view: View) -> Tensor:
         """[n, H], what rows of the first level continue."""
-        if self.capture_layers:
-            fused: Tensor = self.model.fuse(rows.layers[:, self.capture_layers].flatten(1))
+        if self.feature_layers:
+            fused: Tensor = self.model.fuse(rows.layers[:, self.feature_layers].flatten(1))
             return fused
         return rows.layers[:, -1] if view.before_norm else rows.final
 

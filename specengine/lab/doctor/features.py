@@ -1,4 +1,4 @@
-"""The target's states as training sees them (transformers) beside those that serving captures."""
+"""The target's states as training sees them (transformers) beside those that serving keeps."""
 
 from __future__ import annotations
 

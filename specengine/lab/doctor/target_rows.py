@@ -32,7 +32,7 @@ class TargetRows:
 
 
 class TargetForward:
-    """The model of an engine with every layer captured, in memory of its own."""
+    """The model of an engine that keeps the output of every layer, in memory of its own."""
 
     def __init__(self, loaded: LoadedModel, max_tokens: int) -> None:
         model, dtype = loaded.model, torch_dtype(loaded.config.model.dtype)
@@ -72,11 +72,11 @@ def texts_runner(
     backend: AttentionBackend,
     num_texts: int,
     num_tokens: int,
-    capture_layers: tuple[int, ...] = (),
+    feature_layers: tuple[int, ...] = (),
 ) -> ModelRunner:
     """Rows 1 .. num_texts of its page table hold slots for num_tokens each."""
     table = ReqToTokenPool(num_texts, num_tokens, device)
     slots = torch.arange(1, num_texts * num_tokens + 1).view(num_texts, num_tokens)
     table.req_to_token[1:] = slots
     kv = MHATokenToKVPool(num_texts * num_tokens + 1, kv_shape, device)
-    return ModelRunner(model, device, MemoryPools(table, kv), backend, capture_layers)
+    return ModelRunner(model, device, MemoryPools(table, kv), backend, feature_layers)

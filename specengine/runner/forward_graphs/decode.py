@@ -71,7 +71,7 @@ class DecodeGraphs:
         torch.sub(batch.seq_lens, 1, out=batch.positions)
         table, model = self.context.page_table, self.context.model
         batch.out_cache_loc.copy_(table[batch.req_pool_indices, batch.positions])
-        batch.captured.clear()
+        batch.layer_features.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
         logits = model.head.logits(hidden)
         return LogitsOutput(logits, logits.argmax(dim=-1), hidden, joined_features(batch))

@@ -82,7 +82,7 @@ class PrefillGraphs:
     def _run(self, batch: ForwardBatch, inputs: PrefillInputs) -> LogitsOutput:
         rows, model = inputs.rows[inputs.requests_T], self.context.model
         batch.out_cache_loc.copy_(self.context.page_table[rows, inputs.positions_T])
-        batch.captured.clear()
+        batch.layer_features.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
         logits = model.head.logits(hidden[inputs.logits_rows])
         return LogitsOutput(logits, None, hidden, joined_features(batch))

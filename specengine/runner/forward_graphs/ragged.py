@@ -192,7 +192,7 @@ class RaggedGraphs:
         batch.out_cache_loc.copy_(self.context.page_table[inputs.row_T, inputs.place_T])
         if batch.tree is not None:
             torch.add(inputs.base_T, inputs.depth_T, out=batch.positions)
-        batch.captured.clear()
+        batch.layer_features.clear()
         hidden = model.forward(batch.input_ids, batch.positions, batch)
         rows = hidden[inputs.logits_rows_N] if key.logits == "chosen" else hidden
         logits = hidden[:0] if key.logits == "none" else model.head.logits(rows)

@@ -19,7 +19,7 @@ def peak_of_forward(
     num_tokens: int,
     num_requests: int,
     device: torch.device,
-    capture_layers: tuple[int, ...] = (),
+    feature_layers: tuple[int, ...] = (),
     feature_size: int | None = None,
 ) -> int:
     """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits allocates
@@ -30,7 +30,7 @@ def peak_of_forward(
     table = ReqToTokenPool(num_requests, lens[0], device)
     kv = MHATokenToKVPool(sum(lens) + 1, kv_shape, device)
     rows = [table.alloc() for _ in lens]
-    runner = ModelRunner(model, device, MemoryPools(table, kv), attn_backend, capture_layers)
+    runner = ModelRunner(model, device, MemoryPools(table, kv), attn_backend, feature_layers)
     batch = ModelWorkerBatch(
         forward_mode=ForwardMode.EXTEND,
         input_ids=torch.zeros(sum(lens), dtype=torch.int64),

@@ -38,7 +38,7 @@ def _stated(files: DraftFiles, num_layers: int) -> Layers:
     """What the configuration says, possible or not."""
     checkpoint = EagleCheckpoint(files.directory.name, files.raw)
     try:
-        return checkpoint.capture_layers(num_layers)
+        return checkpoint.feature_layers(num_layers)
     except ModelLoadError:
         own, shared = checkpoint.eagle_config.get(_IDS), files.raw.get(_IDS) or []
         return tuple(own) if own is not None else tuple(layer - 1 for layer in shared)
