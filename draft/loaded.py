@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from specengine.core.config import ModelConfig, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.model import DecoderModel
-from specengine.core.parallel import head_cuts
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS, draft_path_of
-from specengine.layers.rotary import config_head_dim
 from specengine.memory.kv_cache import KVShape
 from specengine.runner.loader.hub import fetch_from_hub, is_hub_id
 from specengine.runner.loader.load import FindModelClass
@@ -96,15 +93,3 @@ def draft_directory(path: str, with_weights: bool = True) -> Path:
             f"one of the built-in names {', '.join(SHIPPED_DRAFTERS)}"
         )
     return fetch_from_hub(path, with_weights)
-
-
-def kv_shape_of(hf_config: Any, num_layers: int, dtype: torch.dtype) -> KVShape:
-    """Of this rank: KV of its own heads alone."""
-    num_heads = hf_config.num_attention_heads
-    kv = head_cuts(num_heads, hf_config.num_key_value_heads or num_heads).kv
-    return KVShape(
-        num_layers=num_layers,
-        num_kv_heads=kv.size,
-        head_dim=config_head_dim(hf_config),
-        dtype=dtype,
-    )

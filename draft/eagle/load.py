@@ -7,10 +7,11 @@ from typing import Any, cast
 from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
-from specengine.draft.loaded import DraftTarget, LoadedDraft, kv_shape_of
+from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.memory.kv_shape import kv_shape_of
 
 _DUMMY_VOCABULARY = 32_000
 _LAYER = "layers.0."
@@ -157,5 +158,5 @@ def _load(
     )
     model = cast(EagleModel, loaded)
     model.share(target_model.embed, target_model.head)
-    kv_shape = kv_shape_of(form.config, 1, target.dtype)
+    kv_shape = kv_shape_of([model], target.dtype)
     return LoadedDraft((model,), kv_shape, feature_layers, form.spec.hidden_size)

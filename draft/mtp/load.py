@@ -8,12 +8,13 @@ from typing import Any, cast
 
 from specengine.core.config import SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
-from specengine.draft.loaded import DraftTarget, LoadedDraft, draft_directory, kv_shape_of
+from specengine.draft.loaded import DraftTarget, LoadedDraft, draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import DEEPSEEK, MIMO, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.memory.kv_shape import kv_shape_of
 
 
 def load_mtp(target: DraftTarget) -> LoadedDraft:
@@ -24,7 +25,7 @@ def load_mtp(target: DraftTarget) -> LoadedDraft:
     found = _dummy_layers(source) if target.is_dummy else find_layers(*_place(source, target))
     names = _one_a_step(found, target.spec)
     models = tuple(_load(source, name, index, target) for index, name in enumerate(names))
-    shape = kv_shape_of(target.loaded.source.hf_config, len(models), target.dtype)
+    shape = kv_shape_of(models, target.dtype)
     return LoadedDraft(models, shape, feature_size=target.hidden_size)
 
 

@@ -6,11 +6,12 @@ from typing import Any, cast
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.model import DecoderModel
-from specengine.draft.loaded import DraftTarget, LoadedDraft, kv_shape_of
+from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
+from specengine.runner.memory.kv_shape import kv_shape_of
 
 _SAMPLE = "Hello, world! 12345 = x**2;\n\tdef f(a): return 'ünïcode' 你好\n"
 
@@ -29,7 +30,7 @@ def load_standalone(target: DraftTarget) -> LoadedDraft:
         model_config.random_seed,
         model_config.context_length,
     )
-    shape = kv_shape_of(source.hf_config, source.hf_config.num_hidden_layers, target.dtype)
+    shape = kv_shape_of([model], target.dtype)
     return LoadedDraft((cast(DecoderModel, model),), shape)
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.errors import ConfigError, DataError
-from specengine.draft.loaded import kv_shape_of
 from specengine.draft.train.data.packing import PackedBatch
 from specengine.draft.train.features import FeatureCache, TeacherOutput
 from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.runner.worker import TpModelWorker
 
@@ -53,7 +53,7 @@ class Teacher:
             found = list(feature_layers)
             raise ConfigError(f"feature layers {found}: the target has layers 0..{count - 1}")
         self.rows = ReqToTokenPool(_MAX_DOCUMENTS, self.context_length, self.device)
-        kv_shape = kv_shape_of(self.config, count, self.dtype)
+        kv_shape = kv_shape_of([loaded.model], self.dtype)
         pools = MemoryPools(self.rows, MHATokenToKVPool(max_tokens + 1, kv_shape, self.device))
         backend = make_attention_backend(loaded.config.model.attention_backend, self.device)
         self.worker = TpModelWorker(

@@ -182,12 +182,13 @@ class AttentionBackend(Protocol):
         ...
 
     def forward_decode(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
-        """q [B, num_heads, head_dim], one row a request -> the same shape."""
+        """q [B, num_heads, head_dim], one row a request -> the same shape, or, of a layer with a
+        value_dim, [B, num_heads, value_dim]."""
         ...
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         """q [T, num_heads, head_dim], ragged by qo_indptr; causal after the prefix, or under
-        batch.tree -> the same shape."""
+        batch.tree -> as of forward_decode."""
         ...
 
 

@@ -22,7 +22,8 @@ class KVPool(Protocol):
     """memory.MHATokenToKVPool: one K and one V tensor a layer."""
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """K and V of a layer, each [S, num_kv_heads, head_dim]. No request owns slot 0."""
+        """K and V of a layer, [S, num_kv_heads, head_dim] each; of a layer with a value_dim, V is
+        the first value_dim numbers of K. No request owns slot 0."""
         ...
 
     def keep_paths(self, paths: KVPaths) -> None:
@@ -47,6 +48,7 @@ class AttentionLayer(Protocol):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None  # V is the first numbers of K, so many; None: V stands beside K
     scale: float
     sliding_window: int | None
     sinks: Tensor | None  # [num_heads], logits beside the scores that have no value
@@ -66,6 +68,7 @@ class AttentionLimits:
     layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
     fp8_kv: bool = False  # reads K and V in float8_e4m3fn
+    shared_kv: bool = False  # attends where V is a part of K (AttentionLayer.value_dim)
     first_keys: bool = False  # keeps unseen what lies before a request's first key
     precompiles: bool = False  # all that it launches is this project's: kernels.precompile holds it
 

@@ -9,8 +9,7 @@ from typing import TypeVar
 import torch
 
 from specengine.core.config import EngineConfig
-from specengine.core.parallel import split_over
-from specengine.draft.loaded import LoadedDraft, kv_shape_of
+from specengine.draft.loaded import LoadedDraft
 from specengine.engine.forward_graphs_build import graph_bytes
 from specengine.engine.precompile import can_precompile, precompile_calls
 from specengine.engine.resolve import torch_dtype
@@ -19,6 +18,7 @@ from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import AttentionBackends
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.memory.plan import MemoryPlan
 from specengine.runner.memory.profile import peak_of_forward
 
@@ -60,8 +60,7 @@ def _kv_shape(loaded: LoadedModel) -> KVShape:
     model = loaded.config.model
     is_fp8 = model.kv_cache_dtype == "fp8"
     dtype = torch.float8_e4m3fn if is_fp8 else torch_dtype(model.dtype)
-    with split_over(loaded.link.communicator):
-        return kv_shape_of(loaded.source.hf_config, loaded.model.num_layers, dtype)
+    return kv_shape_of([loaded.model], dtype)
 
 
 def _plan_memory(

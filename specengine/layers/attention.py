@@ -23,7 +23,8 @@ class Attention(nn.Module):
     Holds no weights of its own. `sliding_window`: a query at position p sees positions above
     p - window.
     `softcap`: scores are softcap * tanh(score / softcap). `sinks`: [num_heads], a further logit of
-    each head's softmax, which has no value (Xiao et al. 2023; gpt-oss learns it).
+    each head's softmax, which has no value (Xiao et al. 2023; gpt-oss learns it). `value_dim`: V is
+    the first value_dim numbers of K, which whoever projects them writes (`attend_stored`).
     """
 
     sinks: Tensor | None
@@ -39,6 +40,7 @@ class Attention(nn.Module):
         sliding_window: int | None = None,
         softcap: float | None = None,
         sinks: nn.Parameter | None = None,
+        value_dim: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -50,6 +52,7 @@ class Attention(nn.Module):
         self.sliding_window = sliding_window
         self.softcap = softcap
         self.sinks = sinks
+        self.value_dim = value_dim
         self.k_scale = self.v_scale = 1.0
 
     def use_kv_scales(self, k_scale: float, v_scale: float) -> None:
@@ -66,9 +69,7 @@ class Attention(nn.Module):
         batch's attention plan is missing or was made for another batch."""
         if q.shape[0] == 0:
             return q.new_empty(q.shape)
-        if batch.attn_plan is None:
-            raise PlanMismatchError("the batch carries no attention plan; plan it first")
-        batch.attn_plan.check(batch)
+        _check_plan(batch)
         if self.k_scale != 1.0:
             k = k / self.k_scale
         if self.v_scale != 1.0:
@@ -88,6 +89,20 @@ class Attention(nn.Module):
         k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(self.layer_id)
         angles = None if self.rotary is None else self.rotary.cos_sin_cache
         rotated = rope_store_kv(q, k, v, positions, angles, k_cache, v_cache, batch.out_cache_loc)
+        return self.attend_stored(rotated, batch)
+
+    def attend_stored(self, q: Tensor, batch: ForwardBatch) -> Tensor:
+        """The last step alone, of rotated queries [T, num_heads, head_dim] whose keys and values
+        are in the batch's slots -> [T, num_heads, value_dim or head_dim]."""
+        if q.shape[0] == 0:
+            return q.new_empty(*q.shape[:2], self.value_dim or self.head_dim)
+        _check_plan(batch)
         if batch.forward_mode.is_decode():
-            return batch.attn_backend.forward_decode(rotated, self, batch)
-        return batch.attn_backend.forward_extend(rotated, self, batch)
+            return batch.attn_backend.forward_decode(q, self, batch)
+        return batch.attn_backend.forward_extend(q, self, batch)
+
+
+def _check_plan(batch: ForwardBatch) -> None:
+    if batch.attn_plan is None:
+        raise PlanMismatchError("the batch carries no attention plan; plan it first")
+    batch.attn_plan.check(batch)

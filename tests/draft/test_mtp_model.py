@@ -17,13 +17,13 @@ from specengine.draft.mtp.load import load_mtp
 from specengine.draft.mtp.model import MtpModel
 from specengine.kernels.linear import layer_tail, layer_tail_cuda, layer_tail_ref
 from specengine.kernels.linear.types import Tail
-from specengine.layers.rotary import config_head_dim
-from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
+from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.source import resolve_model
+from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.target.registry import find_model_class
 from tests.draft.mtp_reading import FORMS, Reading, add_mtp
@@ -55,10 +55,7 @@ class Runner:
         rows = ReqToTokenPool(1, 128, CPU)
         slots = torch.randperm(128, generator=torch.Generator().manual_seed(1)) + 1
         rows.req_to_token[0] = slots.to(torch.int32)
-        config = model.config
-        shape = KVShape(
-            kv_layers, config.num_key_value_heads, config_head_dim(config), torch.float32
-        )
+        shape = replace(kv_shape_of([model], torch.float32), num_layers=kv_layers, layer_ids=None)
         pools = MemoryPools(rows, MHATokenToKVPool(129, shape, CPU))
         self.runner = ModelRunner(model, CPU, pools, TorchAttentionBackend())
         self.length = 0

@@ -56,6 +56,7 @@ class Layer:
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    value_dim: int | None = None
     layer_id: int = 0
     rotary: Rotary | None = None
 
@@ -124,7 +125,9 @@ class Case:
         k = torch.randn(shape, generator=gen)
         v = torch.randn(shape, generator=gen)
         k[0] = v[0] = float("nan")
-        return Pool(k.to(self.device, self.dtype), v.to(self.device, self.dtype))
+        k = k.to(self.device, self.dtype)
+        width = self.layer.value_dim
+        return Pool(k, v.to(k) if width is None else k[..., :width])
 
     def q(self) -> Tensor:
         gen = torch.Generator().manual_seed(self.seed + 1)
@@ -191,7 +194,7 @@ def dense_attention(case: Case, batch: ForwardBatch, q: Tensor) -> Tensor:
     layer = case.layer
     k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(0)
     group = layer.num_heads // layer.num_kv_heads
-    out = torch.empty(q.shape, dtype=torch.float64)
+    out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=torch.float64)
     row = 0
     for request, (prefix, extend) in enumerate(case.lens):
         slots = batch.req_to_token_pool.req_to_token[request + 1].tolist()

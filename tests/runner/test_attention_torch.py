@@ -18,7 +18,15 @@ from specengine.runner.attention.torch_backend import TorchAttentionBackend
 from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
 from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
-from tests.runner.attention_cases import BUSHY, FORK, ROOT_ALONE, Case, Layer, dense_attention
+from tests.runner.attention_cases import (
+    BUSHY,
+    FORK,
+    ROOT_ALONE,
+    Case,
+    Layer,
+    dense_attention,
+    every_mode,
+)
 
 
 def check(case: Case, tolerance: float = 2e-6) -> None:
@@ -136,6 +144,12 @@ def run(case: Case) -> torch.Tensor:
     batch = case.batch(backend)
     backend.init_forward_metadata(batch)
     return backend.forward_extend(case.q(), case.layer, batch)
+
+
+@pytest.mark.parametrize("case", every_mode())
+def test_values_that_are_a_part_of_keys(case: Case) -> None:
+    case.layer = Layer(num_heads=4, num_kv_heads=1, head_dim=24, value_dim=16)
+    check(case)
 
 
 @pytest.mark.parametrize("layer", [Layer(4, 4), Layer(8, 1), Layer(3, 3, 24)])

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
-from specengine.kernels.kv.types import KVPaths
-from specengine.layers.rotary import config_head_dim
+from specengine.layers.attention import attention_layers
+from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from specengine.runner.memory.kv_shape import kv_shape_of
 
 _ROOM = 160  # tokens a request
 
@@ -21,22 +22,6 @@ _ROOM = 160  # tokens a request
 @dataclass
 class _PageTable:
     req_to_token: Tensor
-
-
-class _Pool:
-    """Slots of a request are scattered, so that nothing works by accident of order."""
-
-    def __init__(self, config: Any, num_slots: int, dtype: torch.dtype) -> None:
-        shape = (num_slots, config.num_key_value_heads, config_head_dim(config))
-        layers = range(config.num_hidden_layers)
-        self.buffers = [torch.zeros(2, *shape, dtype=dtype).unbind() for _ in layers]
-
-    def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        k, v = self.buffers[layer_id]
-        return k, v
-
-    def keep_paths(self, paths: KVPaths) -> None:
-        raise AssertionError("models do not move KV")
 
 
 class MiniRunner:
@@ -47,7 +32,8 @@ class MiniRunner:
         slots = torch.randperm(num_requests * _ROOM, generator=torch.Generator().manual_seed(1)) + 1
         self.table = _PageTable(slots.view(num_requests, _ROOM).to(torch.int32))
         dtype = model.embed.weight.dtype
-        self.pool = _Pool(model.config, num_requests * _ROOM + 1, dtype)
+        shape = kv_shape_of([model], dtype)
+        self.pool = MHATokenToKVPool(num_requests * _ROOM + 1, shape, torch.device("cpu"))
         self.backend = TorchAttentionBackend()
         self.lens = [0] * num_requests
 
@@ -64,6 +50,7 @@ class MiniRunner:
         )
         cpu = torch.device("cpu")
         batch = ForwardBatch.init_new(snapshot, cpu, self.table, self.pool, self.backend)
+        batch.attn_layers = attention_layers(self.model)
         if batch.num_tokens:
             self.backend.init_forward_metadata(batch)
         for index, new in enumerate(tokens):

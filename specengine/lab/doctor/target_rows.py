@@ -9,13 +9,13 @@ from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardMode, ModelWorkerBatch
 from specengine.core.model import DecoderModel
-from specengine.draft.loaded import kv_shape_of
 from specengine.engine.resolve import torch_dtype
 from specengine.lab.doctor.texts import Text
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 
 
@@ -36,7 +36,7 @@ class TargetForward:
 
     def __init__(self, loaded: LoadedModel, max_tokens: int) -> None:
         model, dtype = loaded.model, torch_dtype(loaded.config.model.dtype)
-        kv_shape = kv_shape_of(loaded.source.hf_config, model.num_layers, dtype)
+        kv_shape = kv_shape_of([model], dtype)
         backend = make_attention_backend(loaded.config.model.attention_backend, loaded.device)
         layers = tuple(range(model.num_layers))
         self.runner = texts_runner(model, loaded.device, kv_shape, backend, 1, max_tokens, layers)

@@ -37,6 +37,8 @@ def _check_layers(
             raise _refused(backend, "does not cap attention scores (attention_softcap)")
         if layer.sinks is not None and not limits.sinks:
             raise _refused(backend, "has no attention sinks")
+        if layer.value_dim is not None and not limits.shared_kv:
+            raise _refused(backend, "does not read latent attention, whose V is a part of K")
     if limits.layers_alike and len({_shape(layer) for layer in layers}) > 1:
         raise _refused(
             backend, "wants every layer to have the same heads, scale, window and softcap"
@@ -51,7 +53,7 @@ def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> 
 
 
 def _shape(layer: AttentionLayer) -> tuple[float | None, ...]:
-    heads = layer.num_heads, layer.num_kv_heads, layer.head_dim
+    heads = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
     return *heads, layer.scale, layer.sliding_window, layer.softcap
 
 

@@ -17,8 +17,9 @@ def attend(
     mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    """[B, heads, Q, D] over [B, num_kv_heads, K, D] -> q's shape. heads: a multiple of
-    num_kv_heads. mask: added to the scores; is_causal: in its place, where Q = K."""
+    """q [B, heads, Q, D], k [B, num_kv_heads, K, D], v [B, num_kv_heads, K, V] ->
+    [B, heads, Q, V]. heads: a multiple of num_kv_heads. mask: added to the scores; is_causal: in
+    its place, where Q = K."""
     is_grouped = q.shape[1] != k.shape[1]
     if layer.softcap is None and layer.sinks is None:
         return F.scaled_dot_product_attention(

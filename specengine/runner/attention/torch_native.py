@@ -45,16 +45,17 @@ class NativeDecode:
 
 
 def fits(batch: ForwardBatch) -> bool:
-    k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(0)
+    k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(_first_layer(batch))
     return (
         batch.forward_mode.is_decode()
         and native.fits(k_cache[: batch.batch_size])
+        and v_cache.shape == k_cache.shape
         and sum(batch.prefix_lens_cpu) < _MAX_KEYS
     )
 
 
 def plan_native(batch: ForwardBatch) -> NativeDecode:
-    k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(0)
+    k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(_first_layer(batch))
     return NativeDecode(
         req_to_token=batch.req_to_token_pool.req_to_token,
         rows=batch.req_pool_indices,
@@ -63,3 +64,7 @@ def plan_native(batch: ForwardBatch) -> NativeDecode:
         scratch=torch.empty(int(batch.seq_lens.max()) + 2 * k_cache.shape[2]),
         batch=batch,
     )
+
+
+def _first_layer(batch: ForwardBatch) -> int:
+    return batch.attn_layers[0].layer_id if batch.attn_layers else 0

@@ -52,11 +52,11 @@ class PaddedAttention:
         batch_size, num_queries = self.depths_BQ.shape
         if num_queries == 1:
             grouped = q.reshape(batch_size, layer.num_kv_heads, -1, layer.head_dim)
-            return attend(grouped, k, v, layer, mask).reshape(q.shape)
+            return attend(grouped, k, v, layer, mask).reshape(*q.shape[:2], -1)
         padded = q if self.rows_BQ is None else q[self.rows_BQ]
         padded = padded.reshape(batch_size, num_queries, *q.shape[1:]).transpose(1, 2)
         out = attend(padded, k, v, layer, mask)
-        flat = out.transpose(1, 2).reshape(-1, *q.shape[1:])
+        flat = out.transpose(1, 2).reshape(-1, q.shape[1], out.shape[-1])
         return flat if self.real is None else flat.index_select(0, self.real)
 
 

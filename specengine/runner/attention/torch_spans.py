@@ -58,7 +58,7 @@ class Span:
         return self.masks[window, dtype]
 
     def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, layer: AttentionLayer) -> Tensor:
-        """q [Q, num_heads, head_dim], this request's rows -> the same shape."""
+        """q [Q, num_heads, head_dim], this request's rows -> [Q, num_heads, width of V]."""
         keys = self.keys(layer.sliding_window)
         k, v = self.gather(k_cache, keys, q.dtype), self.gather(v_cache, keys, q.dtype)
         if self.num_queries == 1 and not self.num_past:
@@ -73,7 +73,7 @@ class Span:
 def _attend_one(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
     """One query that sees all of K: the query heads of a group are the rows of one matmul."""
     grouped = q.reshape(1, layer.num_kv_heads, -1, layer.head_dim)
-    return attend(grouped, k, v, layer).reshape(q.shape)
+    return attend(grouped, k, v, layer).reshape(*q.shape[:2], -1)
 
 
 @dataclass
@@ -83,7 +83,8 @@ class SpanAttention:
     def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         if len(self.spans) == 1:
             return self.spans[0].forward(q, k_cache, v_cache, layer)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        shape = (*q.shape[:2], v_cache.shape[2])
+        out = torch.empty(shape, dtype=q.dtype, device=q.device)
         for span in self.spans:
             rows = slice(span.begin, span.begin + span.num_queries)
             out[rows] = span.forward(q[rows], k_cache, v_cache, layer)
