@@ -66,6 +66,9 @@ class HybridDrafter(Drafter):
     def captures(self) -> Iterator[Callable[[], object]]:
         return self.inner.captures()
 
+    def precompile_calls(self) -> Iterator[Callable[[], object]]:
+        return self.inner.precompile_calls()
+
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         drafts = [self._long_match(req) for req in batch.reqs]
         found = [draft for draft in drafts if draft is not None]

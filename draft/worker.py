@@ -101,11 +101,22 @@ class DraftWorker(TpModelWorker, ModelDrafter):
 
     def captures(self) -> Iterator[Callable[[], object]]:
         """Of forwards in which the drafter reads prompts."""
-        states = getattr(self, "states", None)  # as wide as what it reads beside tokens
         for graphs in filter(None, (runner.ragged_graphs for runner in self.runners)):
             for key in graphs.sizes.prefill_keys():
                 if key not in graphs.cache.captured:
-                    yield partial(graphs.prepare, key, states)
+                    yield partial(graphs.prepare, key, self._states)
+
+    def precompile_calls(self) -> Iterator[Callable[[], object]]:
+        for runner in self.runners:
+            graphs = runner.ragged_graphs
+            if graphs is not None and runner.attn_backend.limits.precompiles:
+                for key in graphs.sizes.prefill_keys():
+                    yield partial(graphs.precompile, key, self._states)
+
+    @property
+    def _states(self) -> Tensor | None:
+        """As wide as what it reads beside tokens."""
+        return getattr(self, "states", None)
 
     def predict_shape(self, batch: ScheduleBatch) -> list[int] | None:
         """None for sampled trees, some of whose nodes may turn out not to exist."""

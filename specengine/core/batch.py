@@ -202,7 +202,7 @@ class ForwardBatch:
     number, except under a tree, where it is prefix_lens[i] - num_past + depth.
     """
 
-    unguarded = ("captured",)  # runner/graph_guard.py
+    unguarded = ("layer_features",)  # runner/graph_guard.py
 
     forward_mode: ForwardMode
     batch_size: int

@@ -104,6 +104,11 @@ class Drafter(ABC):
         while there is no work; no round may be in flight."""
         return iter(())
 
+    def precompile_calls(self) -> Iterator[Callable[[], object]]:
+        """Under kernels.precompile they compile what `captures` records, one call a kind of graph:
+        a kernel that is first needed in a capture takes a second, in which no request is served."""
+        return iter(())
+
     def predict_shape(self, batch: ScheduleBatch) -> list[int] | None:
         """The nodes of each request's next draft, root included; None where that depends on what is
         drafted."""

@@ -154,7 +154,7 @@ def _capture(
         engine.no_rounds = NoGraphs("round", str(error))
     apply_cost_file(costs, engine, rounds)
     with phases.phase("compile kernels"):
-        compile_ahead(config, runner, rounds)
+        compile_ahead(config, runner, rounds, parts.drafter)
     with tally() as compiled:
         with phases.phase("capture graphs"):
             runner.capture_graphs(list(sizes), not config.graph.disable_cuda_graph_padding)

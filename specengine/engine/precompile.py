@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 from time import perf_counter
 
 import torch
 
 from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
+from specengine.core.drafter import Drafter
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
 from specengine.kernels.precompile import precompile
@@ -58,19 +60,25 @@ def precompile_calls(calls: Sequence[Call], num_representative: int = 1) -> None
         logger.info("compiled %d kernels at once in %.1f s", stage.tally.kernels, took)
 
 
-def compile_ahead(config: EngineConfig, runner: ModelRunner, rounds: RoundExecutor | None) -> None:
-    """Compile what the graphs of an engine need. What this leaves out is compiled when a graph is
-    captured."""
+def compile_ahead(
+    config: EngineConfig, runner: ModelRunner, rounds: RoundExecutor | None, drafter: Drafter
+) -> None:
+    """Compile what the graphs of an engine need, those of idle moments too. What this leaves out is
+    compiled when a graph is captured."""
     sizes = config.graph.cuda_graph_bs
     if sizes is None or not can_precompile(config, runner.attn_backend):
         return
     padding = not config.graph.disable_cuda_graph_padding
-    calls = [*_representative_calls(runner, list(sizes), padding, rounds)]
+    calls = [*_representative_calls(runner, list(sizes), padding, rounds, drafter)]
     precompile_calls(calls, num_representative=1 if rounds is None else 2)
 
 
 def _representative_calls(
-    runner: ModelRunner, batch_sizes: list[int], padding: bool, rounds: RoundExecutor | None
+    runner: ModelRunner,
+    batch_sizes: list[int],
+    padding: bool,
+    rounds: RoundExecutor | None,
+    drafter: Drafter,
 ) -> Iterator[Call]:
     """The smallest of either kind, which have the most kernels of their own; the largest, for the
     kernels that take longest; and the rest."""
@@ -88,12 +96,14 @@ def _representative_calls(
         yield from (partial(prefill.precompile, key) for key in prefill.precompile_keys)
     yield from larger[1:]
     yield from calls[2:]
+    yield from drafter.precompile_calls()
 
 
 def _round_keys(rounds: RoundExecutor) -> Iterator[RoundKey]:
     """The smallest as it samples, then each size at its deepest and plain, and the largest in every
     form. The second largest has kernels of its own for drafts that are few: there plain rounds do
-    what decoding does, which is asked for beside them."""
+    what decoding does, which is asked for beside them. Few rows and many are sampled by different
+    kernels."""
     largest, *others = representative_sizes(rounds.batch_sizes)
     smallest, deepest = min(rounds.batch_sizes), rounds.steps[-1]
     greedy, sampled = rounds.sampling.greedy, rounds.sampling.sampled
@@ -103,9 +113,12 @@ def _round_keys(rounds: RoundExecutor) -> Iterator[RoundKey]:
     for size in others[:1]:
         for steps in sorted({shallowest, deepest}, reverse=True):
             yield RoundKey(size, steps, greedy)
+    deep_and_plain = sorted({0, deepest} & set(rounds.steps), reverse=True)
     for size in others[1:]:
-        for steps in sorted({0, deepest} & set(rounds.steps), reverse=True):
+        for steps in deep_and_plain:
             yield RoundKey(size, steps, greedy)
+    for size, steps in product((largest, smallest), deep_and_plain):
+        yield RoundKey(size, steps, sampled)
 
 
 def _deep_and_whole_first(key: RoundKey) -> tuple[int, bool]:

@@ -121,6 +121,9 @@ def _stream_fields(spec: LayerSpec) -> tuple[object, ...]:
     return *norm, spec.embedding_multiplier, spec.residual_multiplier
 
 
+_WINDOW_KEY = "attention.sliding_window"  # of GGUF metadata, behind the architecture
+
+
 def _gguf_biases(file: GgufFile) -> dict[str, Any]:
     names = file.tensor_names
     return {
@@ -130,7 +133,7 @@ def _gguf_biases(file: GgufFile) -> dict[str, Any]:
 
 
 def _gguf_window(file: GgufFile) -> int | None:
-    found: int | None = file.get("{arch}.attention.sliding_window")
+    found: int | None = file.get(f"{{arch}}.{_WINDOW_KEY}")
     return found
 
 
@@ -269,7 +272,7 @@ class MistralForCausalLM(LlamaForCausalLM):
         ("mistral", "llama"),
         "mistral",
         has_rotary_pairs=True,
-        fields=lambda file: {"sliding_window": _gguf_window(file)},
+        optional={_WINDOW_KEY: "sliding_window"},
         owns=lambda file: file.architecture == "mistral" or bool(_gguf_window(file)),
     )
     small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "sliding_window": 48}

@@ -180,6 +180,9 @@ class AsyncNeural(FakeNeural):
     def captures(self) -> Iterator[Callable[[], object]]:
         yield lambda: self.calls.append(("capture", None))
 
+    def precompile_calls(self) -> Iterator[Callable[[], object]]:
+        yield lambda: self.calls.append(("precompile", None))
+
 
 def test_begins_async_where_the_model_does() -> None:
     made, inner, req = hybrid(FakeNeural()), AsyncNeural(), request(COPY, [3])
@@ -198,7 +201,9 @@ def test_captures_are_the_models() -> None:
     assert not [*made.captures()]
     for capture in hybrid(inner).captures():
         capture()
-    assert inner.calls == [("capture", None)]
+    for call in hybrid(inner).precompile_calls():
+        call()
+    assert inner.calls == [("capture", None), ("precompile", None)]
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

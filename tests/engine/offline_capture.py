@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.config_sources import config_from_flags
+from specengine.core.drafter import Drafter
 from specengine.draft.worker import DraftWorker
 from specengine.engine import build, precompile
+from specengine.engine.forward_graphs_build import add_ragged_graphs
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.key import RoundKey
 from specengine.kernels.cuda import program
 from specengine.kernels.precompile import precompile as stage
 from specengine.runner.attention.triton_backend import TritonAttentionBackend
@@ -87,7 +88,7 @@ def take_for_gpu() -> None:
                 module.multiprocessors = lambda device: 132
 
 
-def make(config: EngineConfig) -> tuple[ModelRunner, RoundExecutor | None]:
+def make(config: EngineConfig) -> tuple[ModelRunner, RoundExecutor | None, Drafter]:
     engine = build.build_engine(config)
     graph = replace(config.graph, cuda_graph_bs=tuple(SIZES), disable_cuda_graph=False)
     backend = TritonAttentionBackend(torch.device("cpu"))
@@ -98,14 +99,17 @@ def make(config: EngineConfig) -> tuple[ModelRunner, RoundExecutor | None]:
     if isinstance(inner, DraftWorker):
         inner.device_rounds = True
     parts, config = engine.parts, replace(config, graph=graph)
+    add_ragged_graphs(config, runner, getattr(inner, "runners", ()))
     with suppress(HostRoundsError):
         chooses = parts.adaptive is not None
-        return runner, make_rounds(config, runner, drafter, parts.verifier, chooses)
-    return runner, None
+        return runner, make_rounds(config, runner, drafter, parts.verifier, chooses), drafter
+    return runner, None, drafter
 
 
-def run_all(runner: ModelRunner, rounds: RoundExecutor | None) -> Iterator[None]:
-    """Everything that is captured."""
+def run_all(
+    runner: ModelRunner, rounds: RoundExecutor | None, drafter: Drafter
+) -> Iterator[object]:
+    """Everything that is captured, at start and while the engine is idle."""
     decode, prefill = DecodeGraphs(runner, SIZES, True), PrefillGraphs(runner)
     for size in SIZES:
         yield decode.precompile(size)
@@ -116,7 +120,10 @@ def run_all(runner: ModelRunner, rounds: RoundExecutor | None) -> Iterator[None]
     for size in SIZES:
         for key in rounds.keys(size, rounds.sampling.greedy):
             yield precompile._run(rounds, key)
-    yield precompile._run(rounds, RoundKey(SIZES[0], rounds.steps[-1], rounds.sampling.sampled))
+    for size in SIZES:
+        for key in rounds.keys(size, rounds.sampling.sampled):
+            yield precompile._run(rounds, key)
+    yield from (call() for call in drafter.precompile_calls())
 
 
 def parts_of(rounds: RoundExecutor) -> list[str]:
@@ -126,16 +133,16 @@ def parts_of(rounds: RoundExecutor) -> list[str]:
 
 
 def compare(config: EngineConfig, asked: set[Kernel]) -> dict[str, Any]:
-    runner, rounds = make(config)
+    runner, rounds, drafter = make(config)
     asked.clear()
     with torch.inference_mode():
         with stage():
-            calls = [*precompile._representative_calls(runner, SIZES, True, rounds)]
+            calls = [*precompile._representative_calls(runner, SIZES, True, rounds, drafter)]
             for call in calls:
                 call()
         precompiled = set(asked)  # a stage ends when all has been asked for
         with stage(), Operators() as operators:
-            count = sum(1 for _ in run_all(runner, rounds))
+            count = sum(1 for _ in run_all(runner, rounds, drafter))
     missed = Counter(name for name, _ in asked - precompiled)
     kernels = Counter(name for name, _ in precompiled)
     found: dict[str, Any] = {"calls": len(calls), "of": count, "kernels": kernels, "missed": missed}

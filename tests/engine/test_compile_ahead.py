@@ -1,4 +1,4 @@
-"""Kernels compiled before graphs are captured: nearly all, or none where caches have them."""
+"""Kernels compiled before graphs are captured: all, or none where caches have them."""
 
 from __future__ import annotations
 
@@ -65,14 +65,13 @@ def asked(asked_by_kind: dict[str, Asked], request: pytest.FixtureRequest) -> As
 
 
 @ON_CPU
-def test_precompiling_asks_for_nearly_all_that_captures_need(asked: Asked) -> None:
-    """And for all kernels of chains that take long to compile."""
-    kernels, missed = Counter(asked["kernels"]), Counter(asked["missed"])
+def test_precompiling_asks_for_all_that_captures_need(asked: Asked) -> None:
+    """Captures of idle moments too, rounds that sample and the drafter's reading of prompts: a
+    request that comes amid one waits until its kernel is compiled, for over a second."""
+    kernels = Counter(asked["kernels"])
     assert kernels["few_row"] > 4
     assert kernels["_rope_attention_kernel"] > 3
-    assert missed.total() <= kernels.total() // 20
-    if not kernels["_tree_step_kernel"]:
-        assert not {"few_row", "_rope_attention_kernel", "_paged_attention_kernel"} & set(missed)
+    assert not asked["missed"]
 
 
 @ON_CPU

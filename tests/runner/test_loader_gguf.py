@@ -3,13 +3,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
@@ -23,13 +22,9 @@ from specengine.runner.loader.gguf_file import GgufFile
 from specengine.runner.loader.gguf_weights import iterate_gguf_weights, unpermute
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
+from tests.support.families import transformers_class
 
 FORMATS = dict(gguf_formats())
-# What converters write of an architecture beside the sizes, by key.
-_METADATA: dict[str, dict[str, Any]] = {
-    "MistralForCausalLM": {"attention.sliding_window": 48},
-    "GraniteForCausalLM": {"residual_scale": 0.5},
-}
 HIDDEN, HEADS, KV_HEADS, LAYERS, VOCAB = 64, 4, 2, 2, 40
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -59,16 +54,19 @@ def _gguf_name(name: str, format: GgufFormat | None) -> str:
     return f"blk.{layer[1]}.{(_NAMES | own)[layer[2]]}.{suffix}"
 
 
-class GraniteForCausalLM(LlamaForCausalLM):
-    """One that is not registered."""
+class NewForCausalLM(LlamaForCausalLM):
+    """One that is not registered. It computes what transformers' Granite does."""
 
+    extends_config = "granite"
     gguf = GgufFormat(
-        ("granite",),
+        ("new",),
         "granite",
         has_rotary_pairs=True,
         tensors={"norm_of_ffn": "post_attention_layernorm"},
-        fields=lambda file: {"residual_multiplier": file.require("{arch}.residual_scale")},
+        metadata={"residual_scale": "residual_multiplier"},
+        optional={"logit_scale": "logits_scaling", "absent": "absent"},
     )
+    small_config: ClassVar[dict[str, Any]] = {"residual_multiplier": 0.22, "logits_scaling": 6.0}
 
 
 def _permute(rows: Tensor, heads: int) -> Tensor:
@@ -79,7 +77,7 @@ def _permute(rows: Tensor, heads: int) -> Tensor:
 
 def _small_model(architecture: str, **options: Any) -> Any:
     torch.manual_seed(5)
-    model_class = getattr(transformers, architecture)
+    model_class = transformers_class(architecture)
     config = model_class.config_class(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
@@ -106,7 +104,7 @@ def _write(
     without the architecture's prefix, or tensors. kinds: part of a name -> type of the tensor."""
     writer = gguf.GGUFWriter(path, arch)
     config = model.config
-    format = FORMATS.get(type(model).__name__)
+    format = FORMATS.get(config.architectures[0])
     writer.add_block_count(LAYERS)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(HIDDEN)
@@ -151,8 +149,10 @@ def _add(writer: Any, arch: str, key: str, value: Any) -> None:
 
 def _written(architecture: str, options: dict[str, Any], folder: Path) -> tuple[Any, GgufFile]:
     model = _small_model(architecture, **options)
-    arch = FORMATS[architecture].architectures[0]
-    _write(folder / "m.gguf", arch, model, _METADATA.get(architecture))
+    format = FORMATS[architecture]
+    keys = {**format.metadata, **format.optional}.items()
+    told = {key: getattr(model.config, ours) for key, ours in keys if hasattr(model.config, ours)}
+    _write(folder / "m.gguf", format.architectures[0], model, told)
     return model, GgufFile(folder / "m.gguf")
 
 
@@ -200,12 +200,15 @@ def test_family_without_gguf_is_refused_by_name(tmp_path: Path) -> None:
 def test_family_of_one_file_and_one_line_declares_its_gguf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODEL_FAMILIES, "GraniteForCausalLM", f"{__name__}:GraniteForCausalLM")
-    monkeypatch.setitem(FORMATS, "GraniteForCausalLM", GraniteForCausalLM.gguf)
-    options = {"residual_multiplier": 0.5}
-    model, file = _written("GraniteForCausalLM", options, tmp_path)
+    monkeypatch.setitem(MODEL_FAMILIES, "NewForCausalLM", f"{__name__}:NewForCausalLM")
+    monkeypatch.setitem(FORMATS, "NewForCausalLM", NewForCausalLM.gguf)
+    model, file = _written("NewForCausalLM", NewForCausalLM.small_config, tmp_path)
     assert "blk.0.norm_of_ffn.weight" in file.tensor_names
-    _assert_same(file, model, options)
+    _assert_same(file, model, NewForCausalLM.small_config)
+    assert gguf_config_dict(file)["absent"] is None
+    _write(tmp_path / "bare.gguf", "new", model)
+    with pytest.raises(ModelLoadError, match=r"no metadata '\{arch\}\.residual_scale'"):
+        gguf_config_dict(GgufFile(tmp_path / "bare.gguf"))
 
 
 def test_unpermute_undoes_permute() -> None:

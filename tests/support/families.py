@@ -40,11 +40,15 @@ FAMILIES: dict[str, str] = {name.removesuffix(_SUFFIX).lower(): name for name in
 
 def reference_class(family: str) -> Any:
     """Transformers' model class, which computes what the family computes."""
+    return transformers_class(FAMILIES[family])
+
+
+def transformers_class(architecture: str) -> Any:
     import transformers
 
-    extended = vars(load_place(MODEL_FAMILIES[FAMILIES[family]])).get("extends_config")
+    extended = vars(load_place(MODEL_FAMILIES[architecture])).get("extends_config")
     if extended is None:
-        return getattr(transformers, FAMILIES[family])
+        return getattr(transformers, architecture)
     return transformers.MODEL_FOR_CAUSAL_LM_MAPPING[transformers.CONFIG_MAPPING[extended]]
 
 

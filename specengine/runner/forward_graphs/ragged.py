@@ -142,6 +142,11 @@ class RaggedGraphs:
         """Capture the key at its first use. features: [any, F], for its width and dtype."""
         return self.cache.get(key, partial(self._make, features))
 
+    def precompile(self, key: ForwardKey, features: Tensor | None) -> None:
+        """Run once what a capture of this key records, under kernels.precompile."""
+        _, inputs, batch = self._planned_batch(features, key)
+        self._run(key, inputs, batch)
+
     def load(
         self,
         captured: Captured[ForwardBuffers],
@@ -174,7 +179,14 @@ class RaggedGraphs:
         return first_rows(captured.buffers.output, count, count if rows is None else len(rows))
 
     def _make(self, features: Tensor | None, key: ForwardKey) -> tuple[Graph, ForwardBuffers]:
-        """Records a forward of padding requests alone, which overwrites no request's KV."""
+        buffer, inputs, batch = self._planned_batch(features, key)
+        graph, output = self.cache.record(partial(self._run, key, inputs, batch))
+        return graph, ForwardBuffers(buffer, inputs, batch, output)
+
+    def _planned_batch(
+        self, features: Tensor | None, key: ForwardKey
+    ) -> tuple[Tensor, ForwardInputs, ForwardBatch]:
+        """Of padding requests alone, which overwrite no request's KV; and what its inputs view."""
         empty = ModelWorkerBatch(key.mode, torch.empty(0), [], [], [], [], None)
         device = self.context.device
         buffer = torch.zeros(num_forward_inputs(key), dtype=torch.int64, device=device)
@@ -184,8 +196,7 @@ class RaggedGraphs:
         if features is not None:
             batch.features = features.new_zeros(key.num_tokens, features.shape[1])
         self.context.attn_backend.init_forward_metadata_capture(batch)
-        graph, output = self.cache.record(partial(self._run, key, inputs, batch))
-        return graph, ForwardBuffers(buffer, inputs, batch, output)
+        return buffer, inputs, batch
 
     def _run(self, key: ForwardKey, inputs: ForwardInputs, batch: ForwardBatch) -> LogitsOutput:
         model = self.context.model

@@ -19,14 +19,18 @@ class GgufFormat:
     architectures: values of general.architecture. model_type: of the equivalent config.json.
     has_rotary_pairs: rows of q and k are stored in rotary pairs (2i, 2i + 1), not in halves.
     tensors: GGUF name in a block -> name in a layer of the checkpoint, of what Llama has not, or
-    names otherwise. fields: of config.json, beside those of all families. owns: whether a file of
-    these architectures is of this family, where several share one.
+    names otherwise. metadata: GGUF key without the architecture's prefix -> field of config.json,
+    beside those of all families; a file has all of them. optional: likewise, None where a file
+    lacks one. fields: of config.json, that no single key holds. owns: whether a file of these
+    architectures is of this family, where several share one.
     """
 
     architectures: tuple[str, ...]
     model_type: str
     has_rotary_pairs: bool = False
     tensors: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    optional: Mapping[str, str] = field(default_factory=dict)
     fields: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
     owns: Callable[[GgufFile], bool] = lambda file: True
 

@@ -47,8 +47,15 @@ def gguf_config_dict(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
         "dtype": "bfloat16",
-        **format.fields(file),
+        **_family_fields(file, format),
     }
+
+
+def _family_fields(file: GgufFile, format: GgufFormat) -> dict[str, Any]:
+    found = {ours: file.require(f"{{arch}}.{key}") for key, ours in format.metadata.items()}
+    found |= {ours: file.get(f"{{arch}}.{key}") for key, ours in format.optional.items()}
+    shown = {ours: _shortest(x) if isinstance(x, float) else x for ours, x in found.items()}
+    return shown | format.fields(file)
 
 
 def eos_token_ids(file: GgufFile) -> list[int]:
