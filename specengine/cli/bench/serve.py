@@ -55,7 +55,12 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="URL",
         help="default: %(default)s; without a path, /v1 is meant",
     )
-    group.add_argument("--model", metavar="NAME", help="default: the first that it serves")
+    group.add_argument(
+        "--model",
+        dest="served_model",
+        metavar="NAME",
+        help="default: the first that it serves",
+    )
     group.add_argument("--label", default="a server", metavar="TEXT", help="what reports call it")
     group.add_argument(
         "--api-key", metavar="KEY", help=f"default: {KEY_VARIABLE} of the environment"
@@ -189,7 +194,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
         server=Server.at(args.base_url, args.api_key or os.environ.get(KEY_VARIABLE)),
         loads=_loads(args),
         requests=_requests(args),
-        model=args.model,
+        model=args.served_model,
         label=args.label,
         num_requests=args.num_prompts,
         num_warmup=args.warmup,

@@ -82,8 +82,9 @@ def _check(status: int) -> None:
 
 def _listen(number: int, client: subprocess.Popen[str], heard: SimpleQueue[Heard]) -> None:
     assert client.stdout is not None
-    for line in client.stdout:
-        heard.put(Heard(number, line.strip()))
+    with client.stdout as lines:
+        for line in lines:
+            heard.put(Heard(number, line.strip()))
     heard.put(Heard(number, None))
 
 
@@ -101,3 +102,5 @@ def _clients(folder: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
         for client in started:
             client.kill()
             client.wait()
+            assert client.stdin is not None
+            client.stdin.close()
