@@ -109,7 +109,8 @@ class Connection(asyncio.Protocol):
     def _read_chunks(self, data: bytes, now: float) -> None:
         """Whole chunks; the rest waits."""
         assert self._answer is not None
-        pieces, place = [], 0
+        pieces: list[bytes] = []
+        place = 0
         while (line_end := data.find(b"\r\n", place)) >= 0:
             size = int(data[place:line_end].partition(b";")[0], 16)
             end = line_end + 2 + size
