@@ -5,17 +5,15 @@
 The engine has no model: it emits tokens at a pace, by default as fast as it can. Front ends,
 sockets, tokenizer and supervisor are the real ones. The figures that carry over to another machine
 are microseconds of processor time a token, in the engine's process (without the pace) and in the
-front ends. Raw clients read and count; they run in processes of their own.
+front ends, and a client's of an event. The clients are those of `specengine bench serve`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import IO, Any
+
+from specengine.lab.serving.fleet import run_clients
+from specengine.lab.serving.records import Ask, ClientJob, ClientReport
 
 ROOT = Path(__file__).resolve().parents[2]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -56,8 +57,11 @@ def main() -> None:
     )
     try:
         port = wait_until_ready(server)
-        print("| streams | tok/s | events/s | engine us/tok | front us/tok | engine % | front % |")
-        print("|---|---|---|---|---|---|---|")
+        print(
+            "| streams | tok/s | events/s | engine us/tok | front us/tok | client us/event | "
+            "engine % | front % | busiest client % |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
         for streams in map(int, args.streams.split(",")):
             measure(args, server.pid, port, streams)
     finally:
@@ -68,58 +72,51 @@ def main() -> None:
 def measure(args: Any, pid: int, port: int, streams: int) -> None:
     engine, fronts = children(pid)
     ask(args, port, streams, 50)  # to warm up
-    before, start = [cpu(engine), sum(map(cpu, fronts))], time.perf_counter()
-    events = ask(args, port, streams, args.tokens)
-    seconds = time.perf_counter() - start
+    before = [cpu(engine), sum(map(cpu, fronts))]
+    reports = ask(args, port, streams, args.tokens)
+    seconds = max(one.seconds for one in reports)
     used = [cpu(engine) - before[0], sum(map(cpu, fronts)) - before[1]]
-    made = streams * args.tokens
+    made, events = streams * args.tokens, sum(one.num_events for one in reports)
     engine_us, front_us = (1e6 * one / made for one in used)
-    shares = [100 * one / seconds for one in used]
+    shares = [100 * one / seconds for one in (*used, max(one.cpu for one in reports))]
+    client_us = 1e6 * sum(one.cpu for one in reports) / events
     print(
         f"| {streams} | {made / seconds:,.0f} | {events / seconds:,.0f} | {engine_us:.2f} | "
-        f"{front_us:.2f} | {shares[0]:.0f} | {shares[1]:.0f} |",
+        f"{front_us:.2f} | {client_us:.2f} | {shares[0]:.0f} | {shares[1]:.0f} | {shares[2]:.0f} |",
         flush=True,
     )
 
 
-def ask(args: Any, port: int, streams: int, tokens: int) -> int:
-    """Streams of so many tokens each, all at once; the events that came."""
-    counts = [streams // args.clients] * args.clients
-    counts[0] += streams - sum(counts)
-    with multiprocessing.get_context("fork").Pool(args.clients) as pool:
-        return sum(pool.starmap(read_streams, [(port, n, tokens, args.chat) for n in counts]))
-
-
-def read_streams(port: int, streams: int, tokens: int, chat: bool) -> int:
-    poller, open_ones, events = select.epoll(), {}, 0
-    for number in range(streams):
-        body: dict[str, Any] = {"model": "scripted", "max_tokens": tokens, "stream": True}
-        if chat:
-            body["messages"] = [{"role": "user", "content": "a"}]
-        else:
-            body["prompt"] = [number % 200 + 1, 2, 3]
-        data = json.dumps(body).encode()
-        path = "/v1/chat/completions" if chat else "/v1/completions"
-        one = socket.create_connection(("127.0.0.1", port))
-        one.sendall(
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-            + data
+def ask(args: Any, port: int, streams: int, tokens: int) -> list[ClientReport]:
+    """Streams of so many tokens each, all at once."""
+    bodies = [body_of(args.chat, number, tokens) for number in range(streams)]
+    shares = [bodies[number :: args.clients] for number in range(args.clients)]
+    path = "/v1/chat/completions" if args.chat else "/v1/completions"
+    jobs = [
+        ClientJob(
+            url=f"http://127.0.0.1:{port}",
+            path=path,
+            headers=b"Content-Type: application/json\r\n",
+            asks=[Ask(number, body) for number, body in enumerate(share)],
+            concurrency=len(share),
+            is_paced=False,
+            timeout=600.0,
         )
-        open_ones[one.fileno()] = one
-        poller.register(one.fileno(), select.EPOLLIN)
-    tails = dict.fromkeys(open_ones, b"")
-    while open_ones:
-        for descriptor, _ in poller.poll():
-            data = open_ones[descriptor].recv(262_144)
-            events += data.count(b"data: ")
-            if data:
-                tails[descriptor] = (tails[descriptor] + data)[-200:]
-                continue
-            assert b"[DONE]" in tails[descriptor], tails[descriptor]
-            poller.unregister(descriptor)
-            open_ones.pop(descriptor).close()
-    return events
+        for share in shares
+    ]
+    reports = run_clients(jobs, lambda *_: None)
+    failed = [one for report in reports for one in report.outcomes if one.error]
+    assert not failed, failed[0]
+    return reports
+
+
+def body_of(chat: bool, number: int, tokens: int) -> bytes:
+    body: dict[str, Any] = {"model": "scripted", "max_tokens": tokens, "stream": True}
+    if chat:
+        body["messages"] = [{"role": "user", "content": "a"}]
+    else:
+        body["prompt"] = [number % 200 + 1, 2, 3]
+    return json.dumps(body).encode()
 
 
 def wait_until_ready(server: subprocess.Popen[str]) -> int:

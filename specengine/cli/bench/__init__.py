@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from specengine.cli.bench import accept, step, throughput
+from specengine.cli.bench import accept, serve, step, throughput
 
 COMMANDS = {
     "accept": accept,
     "throughput": throughput,
     "step": step,
+    "serve": serve,
 }
 
 
