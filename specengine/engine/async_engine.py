@@ -107,6 +107,11 @@ class AsyncEngine:
         """Forget the prefixes that no request holds. Returns their tokens."""
         return await self._with_streams(lambda streams: streams.flush_cache())
 
+    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        """Other weights in place: Engine.update_weights. Raises RequestError where they do not
+        fit."""
+        return await self._with_streams(lambda streams: streams.update_weights(model, draft_model))
+
     async def _with_streams(self, call: Callable[[Streams], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         try:

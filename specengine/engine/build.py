@@ -27,6 +27,7 @@ from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_g
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
 from specengine.engine.memory_build import Memory, allocate, required
+from specengine.engine.new_weights import RunningWeights
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
@@ -120,6 +121,7 @@ def build_engine(
         costs.facts = engine_facts(config, loaded, draft, backends.names)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
+    engine.weights = RunningWeights(config, loaded, draft)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
+
+from torch import Tensor
 
 from specengine.core.config import SpecConfig
 from specengine.core.config_sources import config_from_flags
@@ -112,6 +114,20 @@ class LLM:
     ) -> Generation:
         """Answer a conversation, formatted with the model's chat template."""
         return self.generate([render_chat(self.tokenizer, messages)], sampling)[0]
+
+    def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        """Put other weights in the place of the model's, its drafter's or both: a directory, or
+        whatever else `model` could be. Returns the tokens of KV forgotten. Raises ConfigError or
+        ModelLoadError where they do not fit; nothing has changed then."""
+        return self.engine.update_weights(model, draft_model)
+
+    def update_weights_from_tensors(
+        self, tensors: Mapping[str, Tensor], draft: bool = False
+    ) -> int:
+        """The same, of a whole checkpoint's tensors by name. draft: of the draft model."""
+        assert self.engine.weights is not None
+        with self.engine.weights.directory_of(tensors, draft) as directory:
+            return self.update_weights(*(None, directory) if draft else (directory, None))
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):

@@ -22,6 +22,7 @@ from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
+from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
@@ -45,6 +46,7 @@ class Engine:
         self.pipeline: RoundPipeline | None = None
         self.no_rounds: NoGraphs | None = None
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
+        self.weights: RunningWeights | None = None  # set by build.build_engine
         self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()
@@ -149,6 +151,30 @@ class Engine:
         self.scheduler.ledger.evict_all()
         return before
 
+    def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        """Other weights for the model, its drafter or both, from where `--model` and
+        `--speculative-draft-model-path` could name them; graphs stay valid. Unfinished requests go
+        on with the new weights from the tokens they have. Returns the tokens of KV forgotten.
+
+        Raises ConfigError or ModelLoadError where they do not fit, and changes nothing then.
+        """
+        assert self.weights is not None, "set by build.build_engine"
+        new = self.weights.read(model, draft_model)
+        self._drain()
+        self.weights.put(new)
+        tokens = self.scheduler.forget_kv()
+        self._release_requests()
+        return tokens
+
+    def _drain(self) -> None:
+        """Collect the round in flight, and let none follow."""
+        self.scheduler.holds = True
+        try:
+            while self.pipeline is not None and self.pipeline.has_in_flight:
+                self._collect(self.pipeline)
+        finally:
+            self.scheduler.holds = False
+
     def step(self) -> list[RequestOutput]:
         """As `advance`; gives what its requests gained, with its text."""
         return [choice.take_output() for choice in self.advance()]
@@ -161,9 +187,7 @@ class Engine:
         which may launch another before.
         """
         if self.pipeline is not None and self.pipeline.has_in_flight:
-            done = self.pipeline.collect()
-            self._commit(done.reqs, done.result)
-            self.pipeline.send_masks()
+            self._collect(self.pipeline)
             return self.take_changed()
         batch = self.scheduler.schedule()
         self._release_requests()
@@ -176,6 +200,11 @@ class Engine:
                 self._commit(batch.reqs, self._run(batch))
             self._release_requests()
         return self.take_changed()
+
+    def _collect(self, pipeline: RoundPipeline) -> None:
+        done = pipeline.collect()
+        self._commit(done.reqs, done.result)
+        pipeline.send_masks()
 
     def use_idle_moment(
         self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False

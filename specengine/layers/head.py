@@ -39,6 +39,7 @@ class Head:
         self._columns = None if ids is None or self.tokens.cut.whole == len(ids) else ids
         self._takes_best = HEAD_BEST.takes(self.spec)
         self._takes_top = HEAD_TOP.takes(self.spec)
+        self._rows_of: LMHead | None = None  # whose rows at `ids` the product has copies of
         self._meeting: Meeting | None = None
         self._slots: Tensor | None = None
         HEAD_LOGITS.require(self.spec)
@@ -55,7 +56,14 @@ class Head:
             assert weight is not None
             product = LMHead(weight.shape[1], len(ids))
             product.weight = nn.Parameter(weight[ids], requires_grad=False)
-        return Head(product, self.spec, norm, ids)
+        head = Head(product, self.spec, norm, ids)
+        head._rows_of = None if product is self.product else self.product
+        return head
+
+    def refresh(self) -> None:
+        """Copy the rows anew, where this head has copies of another's: its weights have changed."""
+        if self._rows_of is not None and self.ids is not None:
+            self.product.plain.copy_(self._rows_of.plain[self.ids])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> float32 [R, V], or [R, D], of a draft's tokens."""

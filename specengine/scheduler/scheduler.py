@@ -52,6 +52,7 @@ class Scheduler:
         self.batches = BatchBuilder(vocab_size, device)
         self.spec_totals = SpecTotals()
         self.num_generated_tokens = 0
+        self.holds = False  # while it does, no round follows one that is on its way
         self._make_decoder = make_decoder
         self._round_is_due = False
 
@@ -70,6 +71,17 @@ class Scheduler:
         """End a request, wherever it stands. Unknown and finished ones are ignored."""
         if (req := self.queues.by_rid.get(rid)) is not None:
             self.exits.finish(req, FinishReason("abort", message=why))
+
+    def forget_kv(self) -> int:
+        """Free all KV memory: what it holds follows from weights that are gone. Requests go back to
+        their queue and write theirs again, what they have emitted included. No round is on its way.
+        Returns the tokens that were forgotten."""
+        tokens = sum(req.kv_len - req.cached_len for req in self.queues.live)
+        for req in sorted(self.queues.live, key=lambda one: one.rank, reverse=True):
+            self.exits.retract(req)
+        tokens += self.ledger.cache.evictable_size
+        self.ledger.evict_all()
+        return tokens
 
     def take_changed(self) -> list[Req]:
         """Requests that gained tokens or finished since the last call."""
@@ -97,6 +109,8 @@ class Scheduler:
         """Of requests whose round is on its way, those to run a further round of before that one's
         outcome is known, with slots for `slots` tokens more than are committed; none, where
         something else is to run first or memory is short."""
+        if self.holds:
+            return []
         waits = self.queues.waiting and self.ledger.rows.num_free
         if waits or self.queues.prefilling:
             return []

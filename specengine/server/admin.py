@@ -17,7 +17,9 @@ from specengine.server.middleware import RequireKey
 from specengine.server.service import Service
 from specengine.server.strict import Strict
 
-ADMIN_PATHS = frozenset({"/server_info", "/flush_cache", "/abort_request"})
+ADMIN_PATHS = frozenset(
+    {"/server_info", "/flush_cache", "/abort_request", "/update_weights_from_disk"}
+)
 # What answers put before the id of a job.
 _PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
 
@@ -40,6 +42,19 @@ class AbortRequest(Strict):
         if self.rid is None:
             return None
         return [self.rid, *(self.rid.removeprefix(one) for one in _PREFIXES)]
+
+
+class UpdateWeights(Strict):
+    """What `--model` and `--speculative-draft-model-path` could name, on the server's host."""
+
+    model_path: str | None = Field(default=None, min_length=1, max_length=4096)
+    draft_model_path: str | None = Field(default=None, min_length=1, max_length=4096)
+
+    @model_validator(mode="after")
+    def _at_least_one(self) -> UpdateWeights:
+        if self.model_path is None and self.draft_model_path is None:
+            raise RequestError("give model_path, draft_model_path or both", "model_path")
+        return self
 
 
 class RequireAdmin:
@@ -88,3 +103,11 @@ def add_admin(app: FastAPI, service: Service) -> None:
     async def abort_request(body: AbortRequest) -> Response:
         """End requests. Their clients get a 503, or what there is of a /generate."""
         return json_response({"num_requests": await service.require().give_up(body.names)})
+
+    @app.post("/update_weights_from_disk")
+    async def update_weights_from_disk(body: UpdateWeights) -> Response:
+        """Other weights for the model, its drafter or both, all or nothing. Requests wait while
+        they are read, and unfinished ones go on with the new weights."""
+        engine = service.require()
+        tokens = await engine.update_weights(body.model_path, body.draft_model_path)
+        return json_response({"success": True, "num_forgotten_tokens": tokens})

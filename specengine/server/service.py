@@ -56,6 +56,10 @@ class ServedEngine(Protocol):
         """Forget the prefixes that no request holds; their tokens."""
         ...
 
+    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        """Other weights in place; the tokens of KV forgotten. Raises RequestError."""
+        ...
+
     def stats(self) -> EngineStats:
         """Counters, as of the last `refresh` at least."""
         ...

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specengine.core.config import EngineConfig, ServerConfig
-from specengine.core.errors import EngineStoppedError
+from specengine.core.errors import EngineStoppedError, RequestError
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
@@ -72,6 +72,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     rids: list[str] = field(default_factory=list)
     given_up: list[list[str] | None] = field(default_factory=list)  # names, of each call
+    updates: list[tuple[str | None, str | None]] = field(default_factory=list)  # of weights
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
@@ -164,6 +165,12 @@ class FakeEngine:
 
     async def flush_cache(self) -> int:
         return 17
+
+    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        if model == "nowhere":
+            raise RequestError("there is no model 'nowhere'")
+        self.updates.append((model, draft_model))
+        return 5
 
     async def refresh(self) -> None:
         pass

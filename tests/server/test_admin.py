@@ -19,7 +19,12 @@ from specengine.server.service import Service
 from tests.server.conftest import FakeEngine, refusal
 
 ADMIN = "admin-secret"
-PATHS = [("GET", "/server_info"), ("POST", "/flush_cache"), ("POST", "/abort_request")]
+PATHS = [
+    ("GET", "/server_info"),
+    ("POST", "/flush_cache"),
+    ("POST", "/abort_request"),
+    ("POST", "/update_weights_from_disk"),
+]
 CONFIG = ServerConfig(port=0, log_level="warning", admin_api_key=ADMIN, api_key="user-secret")
 
 
@@ -107,3 +112,17 @@ def test_requests_are_known_by_their_header_and_by_the_id_of_their_answer(guarde
 def test_admin_keys_that_anybody_could_guess_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="--admin-api-key"):
         ServerConfig(admin_api_key=value)
+
+
+def test_update_weights_from_disk(guarded: Any) -> None:
+    http, engine = guarded
+    body = {"model_path": "there", "draft_model_path": "beside"}
+    answer = http.post("/update_weights_from_disk", headers=key(ADMIN), json=body)
+    assert answer.json() == {"success": True, "num_forgotten_tokens": 5}
+    assert engine.updates == [("there", "beside")]
+
+
+@pytest.mark.parametrize("body", [{}, {"model_path": "nowhere"}, {"path": "there"}])
+def test_weights_that_do_not_fit_are_refused(guarded: Any, body: dict[str, str]) -> None:
+    answer = guarded[0].post("/update_weights_from_disk", headers=key(ADMIN), json=body)
+    assert answer.status_code == 400

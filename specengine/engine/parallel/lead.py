@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import EngineStoppedError
+from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.registry import load_place
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
@@ -98,6 +98,9 @@ class LeadEngine(RankEngine):
     def flush_cache(self) -> int:
         with self._telling(Do(self.number, "flush_cache", [])):
             return super().flush_cache()
+
+    def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        raise ConfigError("the weights of several ranks are not replaced in place: --tp-size 1")
 
     def advance(self) -> list[Choice]:
         if self.host_round.recorders:

@@ -79,6 +79,7 @@ class EngineHost:
             "stats": lambda: engine.stats(),
             "give_up": self._give_up,
             "flush_cache": lambda: engine.flush_cache(),
+            "update_weights": self._update_weights,
         }
 
     def post(self, command: Callable[[], object]) -> None:
@@ -208,6 +209,14 @@ class EngineHost:
         count = self._engine.give_up(names)
         self._collect(self._engine.take_changed())
         return count
+
+    def _update_weights(self, model: str | None, draft_model: str | None) -> int:
+        """Others' requests wait meanwhile."""
+        try:
+            tokens = self._engine.update_weights(model, draft_model)
+        finally:
+            self._collect(self._engine.take_changed())
+        return tokens
 
     def _answer(self, message: Ask) -> Answer:
         operation = self.operations.get(message.what)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from specengine.core.errors import RequestError, SpecEngineError
+from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
@@ -192,6 +192,16 @@ class Streams:
     async def flush_cache(self) -> int:
         """Forget the prefixes that no request holds. Returns their tokens."""
         return int(decode_answer(await self.ask("flush_cache"), int))
+
+    async def update_weights(self, model: str | None, draft_model: str | None) -> int:
+        """Engine.update_weights. Raises RequestError where they do not fit."""
+        try:
+            answer = await self.ask("update_weights", model=model, draft_model=draft_model)
+        except EngineStoppedError:
+            raise
+        except SpecEngineError as error:
+            raise RequestError(str(error)) from error
+        return int(decode_answer(answer, int))
 
     async def ask(self, what: str, **arguments: Any) -> bytes:
         """The result of one of the host's operations, as MessagePack. Raises SpecEngineError."""

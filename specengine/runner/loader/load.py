@@ -45,13 +45,15 @@ def load_model(
     seed: int = 0,
     context_length: int | None = None,
     fp8_kv: bool = False,
+    packs: bool = True,
 ) -> nn.Module:
     """Build the model, fill its weights and pack them for the device.
 
     find_model_class: architecture names -> model class (target.registry, handed in by the engine).
     seed: of dummy weights. context_length: tokens that requests may have, which LongRoPE asks; None
     is what the model was made for. fp8_kv: K and V will be kept in FP8, with the scales of the
-    files. Raises ModelLoadError, ConfigError or OutOfMemoryError.
+    files. packs: put weights into the form that a CPU multiplies fastest. Raises ModelLoadError,
+    ConfigError or OutOfMemoryError.
     """
     model_class = model_class_of(source, find_model_class)
     method = quantization_of(source, quantization)
@@ -77,7 +79,8 @@ def load_model(
                 scales.apply(model)
         if method is not None:
             close_linears(model, method, dtype)
-        pack_linears(model, None if quantization in LOAD_QUANTIZATIONS else quantization)
+        if packs:
+            pack_linears(model, None if quantization in LOAD_QUANTIZATIONS else quantization)
     return model.eval()
 
 

@@ -104,6 +104,10 @@ class RemoteEngine:
         """See AsyncEngine.flush_cache."""
         return await self._streams.flush_cache()
 
+    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        """See AsyncEngine.update_weights."""
+        return await self._streams.update_weights(model, draft_model)
+
     def shutdown(self) -> None:
         """Requests in flight end with an error; the engine itself goes on."""
         self.end("the engine is shutting down")

@@ -1,0 +1,158 @@
+"""Other weights for a running engine: read whole and compared first, then put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from specengine.core.config import EngineConfig
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.model import DecoderModel
+from specengine.draft.loaded import LoadedDraft
+from specengine.engine.draft_build import load_draft
+from specengine.engine.phases import Phases
+from specengine.engine.resolve import torch_dtype
+from specengine.layers.in_place import check_alike, put_weights, refresh_head
+from specengine.runner.loader.load import load_model, quantization_of
+from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.loader.model_source import ModelSource
+from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import find_model_class
+
+# Of config.json, what says nothing of how the model computes.
+_UNRELATED = frozenset(
+    {"_name_or_path", "transformers_version", "use_cache", "dtype", "torch_dtype"}
+)
+
+
+@dataclass(frozen=True)
+class NewWeights:
+    """Models that are alike those that run. None and empty are left as they are."""
+
+    source: ModelSource | None
+    target: nn.Module | None
+    drafts: tuple[nn.Module, ...]
+
+
+class RunningWeights:
+    """The models of one engine, whose weights can be replaced between two steps."""
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft) -> None:
+        """config: resolved."""
+        self.config = config
+        self.loaded = loaded
+        self.draft = draft
+
+    def read(self, model: str | None = None, draft_model: str | None = None) -> NewWeights:
+        """The weights of a model, of a draft model, or of both, by name, directory, GGUF file or
+        hub id. A drafter whose weights are part of the target's checkpoint comes with the target.
+
+        Takes memory for a second copy: of a target in floating point on the host, else on the
+        device. Raises ConfigError or ModelLoadError where they cannot take the place of those that
+        run; nothing has changed then.
+        """
+        if model is None and draft_model is None:
+            raise ConfigError("name a model, a draft model or both")
+        if draft_model is not None and not self.draft.models:
+            raise ConfigError(f"--speculative-algorithm {self.config.spec.algorithm} has no model")
+        source = None if model is None else self._source(model)
+        target = None if source is None else self._target(source)
+        comes_along = source is not None and self.config.spec.draft_model_path is None
+        drafts: tuple[nn.Module, ...] = ()
+        if draft_model is not None or (comes_along and self.draft.models):
+            drafts = self._drafts(source or self.loaded.source, draft_model)
+        return NewWeights(source, target, drafts)
+
+    def put(self, new: NewWeights) -> None:
+        """While no forward runs. KV and states of the old weights are wrong afterwards."""
+        if new.target is not None and new.source is not None:
+            put_weights(cast(nn.Module, self.loaded.model), new.target)
+            self.loaded = replace(self.loaded, source=new.source)
+        if new.drafts:
+            for mine, other in zip(self.draft.models, new.drafts, strict=True):
+                put_weights(cast(nn.Module, mine), other)
+        for one in self.draft.models:
+            refresh_head(cast(nn.Module, one))
+
+    @contextmanager
+    def directory_of(self, tensors: Mapping[str, Tensor], draft: bool = False) -> Iterator[str]:
+        """A directory for `read`, of tensors under a checkpoint's names and the configuration that
+        runs. It is gone afterwards. draft: of the draft model."""
+        directory = self._draft_directory() if draft else self.loaded.source.directory
+        if directory is None:
+            raise ConfigError("tensors take the place of weights that came from a directory")
+        with TemporaryDirectory() as made:
+            for path in Path(directory).glob("*.json"):
+                if not path.name.endswith(".index.json"):
+                    (Path(made) / path.name).write_bytes(path.read_bytes())
+            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(kept, str(Path(made) / "model.safetensors"))
+            yield made
+
+    def _draft_directory(self) -> Path | None:
+        path = self.config.spec.draft_model_path
+        return Path(path) if path is not None and Path(path).is_dir() else None
+
+    def _source(self, model: str) -> ModelSource:
+        source, running = self._find(model), self.loaded.source
+        ours, theirs = (_fields(one.hf_config) for one in (running, source))
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                raise ModelLoadError(
+                    f"config.json of {source.name} says {name} {theirs.get(name)!r}, and the model "
+                    f"that runs {ours.get(name)!r}: start another engine for it"
+                )
+        return source
+
+    def _find(self, model: str) -> ModelSource:
+        return resolve_model(replace(self.config.model, model=model, load_format="auto"))
+
+    def _target(self, source: ModelSource) -> nn.Module:
+        model, device = self.loaded.config.model, self.loaded.device
+        on_host = quantization_of(source, model.quantization) is None
+        made = load_model(
+            source,
+            find_model_class,
+            torch_dtype(model.dtype),
+            torch.device("cpu") if on_host else device,
+            model.quantization,
+            model.random_seed,
+            model.context_length,
+            fp8_kv=model.kv_cache_dtype == "fp8",
+            packs=device.type == "cpu",
+        )
+        check_alike(cast(nn.Module, self.loaded.model), made)
+        return made
+
+    def _drafts(self, source: ModelSource, draft_model: str | None) -> tuple[nn.Module, ...]:
+        spec = self.config.spec
+        spec = replace(spec, draft_model_path=draft_model or spec.draft_model_path)
+        loaded = replace(self.loaded, source=source)
+        found = load_draft(replace(self.config, spec=spec), loaded, Phases())
+        have, want = found.feature_layers, self.draft.feature_layers
+        if have != want or found.kv_shape != self.draft.kv_shape:
+            raise ModelLoadError(
+                f"the draft model reads target layers {list(have)} and keeps {found.kv_shape}; the "
+                f"one that runs reads {list(want)} and keeps {self.draft.kv_shape}"
+            )
+        return tuple(_alike(self.draft.models, found.models))
+
+
+def _alike(mine: Sequence[DecoderModel], others: Sequence[DecoderModel]) -> Iterator[nn.Module]:
+    if len(mine) != len(others):
+        raise ModelLoadError(f"{len(others)} draft models take the place of {len(mine)}")
+    for old, new in zip(mine, others, strict=True):
+        check_alike(cast(nn.Module, old), cast(nn.Module, new))
+        yield cast(nn.Module, new)
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {name: one for name, one in config.to_dict().items() if name not in _UNRELATED}
