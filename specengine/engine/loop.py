@@ -18,7 +18,6 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.spec import VerifyResult
 from specengine.core.spec_stats import DepthChoice
 from specengine.engine.acceptance_watch import AcceptanceWatch
-from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
@@ -30,8 +29,9 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pooler import Pooler, pool_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.stats import engine_stats
 from specengine.engine.tokens import check_token_ids
-from specengine.runner.fallbacks import OBSERVED, GraphStats, NoGraphs, count_fallback
+from specengine.runner.fallbacks import OBSERVED, NoGraphs, count_fallback
 
 
 class Engine:
@@ -244,35 +244,12 @@ class Engine:
         self._release_requests()
 
     def stats(self) -> EngineStats:
-        scheduler, graphs = self.scheduler, self._graph_stats()
-        return EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_slots=scheduler.num_slots,
-            num_free_slots=scheduler.num_free_slots,
-            num_prompt_tokens=scheduler.num_prompt_tokens,
-            num_cached_tokens=scheduler.num_cached_tokens,
-            num_generated_tokens=scheduler.num_generated_tokens,
-            num_retractions=scheduler.num_retractions,
-            num_aborts=scheduler.exits.num_aborts,
-            num_graph_forwards=sum(one.replays for one in graphs.values()),
-            num_eager_forwards=self.parts.worker.runner.num_eager,
-            graphs=graphs,
-            spec=scheduler.spec_totals,
-            depth=self._depth_in_use(),
-            model_name=self.parts.model_name,
-            algorithm=self.parts.config.spec.algorithm or "none",
-            drafts_trees=self.drafter.proposes_tree,
-        )
+        rounds = self.device_rounds or self.no_rounds
+        return engine_stats(self.parts, rounds, self.ragged_counters, self.choosers())
 
     @property
     def device_rounds(self) -> RoundExecutor | None:
         return None if self.pipeline is None else self.pipeline.executor
-
-    def _depth_in_use(self) -> Decision | None:
-        """Of rounds on the device once there were any, else of the others."""
-        found = (chooser.current for chooser in self.choosers())
-        return next((one for one in found if one is not None), None)
 
     def choosers(self) -> Iterator[AdaptiveSteps]:
         if self.pipeline is not None and self.pipeline.chooser is not None:
@@ -295,13 +272,6 @@ class Engine:
         for chooser in self.choosers():
             choice = chooser.resolved(choice)
         return choice
-
-    def _graph_stats(self) -> dict[str, GraphStats]:
-        runner, rounds = self.parts.worker.runner, self.device_rounds or self.no_rounds
-        kinds = {"decode": runner.decode_graphs, "prefill": runner.prefill_graphs, "round": rounds}
-        counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
-        counters |= self.ragged_counters
-        return {kind: GraphStats.of(one) for kind, one in counters.items()}
 
     def _prefill(self, batch: ScheduleBatch) -> None:
         if self.pipeline is not None:
