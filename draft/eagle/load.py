@@ -34,6 +34,7 @@ _MEASURES = frozenset(
 def load_eagle(target: DraftTarget) -> LoadedDraft:
     """EAGLE and EAGLE-2. Raises ConfigError or ModelLoadError."""
     checkpoint = _open(target)
+    checkpoint.refuse_several_layers("EAGLE drafts have one layer")
     size = target.hidden_size
     form = _form(checkpoint, target, num_features=1)
     checkpoint.require_shape(
@@ -48,6 +49,14 @@ def load_eagle3(target: DraftTarget) -> LoadedDraft:
     """Raises ConfigError or ModelLoadError."""
     checkpoint = _open(target)
     checkpoint.refuse_other_features()
+    if not target.is_dummy and not checkpoint.has(_LAYER + "hidden_norm.weight"):
+        checkpoint.refuse_several_layers("it has no hidden_norm, and so is no draft of EAGLE-3")
+    if checkpoint.reads_last_state:
+        form = _form(checkpoint, target, num_features=1)
+        shape = [form.spec.hidden_size, form.feature_size]
+        why = "eagle_config.use_aux_hidden_state is false, so it reads the target's last state"
+        checkpoint.require_shape("fc.weight", shape, why)
+        return _load(checkpoint, target, form, Eagle3Model)
     layers = checkpoint.feature_layers(target.loaded.model.num_layers)
     size = target.hidden_size
     form = _form(checkpoint, target, num_features=len(layers))
@@ -85,8 +94,12 @@ def _form(checkpoint: EagleCheckpoint, target: DraftTarget, num_features: int) -
         feature_size=num_features * size,
         has_embed_tokens=has("embed_tokens.weight"),
         has_lm_head=has("lm_head.weight") or (target.is_dummy and draft_vocab_size != vocab_size),
-        has_fc_bias=has("fc.bias"),
-        has_input_layernorm=has(_LAYER + "input_layernorm.weight"),
+        windows=checkpoint.layer_windows(),
+        has_fc=not checkpoint.reads_last_state or has("fc.weight"),
+        has_fc_bias=checkpoint.wants("fusion_bias", "fc.bias"),
+        has_embed_norm=checkpoint.wants("layernorms", "embed_norm.weight"),
+        has_output_norm=checkpoint.wants("layernorms", "norm.weight"),
+        has_input_layernorm=checkpoint.wants("layernorms", _LAYER + "input_layernorm.weight"),
         num_fc_norms=num_features if checkpoint.wants("fc_norm", "fc_norm.0.weight") else 0,
         has_joint_norm=checkpoint.wants("norm_before_fc", "input_norm.weight"),
         norm_before_residual=checkpoint.wants("norm_before_residual"),

@@ -7,7 +7,7 @@ next step continues in the feature's place, and that logits of token_{i+2} are r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,12 +45,21 @@ class EagleForm:
     feature_size: int  # of the target: hidden size, times the number of layers in EAGLE-3
     has_embed_tokens: bool = False  # else the target's
     has_lm_head: bool = False  # else the target's
+    # Of each layer, tokens that a query sees; None is all. Layers past the first are plain ones.
+    windows: tuple[int | None, ...] = (None,)
+    has_fc: bool = True  # EAGLE-3: without it, one feature goes in as it is
     has_fc_bias: bool = False
+    has_embed_norm: bool = False  # EAGLE of speculators: of embeddings, before fc
+    has_output_norm: bool = False  # EAGLE of speculators: of states, before the head
     has_input_layernorm: bool = False  # EAGLE: the original has none
     num_fc_norms: int = 0  # EAGLE-3: a norm for each layer's feature
     has_joint_norm: bool = False  # EAGLE-3: one norm over all features together
     norm_before_residual: bool = False  # EAGLE-3: the residual stream starts normed
     norm_output: bool = False  # EAGLE-3: the next step continues the normed state
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
 
     @property
     def has_own_vocabulary(self) -> bool:
@@ -74,16 +83,19 @@ class EagleLayer(nn.Module):
         input_size: int,
         input_layernorm: RMSNorm | None,
         hidden_norm: RMSNorm | None = None,
+        layer_id: int = 0,
     ) -> None:
-        """input_size: of what attention reads. The norms stand in front of it, for the caller."""
+        """input_size: of what attention reads. The norms stand in front of it, for the caller.
+        layer_id: of the draft's layers, from 0."""
         super().__init__()
-        spec = form.spec
+        self.is_last = layer_id == form.num_layers - 1
+        spec = replace(form.spec, sliding_window=form.windows[layer_id])
         DRAFT_LAYER.require(spec)
         self.input_layernorm = input_layernorm
         self.hidden_norm = hidden_norm
         rotated = spec.rotary_kind, spec.rotary_fraction
         rotary = RotaryEmbedding.from_config(form.config, *rotated)
-        self.self_attn = SelfAttention(spec, 0, rotary, input_size=input_size)
+        self.self_attn = SelfAttention(spec, layer_id, rotary, input_size=input_size)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
         self.num_weights = spec.num_weights(input_size)
@@ -95,8 +107,9 @@ class EagleLayer(nn.Module):
         self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
     ) -> Tensor:
         """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H], or
-        [R, H] where batch.kept_rows says so."""
-        attention, kept_R = self.self_attn, batch.kept_rows
+        [R, H] where batch.kept_rows says so. Layers above read every row of this one, so the last
+        layer alone leaves rows out."""
+        attention, kept_R = self.self_attn, batch.kept_rows if self.is_last else None
         if self._way_of(residual) is Way.FEW_ROWS:
             qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
         else:
@@ -137,18 +150,19 @@ class EagleLayer(nn.Module):
 
 class EagleModel(nn.Module):
     """EAGLE and EAGLE-2: ``layer(fc(cat(embed(token), feature)))``; the target's head reads the
-    state as it reads its own normed one, which is what the feature is.
+    state as it reads its own normed one, which is what the feature is. Where a checkpoint has a
+    norm before the head (speculators' `layernorms`), the state is what leaves that norm.
 
     `share` must give it the target's embedding and head before it runs.
     """
 
-    num_layers = 1
     target_ids: Tensor | None  # int64 [draft_vocab_size] or None, where ids are the target's own
 
     def __init__(self, form: EagleForm) -> None:
         super().__init__()
         self.form = form
         self.config = form.config
+        self.num_layers = form.num_layers
         self.vocab_size = form.draft_vocab_size
         ids = torch.arange(form.draft_vocab_size) if form.has_own_vocabulary else None
         self.register_buffer("target_ids", ids, persistent=False)
@@ -160,8 +174,11 @@ class EagleModel(nn.Module):
         self.add_layer(form, size)
 
     def add_layer(self, form: EagleForm, size: int) -> None:
+        eps = form.spec.rms_norm_eps
         self.fc = Linear(2 * size, size, form.has_fc_bias)
-        norm = RMSNorm(size, form.spec.rms_norm_eps) if form.has_input_layernorm else None
+        self.embed_norm = RMSNorm(size, eps) if form.has_embed_norm else None
+        self.norm = RMSNorm(size, eps) if form.has_output_norm else None
+        norm = RMSNorm(size, eps) if form.has_input_layernorm else None
         self.layers = nn.ModuleList([EagleLayer(form, size, norm)])
 
     @property
@@ -190,16 +207,19 @@ class EagleModel(nn.Module):
         """input_ids int64 [T], the token after each row's; batch.features [T, H], fused features or
         the states of the step before -> states [T, H]."""
         assert batch.features is not None
-        stream = self.fc(torch.cat([self.embed(input_ids), batch.features], dim=-1))
+        embedded = self.embed(input_ids)
+        if self.embed_norm is not None:
+            embedded = self.embed_norm(embedded)
+        stream = self.fc(torch.cat([embedded, batch.features], dim=-1))
         norm = self.layer.input_layernorm
         attended = stream if norm is None else norm(stream)
         out: Tensor = self.layer(positions, attended, stream, batch)
-        return out
+        return out if self.norm is None else self.norm(out)
 
     def forward_split_prefill(
         self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
     ) -> Tensor:
-        """There is one layer, so the first call is the last."""
+        """The first call runs all layers, which are few, and is the last."""
         batch.split_index = end_layer
         return self.forward(input_ids, positions, batch)
 
@@ -236,7 +256,7 @@ class EagleModel(nn.Module):
                 f"must differ, and lie in the target's vocabulary (vocab_size {most}). Is it a "
                 "table of ids? It must hold offsets"
             )
-        self.target_ids = ids.to(self.fc.device)
+        self.target_ids = ids.to(self.layer.self_attn.o_proj.device)
 
 
 class Eagle3Model(EagleModel):
@@ -245,12 +265,14 @@ class Eagle3Model(EagleModel):
 
     def add_layer(self, form: EagleForm, size: int) -> None:
         eps = form.spec.rms_norm_eps
-        self.fc = Linear(form.feature_size, size, form.has_fc_bias)
+        self.fc = Linear(form.feature_size, size, form.has_fc_bias) if form.has_fc else None
         part = form.feature_size // max(form.num_fc_norms, 1)
         self.fc_norm = nn.ModuleList(RMSNorm(part, eps) for _ in range(form.num_fc_norms))
         self.input_norm = RMSNorm(form.feature_size, eps) if form.has_joint_norm else None
         norms = RMSNorm(size, eps), RMSNorm(size, eps)
         self.layers = nn.ModuleList([EagleLayer(form, 2 * size, *norms)])
+        for layer_id in range(1, form.num_layers):
+            self.layers.append(EagleLayer(form, size, RMSNorm(size, eps), layer_id=layer_id))
         self.norm = RMSNorm(size, eps)
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -260,6 +282,8 @@ class Eagle3Model(EagleModel):
             features = torch.cat(normed, dim=-1)
         if self.input_norm is not None:
             features = self.input_norm(features)
+        if self.fc is None:
+            return features
         if self.fc.is_plain:
             return few_row.linear(features, self.fc.plain, self.fc.bias)
         out: Tensor = self.fc(features)
@@ -273,15 +297,34 @@ class Eagle3Model(EagleModel):
         attended = self.embed.joined_norm(input_ids, batch.features, own_norm, feature_norm)
         normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
-        out: Tensor = self.layer(positions, attended, residual, batch)
-        return self.norm(out) if self.form.norm_output else out
+        stream: Tensor = self.layer(positions, attended, residual, batch)
+        for layer in self.layers[1:]:
+            stream = layer(positions, layer.input_layernorm(stream), stream, batch)
+        return self.norm(stream) if self.form.norm_output else stream
 
     @property
     def _last_norm(self) -> RMSNorm | None:
         return None if self.form.norm_output else self.norm
 
 
+# What other layouts call parts of a draft. speculators names those of EAGLE in words of its own, and
+# the training code that it converts from in others still.
+_OTHER_NAMES = (
+    ("midlayer.", "layers.0."),
+    ("transformer.", "layers.0."),
+    ("fusion_fc.", "fc."),
+    ("embedding_layernorm.", "embed_norm."),
+    ("embed_layernorm.", "embed_norm."),
+    ("hidden_layernorm.", "layers.0.input_layernorm."),
+    ("pre_lm_head_layernorm.", "norm."),
+    ("lm_head_layernorm.", "norm."),
+)
+
+
 def parameter_name(name: str) -> str:
     """A checkpoint's tensor as it is called here."""
     name = name.removeprefix("model.")
-    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+    for other, ours in _OTHER_NAMES:
+        if name.startswith(other):
+            return ours + name.removeprefix(other)
+    return name

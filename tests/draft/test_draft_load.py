@@ -58,7 +58,15 @@ REFUSED: dict[str, tuple[Edit, list[str]]] = {
     ),
     "the last state alone": (
         lambda c, t: c["eagle_config"].update(use_aux_hidden_state=False),
-        ["use_aux_hidden_state"],
+        ["use_aux_hidden_state", r"\[64, 192\] and must be \[64, 64\]"],
+    ),
+    "a norm before each draft's token": (
+        lambda c, t: c["eagle_config"].update(use_mtp_layernorm=True),
+        ["eagle_config.use_mtp_layernorm .* True"],
+    ),
+    "a window without its size": (
+        lambda c, t: c.update(layer_types=["sliding_attention"]),
+        ["lacks sliding_window"],
     ),
     "a wider target": (of_size("fc.weight", 64, 384), ["fc.weight", "hidden_size 64"]),
     "another hidden size": (
@@ -90,7 +98,14 @@ REFUSED: dict[str, tuple[Edit, list[str]]] = {
         lambda c, t: c.update(fc_norm=True),
         ["missing tensor fc_norm.0.weight"],
     ),
-    "two layers": (lambda c, t: c.update(num_hidden_layers=2), ["num_hidden_layers", "STANDALONE"]),
+    "two layers of which one is there": (
+        lambda c, t: c.update(num_hidden_layers=2),
+        [r"missing tensor layers\.1\."],
+    ),
+    "a whole model": (
+        lambda c, t: (c.update(num_hidden_layers=2), t.pop("midlayer.hidden_norm.weight")),
+        ["num_hidden_layers", "STANDALONE"],
+    ),
     "activation": (lambda c, t: c.update(hidden_act="gelu"), ["hidden_act 'gelu'"]),
     "a bare configuration": (lambda c, t: c.pop("hidden_size"), ["lacks hidden_size"]),
 }
