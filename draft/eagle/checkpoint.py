@@ -133,17 +133,18 @@ class EagleCheckpoint:
         config.max_position_embeddings = max(config.max_position_embeddings, context_length)
         return config
 
+    def named_layers(self) -> tuple[int, ...] | None:
+        """Those whose outputs it says that it reads, counted from 0."""
+        own, shared = self.eagle_config.get(_IDS), self.raw.get(_IDS)
+        if own is not None:
+            return tuple(own)
+        return None if shared is None else tuple(layer - 1 for layer in shared)
+
     def feature_layers(self, num_layers: int) -> tuple[int, ...]:
         """Target layers, from 0, whose outputs are the features. Raises ModelLoadError where they
         cannot be."""
-        own, shared = self.eagle_config.get(_IDS), self.raw.get(_IDS)
-        field_name = _IDS
-        if own is not None:
-            field_name, layers = f"eagle_config.{_IDS}", tuple(own)
-        elif shared is not None:
-            layers = tuple(layer - 1 for layer in shared)
-        else:
-            layers = (1, num_layers // 2 - 1, num_layers - 4)
+        layers = self.named_layers() or (1, num_layers // 2 - 1, num_layers - 4)
+        field_name = f"eagle_config.{_IDS}" if _IDS in self.eagle_config else _IDS
         ascending = all(low < high for low, high in pairwise(layers))
         if not layers or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
             raise ModelLoadError(

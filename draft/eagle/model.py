@@ -307,8 +307,8 @@ class Eagle3Model(EagleModel):
         return None if self.form.norm_output else self.norm
 
 
-# What other layouts call parts of a draft. speculators names those of EAGLE in words of its own, and
-# the training code that it converts from in others still.
+# What other layouts call parts of a draft: speculators in words of its own for EAGLE, and the code
+# that trained what it converts in others still.
 _OTHER_NAMES = (
     ("midlayer.", "layers.0."),
     ("transformer.", "layers.0."),
