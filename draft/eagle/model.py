@@ -56,6 +56,8 @@ class EagleForm:
     has_joint_norm: bool = False  # EAGLE-3: one norm over all features together
     norm_before_residual: bool = False  # EAGLE-3: the residual stream starts normed
     norm_output: bool = False  # EAGLE-3: the next step continues the normed state
+    # int64 [draft_vocab_size], ascending: what it may say, of a draft whose files have all tokens
+    token_map: Tensor | None = None
 
     @property
     def num_layers(self) -> int:
@@ -164,7 +166,9 @@ class EagleModel(nn.Module):
         self.config = form.config
         self.num_layers = form.num_layers
         self.vocab_size = form.draft_vocab_size
-        ids = torch.arange(form.draft_vocab_size) if form.has_own_vocabulary else None
+        ids = form.token_map
+        if ids is None and form.has_own_vocabulary:
+            ids = torch.arange(form.draft_vocab_size)
         self.register_buffer("target_ids", ids, persistent=False)
         size = form.spec.hidden_size
         self.embed_tokens = (
@@ -239,7 +243,12 @@ class EagleModel(nn.Module):
             if name == "d2t":
                 self.set_target_ids(tensor)
             else:
-                yield parameter_name(name), tensor
+                yield parameter_name(name), self._mapped(parameter_name(name), tensor)
+
+    def _mapped(self, name: str, tensor: Tensor) -> Tensor:
+        """Of a head the rows of the token map."""
+        ids = self.form.token_map
+        return tensor[ids] if ids is not None and name == "lm_head.weight" else tensor
 
     def set_target_ids(self, d2t: Tensor) -> None:
         """d2t: int [draft_vocab_size], what to add to a draft id to have the target's."""

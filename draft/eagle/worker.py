@@ -44,6 +44,7 @@ class EagleWorker(TreeDraftWorker):
 
     load_draft = staticmethod(load_eagle)
     needs_hidden = True
+    takes_token_map = True
     drafts_on = "device"
     can_pause = True
     kv_lookahead = 1

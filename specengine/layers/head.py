@@ -45,7 +45,7 @@ class Head:
 
     def for_draft(self, norm: RMSNorm | None = None, ids: Tensor | None = None) -> Head:
         """This head behind a draft's own norm, over the tokens `ids` alone (int64 [D], None is
-        all). Their rows are copied, unless the weight is packed for a CPU, has a bias, or is shared
+        all). Their rows are copied, unless they are the first ones, or the weight is packed for a CPU, has a bias, or is shared
         by ranks."""
         if norm is None and ids is None:
             return self
@@ -54,7 +54,9 @@ class Head:
         if ids is not None and can_copy:
             assert weight is not None
             product = LMHead(weight.shape[1], len(ids))
-            product.weight = nn.Parameter(weight[ids], requires_grad=False)
+            is_prefix = int(ids[-1]) == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all())
+            rows = weight[: len(ids)] if is_prefix else weight[ids]
+            product.weight = nn.Parameter(rows, requires_grad=False)
         return Head(product, self.spec, norm, ids)
 
     def logits(self, hidden: Tensor) -> Tensor:

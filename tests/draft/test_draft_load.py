@@ -177,10 +177,6 @@ class TestStandalone:
         (draft / "config.json").write_text(json.dumps(old | config))
         return Path(draft)
 
-    def test_vocabulary_size(self, small_models: dict[str, Path], tmp_path: Path) -> None:
-        draft = self.copy(small_models, tmp_path, vocab_size=400)
-        self.refuse(small_models, draft, "vocab_size 400 .* target 320")
-
     def test_context(self, small_models: dict[str, Path], tmp_path: Path) -> None:
         draft = self.copy(small_models, tmp_path, max_position_embeddings=128)
         self.refuse(small_models, draft, "max_position_embeddings.*--context-length 128")
@@ -195,6 +191,13 @@ class TestStandalone:
         draft = self.copy(small_models, tmp_path)
         self.rename_tokens(draft, {"e": "l", "l": "e"})
         self.refuse(small_models, draft, "cuts text differently")
+
+    def test_tokens_that_a_sample_does_not_show(
+        self, small_models: dict[str, Path], tmp_path: Path
+    ) -> None:
+        draft = self.copy(small_models, tmp_path)
+        self.rename_tokens(draft, {"Q": "Z", "Z": "Q"})
+        self.refuse(small_models, draft, "2 tokens have other numbers .* '[QZ]'")
 
     def rename_tokens(self, draft: Path, names: dict[str, str]) -> None:
         path = draft / "tokenizer.json"

@@ -217,8 +217,8 @@ def test_pickled_file_of_something_else_is_refused_and_nothing_runs(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draft"]
 
 
-def test_nothing_but_the_conversion_unpickles() -> None:
-    """`torch.load` and `pickle.load` stand in one file of the product's that reads checkpoints."""
+def test_nothing_but_the_conversion_unpickles_checkpoints() -> None:
+    """`torch.load` and `pickle.load` stand in one file of those that read checkpoints."""
     root = Path(__file__).parents[2]
     rooms = ("draft/eagle", "draft/mtp", "draft/standalone", "target", "specengine/runner/loader")
     found = {
