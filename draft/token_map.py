@@ -34,10 +34,10 @@ def read_token_map(path: Path, vocab_size: int) -> Tensor:
     if ids.dim() != 1 or len(ids) == 0:
         raise ConfigError(f"--speculative-token-map {path} is no list of token ids")
     ids = ids.sort().values
-    low, high = int(ids[0]), int(ids[-1])
-    if low < 0 or high >= vocab_size or len(ids.unique()) < len(ids):
+    low, high, different = int(ids[0]), int(ids[-1]), len(set(ids.tolist()))
+    if low < 0 or high >= vocab_size or different < len(ids):
         raise ConfigError(
-            f"--speculative-token-map {path} has ids {low}..{high}, {len(ids.unique())} different "
+            f"--speculative-token-map {path} has ids {low}..{high}, {different} different "
             f"ones of {len(ids)}; they must differ and lie in the target's vocabulary of "
             f"{vocab_size}. Take the map of this target"
         )

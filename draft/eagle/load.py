@@ -104,7 +104,7 @@ def _form(checkpoint: EagleCheckpoint, target: DraftTarget, num_features: int) -
         has_fc=not checkpoint.reads_last_state or has("fc.weight"),
         has_fc_bias=checkpoint.wants("fusion_bias", "fc.bias"),
         has_embed_norm=checkpoint.wants("layernorms", "embed_norm.weight"),
-        has_output_norm=checkpoint.wants("layernorms", "norm.weight"),
+        has_output_norm=checkpoint.wants("layernorms", "output_norm.weight"),
         has_input_layernorm=checkpoint.wants("layernorms", _LAYER + "input_layernorm.weight"),
         num_fc_norms=num_features if checkpoint.wants("fc_norm", "fc_norm.0.weight") else 0,
         has_joint_norm=checkpoint.wants("norm_before_fc", "input_norm.weight"),

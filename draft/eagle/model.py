@@ -159,6 +159,7 @@ class EagleModel(nn.Module):
     """
 
     target_ids: Tensor | None  # int64 [draft_vocab_size] or None, where ids are the target's own
+    fc: Linear | None  # None of EAGLE-3 alone
 
     def __init__(self, form: EagleForm) -> None:
         super().__init__()
@@ -181,7 +182,7 @@ class EagleModel(nn.Module):
         eps = form.spec.rms_norm_eps
         self.fc = Linear(2 * size, size, form.has_fc_bias)
         self.embed_norm = RMSNorm(size, eps) if form.has_embed_norm else None
-        self.norm = RMSNorm(size, eps) if form.has_output_norm else None
+        self.output_norm = RMSNorm(size, eps) if form.has_output_norm else None
         norm = RMSNorm(size, eps) if form.has_input_layernorm else None
         self.layers = nn.ModuleList([EagleLayer(form, size, norm)])
 
@@ -214,11 +215,12 @@ class EagleModel(nn.Module):
         embedded = self.embed(input_ids)
         if self.embed_norm is not None:
             embedded = self.embed_norm(embedded)
+        assert self.fc is not None
         stream = self.fc(torch.cat([embedded, batch.features], dim=-1))
         norm = self.layer.input_layernorm
         attended = stream if norm is None else norm(stream)
         out: Tensor = self.layer(positions, attended, stream, batch)
-        return out if self.norm is None else self.norm(out)
+        return out if self.output_norm is None else self.output_norm(out)
 
     def forward_split_prefill(
         self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
@@ -307,7 +309,8 @@ class Eagle3Model(EagleModel):
         normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
         stream: Tensor = self.layer(positions, attended, residual, batch)
-        for layer in self.layers[1:]:
+        for layer in cast(Iterable[EagleLayer], self.layers[1:]):
+            assert layer.input_layernorm is not None
             stream = layer(positions, layer.input_layernorm(stream), stream, batch)
         return self.norm(stream) if self.form.norm_output else stream
 
@@ -325,8 +328,8 @@ _OTHER_NAMES = (
     ("embedding_layernorm.", "embed_norm."),
     ("embed_layernorm.", "embed_norm."),
     ("hidden_layernorm.", "layers.0.input_layernorm."),
-    ("pre_lm_head_layernorm.", "norm."),
-    ("lm_head_layernorm.", "norm."),
+    ("pre_lm_head_layernorm.", "output_norm."),
+    ("lm_head_layernorm.", "output_norm."),
 )
 
 

@@ -53,7 +53,7 @@ def _num_common(draft: ModelSource, target: DraftTarget) -> int:
     sizes = int(draft.hf_config.vocab_size), target.loaded.model.vocab_size
     if sizes[0] == sizes[1]:
         return sizes[1]
-    last = max(target.loaded.tokenizer.get_vocab().values())
+    last: int = max(target.loaded.tokenizer.get_vocab().values())
     return min(*sizes, last + 1)
 
 

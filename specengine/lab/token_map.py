@@ -33,7 +33,7 @@ def make_token_map(corpus: Path, out: Path, size: int, model: str | None) -> Mad
     ends: frozenset[int] = frozenset()
     if corpus.is_dir():
         dataset = TokenDataset(corpus)
-        counts = count_answers(dataset.documents(), dataset.manifest.target.vocab_size)
+        counts = count_answers(dataset.documents, dataset.manifest.target.vocab_size)
     elif model is None:
         raise ConfigError(f"{corpus} is text; name the target whose tokens count with --model")
     else:

@@ -45,8 +45,8 @@ class Head:
 
     def for_draft(self, norm: RMSNorm | None = None, ids: Tensor | None = None) -> Head:
         """This head behind a draft's own norm, over the tokens `ids` alone (int64 [D], None is
-        all). Their rows are copied, unless they are the first ones, or the weight is packed for a CPU, has a bias, or is shared
-        by ranks."""
+        all). Their rows are copied, unless they are the first ones, or the weight is packed for
+        a CPU, has a bias, or is shared by ranks."""
         if norm is None and ids is None:
             return self
         weight, product = self.product.weight, self.product

@@ -84,10 +84,6 @@ def test_mapped_draft_says_its_best_token_of_the_map_and_text_stays(
     )
     llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
     model = llm.engine.parts.drafter.runner.model
-    assert (model.head.product.weight.shape[0] if model.head.product.weight is not None else 0) in (
-        0,
-        len(IDS),
-    )
     states = torch.randn(9, 64)
     whole = load_file(target / "model.safetensors")["lm_head.weight"] * (2 if has_head else 1)
     logits = states @ whole.T
