@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
-from specengine.draft.eagle.model import parameter_name
+from specengine.draft.eagle.layer import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.runner.loader.hf_config import make_config
 from specengine.runner.loader.hf_directory import read_tensor_shapes

@@ -23,7 +23,7 @@ from specengine.draft.eagle.convert_files import (
     write_draft,
 )
 from specengine.draft.eagle.convert_proof import TargetMeasures, require_loads
-from specengine.draft.eagle.model import parameter_name
+from specengine.draft.eagle.layer import parameter_name
 from specengine.runner.loader.hf_directory import PICKLED, iterate_safetensors
 
 Tensors = dict[str, Tensor]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
-from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
+from specengine.draft.eagle.layer import EagleForm
+from specengine.draft.eagle.model import Eagle3Model, EagleModel
 from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.draft.token_map import read_token_map
 from specengine.layers.layer_spec import LayerSpec

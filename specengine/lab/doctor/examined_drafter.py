@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from specengine.core.errors import ConfigError
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
 from specengine.draft.eagle.describe import describe
-from specengine.draft.eagle.model import parameter_name
+from specengine.draft.eagle.layer import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import FORMS, MtpLayerName
