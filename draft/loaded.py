@@ -80,8 +80,9 @@ class LoadedDraft:
 NO_DRAFT = LoadedDraft((), KVShape(0, 1, 1, torch.float32))
 
 
-def draft_directory(path: str, with_weights: bool = True) -> Path:
-    """That of a shipped drafter, a local one, or what a hub id names. Raises ModelLoadError."""
+def draft_directory(path: str, with_weights: bool = True, pickled: bool = False) -> Path:
+    """That of a shipped drafter, a local one, or what a hub id names. pickled: its weights may be
+    so. Raises ModelLoadError."""
     if path in SHIPPED_DRAFTERS:
         return SHIPPED_DRAFTERS[path].directory
     directory = Path(path).expanduser()
@@ -92,4 +93,4 @@ def draft_directory(path: str, with_weights: bool = True) -> Path:
             f"--speculative-draft-model-path {path}: neither a directory nor a hub id, nor "
             f"one of the built-in names {', '.join(SHIPPED_DRAFTERS)}"
         )
-    return fetch_from_hub(path, with_weights)
+    return fetch_from_hub(path, with_weights, pickled)

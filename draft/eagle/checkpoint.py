@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from specengine.core.errors import ModelLoadError
-from specengine.draft.eagle.model import parameter_name
+from specengine.draft.eagle.layer import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.runner.loader.hf_config import make_config
 from specengine.runner.loader.hf_directory import read_tensor_shapes
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
+# Options of ModelOpt that change what a draft computes, and the values that are computed here.
+_MODELOPT = {
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
 _NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads")
 
 
@@ -69,12 +77,45 @@ class EagleCheckpoint:
             )
         return int(self.raw.get("draft_vocab_size") or target_vocab_size)
 
+    @property
+    def reads_last_state(self) -> bool:
+        """EAGLE-3 on the target's last state, after its final norm, in place of outputs of layers
+        (ModelOpt)."""
+        return self.eagle_config.get("use_aux_hidden_state") is False
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.layer_raw.get("num_hidden_layers") or 1)
+
     def refuse_other_features(self) -> None:
-        if self.eagle_config.get("use_aux_hidden_state") is False:
+        """Raises ModelLoadError where ModelOpt's options ask for what nothing here computes."""
+        for option, served in _MODELOPT.items():
+            found = self.eagle_config.get(option)
+            if found is not None and found != served:
+                raise ModelLoadError(
+                    f"eagle_config.{option} of the draft {self.name} is {found!r}; "
+                    f"--speculative-algorithm EAGLE3 serves drafts with {served!r} alone"
+                )
+
+    def refuse_several_layers(self, why: str) -> None:
+        if self.num_layers != 1:
             raise ModelLoadError(
-                f"eagle_config.use_aux_hidden_state of the draft {self.name} is false: it reads "
-                "the target's last state alone, which --speculative-algorithm EAGLE3 does not do"
+                f"num_hidden_layers of the draft {self.name} is {self.num_layers}; {why}. For a "
+                "whole model as the draft use --speculative-algorithm STANDALONE"
             )
+
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """Of each layer the tokens that a query sees, itself included; None is all."""
+        raw = self.layer_raw
+        default = "sliding_attention" if raw.get("use_sliding_window") else "full_attention"
+        types = raw.get("layer_types") or [default] * self.num_layers
+        window = raw.get("sliding_window")
+        slides = [one == "sliding_attention" for one in types[: self.num_layers]]
+        if any(slides) and window is None:
+            raise ModelLoadError(
+                f"config.json of the draft {self.name} lacks sliding_window, which its layers use"
+            )
+        return tuple(window if one else None for one in slides)
 
     def layer_config(self, context_length: int) -> Any:
         """The configuration of the decoder layer, with room for the target's context:
@@ -89,26 +130,21 @@ class EagleCheckpoint:
                 f"hidden_act {config.hidden_act!r} of the draft {self.name} is not supported; only "
                 "silu is"
             )
-        if (layers := raw.get("num_hidden_layers", 1)) != 1:
-            raise ModelLoadError(
-                f"num_hidden_layers of the draft {self.name} is {layers}; EAGLE "
-                "drafts have one layer. For a whole model as the draft use "
-                "--speculative-algorithm STANDALONE"
-            )
         config.max_position_embeddings = max(config.max_position_embeddings, context_length)
         return config
+
+    def named_layers(self) -> tuple[int, ...] | None:
+        """Those whose outputs it says that it reads, counted from 0."""
+        own, shared = self.eagle_config.get(_IDS), self.raw.get(_IDS)
+        if own is not None:
+            return tuple(own)
+        return None if shared is None else tuple(layer - 1 for layer in shared)
 
     def feature_layers(self, num_layers: int) -> tuple[int, ...]:
         """Target layers, from 0, whose outputs are the features. Raises ModelLoadError where they
         cannot be."""
-        own, shared = self.eagle_config.get(_IDS), self.raw.get(_IDS)
-        field_name = _IDS
-        if own is not None:
-            field_name, layers = f"eagle_config.{_IDS}", tuple(own)
-        elif shared is not None:
-            layers = tuple(layer - 1 for layer in shared)
-        else:
-            layers = (1, num_layers // 2 - 1, num_layers - 4)
+        layers = self.named_layers() or (1, num_layers // 2 - 1, num_layers - 4)
+        field_name = f"eagle_config.{_IDS}" if _IDS in self.eagle_config else _IDS
         ascending = all(low < high for low, high in pairwise(layers))
         if not layers or not ascending or layers[0] < 0 or layers[-1] >= num_layers:
             raise ModelLoadError(

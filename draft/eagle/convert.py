@@ -1,16 +1,13 @@
-"""EAGLE-3 drafts from SGLang's and SpecForge's layout to that of speculators and vLLM, and back."""
+"""EAGLE-3 drafts from SGLang's and SpecForge's layout to that of speculators and vLLM, and back;
+and pickled drafts of EAGLE and EAGLE-3 to safetensors."""
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specengine.core.errors import ConfigError, ModelLoadError
@@ -21,6 +18,13 @@ from specengine.draft.eagle.convert_config import (
     sglang_config,
     speculators_config,
 )
+from specengine.draft.eagle.convert_files import (
+    check_free,
+    read_json,
+    whole_or_not_at_all,
+    write_draft,
+)
+from specengine.draft.eagle.convert_pickled import is_pickled, rewrite
 from specengine.draft.eagle.convert_proof import Proof, TargetMeasures, prove
 from specengine.draft.eagle.convert_tensors import (
     check_biases,
@@ -43,7 +47,7 @@ class Conversion:
     """to: one of LAYOUTS. target and its architectures: speculators writes them down, for vLLM to
     serve the draft with. num_tokens: drafted a round, unless vLLM is told otherwise."""
 
-    to: str | None = None  # None: the other one
+    to: str | None = None  # None: the other one; of pickled drafts their own, as safetensors
     target: str | None = None
     target_architectures: tuple[str, ...] = ()
     num_tokens: int = 3
@@ -60,12 +64,30 @@ class Converted:
     proof: Proof
 
 
+def pickled_in_place(source: str, to: str | None) -> Path | None:
+    """The draft's directory, where its weights are pickled and nothing else of it is to change."""
+    directory = draft_directory(source, pickled=True)
+    if not is_pickled(directory):
+        return None
+    own = "speculators" if is_speculators(read_json(directory / "config.json")) else "sglang"
+    return directory if to in (None, own) else None
+
+
 def convert(source: str, destination: Path, conversion: Conversion) -> Converted:
     """source: a directory or hub id. The destination is there only once the proof holds, whole.
     Raises ConfigError or ModelLoadError, and then leaves everything as it was."""
-    _check_free(destination, conversion.force)
-    directory = draft_directory(source)
-    raw = _read_json(directory / "config.json")
+    check_free(destination, conversion.force)
+    directory = draft_directory(source, pickled=True)
+    if not is_pickled(directory):
+        return _convert(source, directory, destination, conversion)
+    with tempfile.TemporaryDirectory() as folder:
+        unpickled = Path(folder, "draft")
+        rewrite(directory, unpickled, force=False)
+        return _convert(source, unpickled, destination, conversion)
+
+
+def _convert(source: str, directory: Path, destination: Path, conversion: Conversion) -> Converted:
+    raw = read_json(directory / "config.json")
     to = conversion.to or ("sglang" if is_speculators(raw) else "speculators")
     if (to == "speculators") == is_speculators(raw):
         raise ConfigError(f"{source} is in the layout of {to} already")
@@ -84,8 +106,8 @@ def convert(source: str, destination: Path, conversion: Conversion) -> Converted
         check_biases(tensors, config, source)
         written = _speculators_config(config, conversion)
         renamed = speculators_tensors(tensors, config, source)
-    with _whole_or_not_at_all(destination) as folder:
-        _write(folder, written, renamed)
+    with whole_or_not_at_all(destination) as folder:
+        write_draft(folder, written, renamed)
         proof = prove(directory, folder, measures)
     return Converted(to, config.left_out, proof)
 
@@ -111,45 +133,3 @@ def _measures(tensors: dict[str, Tensor], config: Eagle3Config) -> TargetMeasure
         vocab_size=config.vocab_size,
         num_layers=1 + max(layers or (31,)),
     )
-
-
-def _check_free(destination: Path, force: bool) -> None:
-    if destination.is_dir() and (force or not any(destination.iterdir())):
-        return
-    if destination.exists():
-        raise ConfigError(f"{destination} is there already; --force replaces a directory")
-
-
-@contextmanager
-def _whole_or_not_at_all(destination: Path) -> Iterator[Path]:
-    """A folder beside the destination, which takes its place at the end."""
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=f".{destination.name}-", dir=destination.parent
-    ) as parent:
-        folder = Path(parent, "new")
-        folder.mkdir()
-        yield folder
-        if destination.exists():
-            destination.rename(Path(parent, "old"))
-        folder.rename(destination)
-
-
-def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelLoadError(f"{path} is not a JSON object")
-    return raw

@@ -14,7 +14,7 @@ from torch import Tensor
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.config import EngineConfig, ModelConfig, SpecConfig
 from specengine.core.errors import ModelLoadError
-from specengine.draft.eagle.load import load_eagle3
+from specengine.draft.eagle.load import load_eagle, load_eagle3
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.loaded import DraftTarget, LoadedDraft
 from specengine.layers.embedding import VocabEmbedding
@@ -92,6 +92,12 @@ def prove(first: Path, second: Path, measures: TargetMeasures) -> Proof:
         largest_logit=largest_logit,
         feature_layers=one.feature_layers,
     )
+
+
+def require_loads(directory: Path, measures: TargetMeasures, is_eagle3: bool) -> None:
+    """Load a draft of EAGLE or EAGLE-3 as the engine does. Raises ModelLoadError."""
+    load = load_eagle3 if is_eagle3 else load_eagle
+    load(_stand_in(directory, measures))
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.draft.eagle.convert_config import Eagle3Config
-from specengine.draft.eagle.model import parameter_name
+from specengine.draft.eagle.layer import parameter_name
 from specengine.runner.loader.hf_directory import iterate_safetensors
 
 _LAYER = "layers.0."

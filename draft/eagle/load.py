@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
-from specengine.core.errors import ModelLoadError
+from torch import Tensor
+
+from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
-from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
+from specengine.draft.eagle.layer import EagleForm
+from specengine.draft.eagle.model import Eagle3Model, EagleModel
 from specengine.draft.loaded import DraftTarget, LoadedDraft
+from specengine.draft.token_map import read_token_map
 from specengine.layers.layer_spec import LayerSpec
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
@@ -34,6 +39,7 @@ _MEASURES = frozenset(
 def load_eagle(target: DraftTarget) -> LoadedDraft:
     """EAGLE and EAGLE-2. Raises ConfigError or ModelLoadError."""
     checkpoint = _open(target)
+    checkpoint.refuse_several_layers("EAGLE drafts have one layer")
     size = target.hidden_size
     form = _form(checkpoint, target, num_features=1)
     checkpoint.require_shape(
@@ -48,6 +54,14 @@ def load_eagle3(target: DraftTarget) -> LoadedDraft:
     """Raises ConfigError or ModelLoadError."""
     checkpoint = _open(target)
     checkpoint.refuse_other_features()
+    if not target.is_dummy and not checkpoint.has(_LAYER + "hidden_norm.weight"):
+        checkpoint.refuse_several_layers("it has no hidden_norm, and so is no draft of EAGLE-3")
+    if checkpoint.reads_last_state:
+        form = _form(checkpoint, target, num_features=1)
+        shape = [form.spec.hidden_size, form.feature_size]
+        why = "eagle_config.use_aux_hidden_state is false, so it reads the target's last state"
+        checkpoint.require_shape("fc.weight", shape, why)
+        return _load(checkpoint, target, form, Eagle3Model)
     layers = checkpoint.feature_layers(target.loaded.model.num_layers)
     size = target.hidden_size
     form = _form(checkpoint, target, num_features=len(layers))
@@ -77,22 +91,28 @@ def _form(checkpoint: EagleCheckpoint, target: DraftTarget, num_features: int) -
     vocab_size = target.loaded.model.vocab_size
     draft_vocab_size = checkpoint.draft_vocab_size(vocab_size)
     size, has = target.hidden_size, checkpoint.has
+    token_map = _token_map(checkpoint, target, draft_vocab_size)
     form = EagleForm(
         config=config,
         spec=_spec(config, checkpoint),
         target_vocab_size=vocab_size,
-        draft_vocab_size=draft_vocab_size,
+        draft_vocab_size=draft_vocab_size if token_map is None else len(token_map),
+        token_map=token_map,
         feature_size=num_features * size,
         has_embed_tokens=has("embed_tokens.weight"),
         has_lm_head=has("lm_head.weight") or (target.is_dummy and draft_vocab_size != vocab_size),
-        has_fc_bias=has("fc.bias"),
-        has_input_layernorm=has(_LAYER + "input_layernorm.weight"),
+        windows=checkpoint.layer_windows(),
+        has_fc=not checkpoint.reads_last_state or has("fc.weight"),
+        has_fc_bias=checkpoint.wants("fusion_bias", "fc.bias"),
+        has_embed_norm=checkpoint.wants("layernorms", "embed_norm.weight"),
+        has_output_norm=checkpoint.wants("layernorms", "output_norm.weight"),
+        has_input_layernorm=checkpoint.wants("layernorms", _LAYER + "input_layernorm.weight"),
         num_fc_norms=num_features if checkpoint.wants("fc_norm", "fc_norm.0.weight") else 0,
         has_joint_norm=checkpoint.wants("norm_before_fc", "input_norm.weight"),
         norm_before_residual=checkpoint.wants("norm_before_residual"),
         norm_output=checkpoint.wants("norm_output"),
     )
-    _check_vocabulary(checkpoint, form, target.is_dummy)
+    _check_vocabulary(checkpoint, form, draft_vocab_size, target.is_dummy)
     _check_shared(checkpoint, form, size)
     return form
 
@@ -110,15 +130,33 @@ def _spec(config: Any, checkpoint: EagleCheckpoint) -> LayerSpec:
     )
 
 
-def _check_vocabulary(checkpoint: EagleCheckpoint, form: EagleForm, is_dummy: bool) -> None:
-    vocab_size, draft_vocab_size = form.target_vocab_size, form.draft_vocab_size
+def _token_map(
+    checkpoint: EagleCheckpoint, target: DraftTarget, draft_vocab_size: int
+) -> Tensor | None:
+    """int64 [D], where one was named."""
+    path, vocab_size = target.spec.token_map, target.loaded.model.vocab_size
+    if path is None:
+        return None
+    if draft_vocab_size != vocab_size or checkpoint.has("d2t"):
+        raise ConfigError(
+            f"--speculative-token-map {path}: the draft {checkpoint.name} has a vocabulary of "
+            f"{draft_vocab_size} tokens of its own; leave the map out"
+        )
+    return read_token_map(Path(path), vocab_size)
+
+
+def _check_vocabulary(
+    checkpoint: EagleCheckpoint, form: EagleForm, draft_vocab_size: int, is_dummy: bool
+) -> None:
+    """draft_vocab_size: of the checkpoint, whatever a token map leaves of it."""
+    vocab_size = form.target_vocab_size
     why = f"the target's vocab_size is {vocab_size} and draft_vocab_size {draft_vocab_size}"
     size = form.spec.hidden_size
     checkpoint.require_shape("lm_head.weight", [draft_vocab_size, size], why)
     checkpoint.require_shape("embed_tokens.weight", [vocab_size, size], why)
     checkpoint.require_shape("d2t", [draft_vocab_size], why)
     checkpoint.require_shape("t2d", [vocab_size], why)
-    if form.has_own_vocabulary and not is_dummy and not checkpoint.has("d2t"):
+    if draft_vocab_size != vocab_size and not is_dummy and not checkpoint.has("d2t"):
         raise ModelLoadError(
             f"the draft {checkpoint.name} has no tensor d2t, which says what its tokens are to the "
             f"target: {why}"

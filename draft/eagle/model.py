@@ -7,23 +7,19 @@ next step continues in the feature's place, and that logits of token_{i+2} are r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.kernels.linear import few_row, layer_tail
-from specengine.layers.decoder import PACKED_MODULES, SelfAttention, is_plain, tail_weights
+from specengine.draft.eagle.layer import EagleForm, EagleLayer, parameter_name
+from specengine.kernels.linear import few_row
+from specengine.layers.decoder import PACKED_MODULES
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
-from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec, log_refusals
 from specengine.layers.linear import Linear, LMHead
-from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
-from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.weights import fill_places, weight_places
 
 if TYPE_CHECKING:
@@ -34,123 +30,26 @@ if TYPE_CHECKING:
 _IGNORED = ("t2d", "verifier_")
 
 
-@dataclass(frozen=True)
-class EagleForm:
-    """What checkpoints of one family have or lack. `config` is that of the decoder layer."""
-
-    config: Any
-    spec: LayerSpec
-    target_vocab_size: int
-    draft_vocab_size: int
-    feature_size: int  # of the target: hidden size, times the number of layers in EAGLE-3
-    has_embed_tokens: bool = False  # else the target's
-    has_lm_head: bool = False  # else the target's
-    has_fc_bias: bool = False
-    has_input_layernorm: bool = False  # EAGLE: the original has none
-    num_fc_norms: int = 0  # EAGLE-3: a norm for each layer's feature
-    has_joint_norm: bool = False  # EAGLE-3: one norm over all features together
-    norm_before_residual: bool = False  # EAGLE-3: the residual stream starts normed
-    norm_output: bool = False  # EAGLE-3: the next step continues the normed state
-
-    @property
-    def has_own_vocabulary(self) -> bool:
-        return self.draft_vocab_size != self.target_vocab_size
-
-
-class Way(Enum):
-    """How a layer runs its rows."""
-
-    TAIL = auto()  # all behind attention in one kernel
-    FEW_ROWS = auto()  # a kernel a weight
-    PLAIN = auto()
-
-
-class EagleLayer(nn.Module):
-    """A decoder layer whose attention reads something else than the residual stream."""
-
-    def __init__(
-        self,
-        form: EagleForm,
-        input_size: int,
-        input_layernorm: RMSNorm | None,
-        hidden_norm: RMSNorm | None = None,
-    ) -> None:
-        """input_size: of what attention reads. The norms stand in front of it, for the caller."""
-        super().__init__()
-        spec = form.spec
-        DRAFT_LAYER.require(spec)
-        self.input_layernorm = input_layernorm
-        self.hidden_norm = hidden_norm
-        rotated = spec.rotary_kind, spec.rotary_fraction
-        rotary = RotaryEmbedding.from_config(form.config, *rotated)
-        self.self_attn = SelfAttention(spec, 0, rotary, input_size=input_size)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
-        self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
-        self.num_weights = spec.num_weights(input_size)
-        self._takes_few_rows = FEW_ROWS.takes(spec)
-        self._takes_tail = LAYER_TAIL.takes(spec)
-        log_refusals((FEW_ROWS, LAYER_TAIL), [spec], self.self_attn.o_proj.device)
-
-    def forward(
-        self, positions: Tensor, attended: Tensor, residual: Tensor, batch: ForwardBatch
-    ) -> Tensor:
-        """What attention reads [T, input_size] and the stream [T, H] -> the stream, [T, H], or
-        [R, H] where batch.kept_rows says so."""
-        attention, kept_R = self.self_attn, batch.kept_rows
-        if self._way_of(residual) is Way.FEW_ROWS:
-            qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
-        else:
-            qkv = attention.qkv_proj(attended)
-        heads = attention.attend(positions, qkv, batch)
-        if kept_R is not None:
-            heads, residual = heads.index_select(0, kept_R), residual.index_select(0, kept_R)
-        return self._behind_attention(heads, residual)
-
-    def _behind_attention(self, heads: Tensor, stream: Tensor) -> Tensor:
-        """[R, num_heads * head_dim] and [R, H] -> the stream, [R, H]."""
-        attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
-        way = self._way_of(stream)
-        if way is Way.TAIL:
-            weights = tail_weights(attention, norm, mlp)
-            return layer_tail.layer_tail(heads, stream, weights, norm.eps).stream
-        if way is Way.FEW_ROWS:
-            stream = attention.o_proj.add_few_rows(heads, stream)
-            gate_up = mlp.gate_up_proj.plain
-            gated = few_row.norm_gated_linear(stream, norm.weight, norm.eps, gate_up)
-            return mlp.down_proj.add_few_rows(gated, stream)
-        normed, stream = norm.add(attention.o_proj.parts(heads), stream)
-        out: Tensor = mlp(normed) + stream
-        return out
-
-    def _way_of(self, stream: Tensor) -> Way:
-        """The way for rows [T, H]."""
-        attention = self.self_attn
-        if not is_plain(attention, self.mlp):
-            return Way.PLAIN
-        if self._takes_tail:
-            weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
-            if layer_tail.fits(stream, weights):
-                return Way.TAIL
-        few_rows = self._takes_few_rows and few_row.fits(stream, self.num_weights)
-        return Way.FEW_ROWS if few_rows else Way.PLAIN
-
-
 class EagleModel(nn.Module):
     """EAGLE and EAGLE-2: ``layer(fc(cat(embed(token), feature)))``; the target's head reads the
-    state as it reads its own normed one, which is what the feature is.
+    state as it reads its own normed one, which is what the feature is. Where a checkpoint has a
+    norm before the head (speculators' `layernorms`), the state is what leaves that norm.
 
     `share` must give it the target's embedding and head before it runs.
     """
 
-    num_layers = 1
     target_ids: Tensor | None  # int64 [draft_vocab_size] or None, where ids are the target's own
+    fc: Linear | None  # None of EAGLE-3 alone
 
     def __init__(self, form: EagleForm) -> None:
         super().__init__()
         self.form = form
         self.config = form.config
+        self.num_layers = form.num_layers
         self.vocab_size = form.draft_vocab_size
-        ids = torch.arange(form.draft_vocab_size) if form.has_own_vocabulary else None
+        ids = form.token_map
+        if ids is None and form.has_own_vocabulary:
+            ids = torch.arange(form.draft_vocab_size)
         self.register_buffer("target_ids", ids, persistent=False)
         size = form.spec.hidden_size
         self.embed_tokens = (
@@ -160,8 +59,11 @@ class EagleModel(nn.Module):
         self.add_layer(form, size)
 
     def add_layer(self, form: EagleForm, size: int) -> None:
+        eps = form.spec.rms_norm_eps
         self.fc = Linear(2 * size, size, form.has_fc_bias)
-        norm = RMSNorm(size, form.spec.rms_norm_eps) if form.has_input_layernorm else None
+        self.embed_norm = RMSNorm(size, eps) if form.has_embed_norm else None
+        self.output_norm = RMSNorm(size, eps) if form.has_output_norm else None
+        norm = RMSNorm(size, eps) if form.has_input_layernorm else None
         self.layers = nn.ModuleList([EagleLayer(form, size, norm)])
 
     @property
@@ -190,16 +92,20 @@ class EagleModel(nn.Module):
         """input_ids int64 [T], the token after each row's; batch.features [T, H], fused features or
         the states of the step before -> states [T, H]."""
         assert batch.features is not None
-        stream = self.fc(torch.cat([self.embed(input_ids), batch.features], dim=-1))
+        embedded = self.embed(input_ids)
+        if self.embed_norm is not None:
+            embedded = self.embed_norm(embedded)
+        assert self.fc is not None
+        stream = self.fc(torch.cat([embedded, batch.features], dim=-1))
         norm = self.layer.input_layernorm
         attended = stream if norm is None else norm(stream)
         out: Tensor = self.layer(positions, attended, stream, batch)
-        return out
+        return out if self.output_norm is None else self.output_norm(out)
 
     def forward_split_prefill(
         self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch, end_layer: int
     ) -> Tensor:
-        """There is one layer, so the first call is the last."""
+        """The first call runs all layers, which are few, and is the last."""
         batch.split_index = end_layer
         return self.forward(input_ids, positions, batch)
 
@@ -219,7 +125,12 @@ class EagleModel(nn.Module):
             if name == "d2t":
                 self.set_target_ids(tensor)
             else:
-                yield parameter_name(name), tensor
+                yield parameter_name(name), self._mapped(parameter_name(name), tensor)
+
+    def _mapped(self, name: str, tensor: Tensor) -> Tensor:
+        """Of a head the rows of the token map."""
+        ids = self.form.token_map
+        return tensor[ids] if ids is not None and name == "lm_head.weight" else tensor
 
     def set_target_ids(self, d2t: Tensor) -> None:
         """d2t: int [draft_vocab_size], what to add to a draft id to have the target's."""
@@ -236,7 +147,7 @@ class EagleModel(nn.Module):
                 f"must differ, and lie in the target's vocabulary (vocab_size {most}). Is it a "
                 "table of ids? It must hold offsets"
             )
-        self.target_ids = ids.to(self.fc.device)
+        self.target_ids = ids.to(self.layer.self_attn.o_proj.device)
 
 
 class Eagle3Model(EagleModel):
@@ -245,12 +156,14 @@ class Eagle3Model(EagleModel):
 
     def add_layer(self, form: EagleForm, size: int) -> None:
         eps = form.spec.rms_norm_eps
-        self.fc = Linear(form.feature_size, size, form.has_fc_bias)
+        self.fc = Linear(form.feature_size, size, form.has_fc_bias) if form.has_fc else None
         part = form.feature_size // max(form.num_fc_norms, 1)
         self.fc_norm = nn.ModuleList(RMSNorm(part, eps) for _ in range(form.num_fc_norms))
         self.input_norm = RMSNorm(form.feature_size, eps) if form.has_joint_norm else None
         norms = RMSNorm(size, eps), RMSNorm(size, eps)
         self.layers = nn.ModuleList([EagleLayer(form, 2 * size, *norms)])
+        for layer_id in range(1, form.num_layers):
+            self.layers.append(EagleLayer(form, size, RMSNorm(size, eps), layer_id=layer_id))
         self.norm = RMSNorm(size, eps)
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -260,6 +173,8 @@ class Eagle3Model(EagleModel):
             features = torch.cat(normed, dim=-1)
         if self.input_norm is not None:
             features = self.input_norm(features)
+        if self.fc is None:
+            return features
         if self.fc.is_plain:
             return few_row.linear(features, self.fc.plain, self.fc.bias)
         out: Tensor = self.fc(features)
@@ -273,15 +188,12 @@ class Eagle3Model(EagleModel):
         attended = self.embed.joined_norm(input_ids, batch.features, own_norm, feature_norm)
         normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
-        out: Tensor = self.layer(positions, attended, residual, batch)
-        return self.norm(out) if self.form.norm_output else out
+        stream: Tensor = self.layer(positions, attended, residual, batch)
+        for layer in cast(Iterable[EagleLayer], self.layers[1:]):
+            assert layer.input_layernorm is not None
+            stream = layer(positions, layer.input_layernorm(stream), stream, batch)
+        return self.norm(stream) if self.form.norm_output else stream
 
     @property
     def _last_norm(self) -> RMSNorm | None:
         return None if self.form.norm_output else self.norm
-
-
-def parameter_name(name: str) -> str:
-    """A checkpoint's tensor as it is called here."""
-    name = name.removeprefix("model.")
-    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name

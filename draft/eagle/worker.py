@@ -44,6 +44,7 @@ class EagleWorker(TreeDraftWorker):
 
     load_draft = staticmethod(load_eagle)
     needs_hidden = True
+    takes_token_map = True
     drafts_on = "device"
     can_pause = True
     kv_lookahead = 1
@@ -173,11 +174,15 @@ def _shifted(batch: ScheduleBatch, sampled: Sequence[int | None]) -> list[list[i
 
 
 class Eagle3Worker(EagleWorker):
-    """EAGLE-3: the features are outputs of several target layers, fused once."""
+    """EAGLE-3: the features are outputs of several target layers, or its last state, fused once."""
 
     load_draft = staticmethod(load_eagle3)
 
     def features(self, output: LogitsOutput | RowsOutput, rows: Tensor | None) -> Tensor:
-        assert output.features is not None
-        features = output.features if rows is None else output.features[rows]
+        features = output.features
+        if features is None:  # the draft names no layers
+            return self._fuse(super().features(output, rows))
+        return self._fuse(features if rows is None else features[rows])
+
+    def _fuse(self, features: Tensor) -> Tensor:
         return cast(Eagle3Model, self.runner.model).fuse(features)

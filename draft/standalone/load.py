@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
+
 from specengine.core.errors import ModelLoadError
 from specengine.core.model import DecoderModel
 from specengine.draft.loaded import DraftTarget, LoadedDraft
@@ -30,6 +32,7 @@ def load_standalone(target: DraftTarget) -> LoadedDraft:
         model_config.random_seed,
         model_config.context_length,
     )
+    _keep_common(cast(Any, model), _num_common(source, target), target)
     shape = kv_shape_of([model], target.dtype)
     return LoadedDraft((cast(DecoderModel, model),), shape)
 
@@ -41,13 +44,31 @@ def _check_fit(draft: ModelSource, target: DraftTarget) -> None:
             f" and requests can have {target.context_length}; add --context-length "
             f"{draft.context_length}, or take a draft with more"
         )
-    wanted = target.loaded.model.vocab_size
-    if draft.hf_config.vocab_size != wanted:
-        raise ModelLoadError(
-            f"the draft {draft.name} has vocab_size {draft.hf_config.vocab_size} and the target "
-            f"{wanted}; STANDALONE needs a draft of the target's own vocabulary"
-        )
     _check_tokenizers(load_tokenizer(draft), target.loaded.tokenizer, draft.name)
+
+
+def _num_common(draft: ModelSource, target: DraftTarget) -> int:
+    """Tokens that both say, from 0 on. Models of one family pad their vocabularies to different
+    sizes: rows past the tokenizer's last token are of no token."""
+    sizes = int(draft.hf_config.vocab_size), target.loaded.model.vocab_size
+    if sizes[0] == sizes[1]:
+        return sizes[1]
+    last: int = max(target.loaded.tokenizer.get_vocab().values())
+    return min(*sizes, last + 1)
+
+
+def _keep_common(model: Any, count: int, target: DraftTarget) -> None:
+    """Let a draft say the first `count` tokens alone, and read any token of the target's."""
+    most = target.loaded.model.vocab_size
+    if model.vocab_size < most:
+        model.embed.has_all = False
+    if model.vocab_size == count:
+        if count < most:
+            model.target_ids = torch.arange(count, device=model.lm_head.device)
+        return
+    ids = torch.arange(count, device=model.lm_head.device)
+    model.head = model.head.for_draft(None, ids)
+    model.vocab_size, model.target_ids = count, ids
 
 
 def _check_tokenizers(draft: Any, target: Any, name: str) -> None:
@@ -63,4 +84,14 @@ def _check_tokenizers(draft: Any, target: Any, name: str) -> None:
         raise ModelLoadError(
             f"the tokenizer of the draft {name} cuts text differently from the target's; "
             "STANDALONE needs a draft of the target's own vocabulary"
+        )
+    theirs = target.get_vocab()
+    other = [
+        token for token, number in draft.get_vocab().items() if theirs.get(token, number) != number
+    ]
+    if other:
+        raise ModelLoadError(
+            f"{len(other)} tokens have other numbers in the tokenizer of the draft {name} than in "
+            f"the target's, such as {other[0]!r}; STANDALONE needs a draft of the target's own "
+            "vocabulary"
         )

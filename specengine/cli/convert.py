@@ -1,4 +1,5 @@
-"""Convert an EAGLE-3 draft between the layouts of SGLang and of vLLM (speculators)."""
+"""Convert an EAGLE-3 draft between the layouts of SGLang and of vLLM (speculators), and pickled
+weights of EAGLE drafts to safetensors."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("destination", type=Path, metavar="DST", help="directory to make")
     parser.add_argument(
-        "--to", metavar="{sglang,speculators}", help="layout to write; default: the other one"
+        "--to",
+        metavar="{sglang,speculators}",
+        help="layout to write; default: the other one, or of pickled weights (*.bin) their own, as "
+        "safetensors",
     )
     parser.add_argument(
         "--target",
@@ -46,12 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from specengine.draft.eagle.convert import LAYOUTS, Conversion, convert
+    from specengine.draft.eagle.convert import LAYOUTS, Conversion, convert, pickled_in_place
 
     if args.to is not None and args.to not in LAYOUTS:
         raise ConfigError(f"--to {args.to}: must be one of {', '.join(LAYOUTS)}")
     if args.speculative_tokens < 1:
         raise ConfigError("--speculative-tokens must be at least 1")
+    if (directory := pickled_in_place(args.source, args.to)) is not None:
+        _rewrite(directory, args)
+        return 0
     done = convert(
         args.source,
         args.destination,
@@ -71,6 +78,15 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"proof: {done.proof}")
     return 0
+
+
+def _rewrite(directory: Path, args: argparse.Namespace) -> None:
+    from specengine.draft.eagle.convert_pickled import rewrite
+
+    done = rewrite(directory, args.destination, args.force)
+    print(f"{args.destination}: a draft of {done.algorithm}, as safetensors")
+    print(f"added to config.json: {', '.join(done.added) or 'nothing'}")
+    print(f"proof: {done.num_tensors} tensors read back as they were; the draft loads")
 
 
 def directory_of(model: str) -> Path:

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("make", _add_make, make),
         ("show", _add_show, show),
         ("merge", _add_merge, merge),
+        ("token-map", _add_token_map, token_map),
     ):
         summary = (command.__doc__ or "").strip().splitlines()[0]
         one = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
@@ -107,4 +108,27 @@ def merge(args: argparse.Namespace) -> int:
     from specengine.lab.generate.show import show_counts
 
     show_counts(merge_datasets(args.parts, args.directory))
+    return 0
+
+
+def _add_token_map(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", type=Path, metavar="CORPUS", help="a data set, or a text file")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="file to write: .json, .safetensors or .pt"
+    )
+    parser.add_argument("--size", type=int, required=True, metavar="N", help="tokens to keep")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="the target, whose tokens a text is cut to"
+    )
+
+
+def token_map(args: argparse.Namespace) -> int:
+    """Write the tokens that a corpus has most often, for --speculative-token-map."""
+    from specengine.lab.token_map import make_token_map
+
+    made = make_token_map(args.corpus, args.out, args.size, args.model)
+    print(
+        f"{args.out}: {made.num_tokens} of {made.vocab_size} tokens, {made.coverage:.2%} of what "
+        "the corpus has"
+    )
     return 0

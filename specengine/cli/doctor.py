@@ -108,6 +108,8 @@ def show(diagnosis: Diagnosis, most: int | None) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
+    for line in diagnosis.form:
+        console.print(line, markup=False)
     console.print(table)
     for check in diagnosis.checks:
         mark = "[green]holds[/]" if check.holds else "[bold red]FAILS[/]"

@@ -165,6 +165,11 @@ class SpecConfig(Section):
         None,
         "draft model: a directory, hub id or built-in name; default: the one that ships, if any",
     )
+    token_map: str | None = option(
+        None,
+        "file of the token ids that an EAGLE draft may say, the others' rows of its head are not "
+        "computed: JSON, safetensors, or SGLang's .pt; `specengine data token-map` makes one",
+    )
     num_steps: int | None = option(None, "depth of a draft model's drafts; default 3")
     adaptive: bool = option(
         True, "draft as deep as it pays, or not at all, by measured cost and running acceptance"
@@ -225,7 +230,7 @@ class SpecConfig(Section):
             "must be at least 2, the root and one draft; leave --speculative-algorithm out for "
             "plain decoding",
         )
-        for name in ("draft_model_path", "cost_table"):
+        for name in ("draft_model_path", "cost_table", "token_map"):
             self._require(getattr(self, name) != "", name, "must not be empty")
         self._at_least(1, "num_steps", "eagle_topk", "simulate_accept_length")
         self._at_least(1, "ngram_branches", "ngram_min_match", "ngram_corpus_tokens")

@@ -7,13 +7,15 @@ from dataclasses import replace
 from specengine.core.config import SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.registry import DRAFTERS, VERIFIERS
+from specengine.core.registry import DRAFTERS, VERIFIERS, load_place
 from specengine.engine.factories import check_algorithm, drafters_with_models, max_nodes
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8
 # Of all algorithms that draft with a model.
-_MODEL_OPTIONS = ("draft_model_path", "num_steps", "eagle_topk", "draft_sampling", "static_tree")
+_MODEL_OPTIONS = (
+    *("draft_model_path", "token_map", "num_steps", "eagle_topk", "draft_sampling", "static_tree"),
+)
 
 
 def resolve_spec(spec: SpecConfig) -> SpecConfig:
@@ -26,6 +28,7 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
     if algorithm not in drafters_with_models():
         _refuse_model_options(spec)
         return replace(spec, num_draft_tokens=spec.max_nodes)
+    _refuse_token_map(spec, algorithm)
     return _chain(spec) if spec.eagle_topk == 1 else _tree(spec)
 
 
@@ -59,6 +62,15 @@ def _refuse_model_options(spec: SpecConfig) -> None:
                 f"{SpecConfig.options()[name].flag} is for algorithms that draft with a model "
                 f"({', '.join(drafters_with_models())}); leave it out with {spec.algorithm}"
             )
+
+
+def _refuse_token_map(spec: SpecConfig, algorithm: str) -> None:
+    takers = [name for name in drafters_with_models() if load_place(DRAFTERS[name]).takes_token_map]
+    if spec.token_map is not None and algorithm not in takers:
+        raise ConfigError(
+            f"--speculative-token-map is for {', '.join(takers)}, whose drafts may say a part of "
+            f"the vocabulary; leave it out with {spec.algorithm}"
+        )
 
 
 def _chain(spec: SpecConfig) -> SpecConfig:

@@ -21,6 +21,7 @@ class VocabEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
         self.tokens = VocabularyCut.of(vocab_size)
+        self.has_all = True  # False: ids past the table may come, and are read as its last row
         rows = self.tokens.cut.size
         self.weight = nn.Parameter(torch.empty(rows, hidden_size), requires_grad=False)
 
@@ -30,6 +31,8 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """int64 [T] -> [T, hidden_size]."""
+        if not self.has_all:
+            input_ids = input_ids.clamp(max=self.tokens.cut.whole - 1)
         if self.tokens.is_whole:
             return embed_rows(self.weight, input_ids)
         places = input_ids - self.tokens.cut.start

@@ -39,25 +39,29 @@ class Head:
         self._columns = None if ids is None or self.tokens.cut.whole == len(ids) else ids
         self._takes_best = HEAD_BEST.takes(self.spec)
         self._takes_top = HEAD_TOP.takes(self.spec)
-        self._rows_of: LMHead | None = None  # whose rows at `ids` the product has copies of
+        self.has_copies = False  # the product has copies of another's rows
+        self._rows_of: LMHead | None = None  # that other
         self._meeting: Meeting | None = None
         self._slots: Tensor | None = None
         HEAD_LOGITS.require(self.spec)
 
     def for_draft(self, norm: RMSNorm | None = None, ids: Tensor | None = None) -> Head:
         """This head behind a draft's own norm, over the tokens `ids` alone (int64 [D], None is
-        all). Their rows are copied, unless the weight is packed for a CPU, has a bias, or is shared
-        by ranks."""
+        all). Their rows are copied, unless they are the first ones, or the weight is packed for
+        a CPU, has a bias, or is shared by ranks."""
         if norm is None and ids is None:
             return self
-        weight, product = self.product.weight, self.product
+        weight, product, is_prefix = self.product.weight, self.product, False
         can_copy = weight is not None and product.bias is None and self.tokens.is_whole
         if ids is not None and can_copy:
             assert weight is not None
             product = LMHead(weight.shape[1], len(ids))
-            product.weight = nn.Parameter(weight[ids], requires_grad=False)
+            is_prefix = int(ids[-1]) == len(ids) - 1 and bool((ids[1:] > ids[:-1]).all())
+            rows = weight[: len(ids)] if is_prefix else weight[ids]
+            product.weight = nn.Parameter(rows, requires_grad=False)
         head = Head(product, self.spec, norm, ids)
-        head._rows_of = None if product is self.product else self.product
+        head.has_copies = product is not self.product and not is_prefix
+        head._rows_of = self.product if head.has_copies else None
         return head
 
     def refresh(self) -> None:

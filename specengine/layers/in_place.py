@@ -26,6 +26,9 @@ def check_alike(old: nn.Module, new: nn.Module) -> None:
     for name, mine, other in _modules(old, new):
         _check_numbers(name, mine, other)
         _check_tensors(name, mine, other)
+    for mine_head, other_head in _heads(old, new):
+        if mine_head.has_copies != other_head.has_copies:  # else the target's own rows are written
+            raise ModelLoadError("one of the two drafts has copies of the target's head, one not")
 
 
 def put_weights(old: nn.Module, new: nn.Module) -> None:

@@ -70,9 +70,9 @@ def eagle3(
     folder: Path, target: Path, *, draft_vocab: int = 100, speculators: bool = False, **options: Any
 ) -> Path:
     """A random EAGLE-3 draft. options: fc_norm, norm_before_fc, norm_before_residual, norm_output,
-    embed (its own embedding), seed."""
+    embed (its own embedding), seed, layer (keys of the layer's configuration)."""
     torch.manual_seed(options.pop("seed", 1))
-    config = config_of(target)
+    config = config_of(target, **options.pop("layer", {}))
     size, vocab = config["hidden_size"], config["vocab_size"]
     layer = "layers.0" if speculators else "midlayer"
     tensors = layer_tensors(layer, size, 2 * size)
@@ -83,6 +83,9 @@ def eagle3(
         "norm.weight": weight(size),
         "lm_head.weight": weight(draft_vocab, size),
     }
+    for number in range(1, config["num_hidden_layers"]):
+        tensors |= layer_tensors(f"layers.{number}", size, size)
+        tensors[f"layers.{number}.input_layernorm.weight"] = weight(size)
     if options.pop("embed", speculators):
         tensors["embed_tokens.weight"] = weight(vocab, size)
     if options.get("fc_norm"):
@@ -126,6 +129,44 @@ def eagle(folder: Path, target: Path, *, input_norm: bool = False, seed: int = 1
     tensors |= {"fc.weight": weight(size, 2 * size), "fc.bias": weight(size)}
     if input_norm:
         tensors["layers.0.input_layernorm.weight"] = weight(size)
+    return save(folder, tensors, config)
+
+
+def eagle3_of_last_state(folder: Path, target: Path) -> Path:
+    """As ModelOpt writes drafts of EAGLE-3 that read the target's last state: without fc."""
+    folder = eagle3(folder, target, embed=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["eagle_config"] = {
+        "use_aux_hidden_state": False,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+    }
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["fc.weight"]
+    return save(folder, tensors, config)
+
+
+def speculators_eagle(folder: Path, target: Path, *, layernorms: bool, bias: bool) -> Path:
+    """A random draft of speculators' EAGLE, which HASS's drafts are converted to as well."""
+    torch.manual_seed(3)
+    layer = config_of(target)
+    size = layer["hidden_size"]
+    tensors = layer_tensors("transformer", size, size)
+    tensors["fusion_fc.weight"] = weight(size, 2 * size)
+    if bias:
+        tensors["fusion_fc.bias"] = weight(size)
+    if layernorms:
+        names = ("embedding_layernorm", "transformer.input_layernorm", "pre_lm_head_layernorm")
+        tensors |= {f"{name}.weight": weight(size) for name in names}
+    config = {
+        "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
+        "speculators_model_type": "eagle",
+        "transformer_layer_architecture": "LlamaDecoderLayer",
+        "layernorms": layernorms,
+        "fusion_bias": bias,
+        "transformer_layer_config": layer,
+    }
     return save(folder, tensors, config)
 
 

@@ -26,14 +26,14 @@ class EagleReading:
         self.config = self.raw.get("transformer_layer_config", self.raw)
         named = load_file(draft / "model.safetensors")
         self.tensors = {
-            name.replace("midlayer", "layers.0"): one.float() if one.is_floating_point() else one
+            _plain_name(name): one.float() if one.is_floating_point() else one
             for name, one in named.items()
         }
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(target)
         self.target = loaded.float().eval()
         self.is_eagle3 = "layers.0.hidden_norm.weight" in self.tensors
         self.head, self.target_ids = self._head_and_ids()
-        self.done: dict[tuple[int, ...], tuple[Tensor, Tensor, Tensor]] = {}
+        self.done: dict[tuple[int, ...], tuple[dict[int, tuple[Tensor, Tensor]], Tensor]] = {}
 
     @torch.no_grad()
     def logits(self, committed: list[int], drafted: list[int]) -> Tensor:
@@ -41,10 +41,11 @@ class EagleReading:
         `committed`, and after each of the drafted ones."""
         key = tuple(committed)
         if key not in self.done:
-            self.keys = self.values = torch.empty(0)
+            self.cached: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
             states = self._rows(self._features(committed[:-1]), committed[1:])
-            self.done[key] = (self.keys, self.values, states[-1:])
-        self.keys, self.values, states = self.done[key]
+            self.done[key] = (self.cached, states[-1:])
+        cached, states = self.done[key]
+        self.cached = dict(cached)
         rows = [states]
         for token in drafted:
             rows.append(self._rows(rows[-1], [token]))
@@ -61,7 +62,8 @@ class EagleReading:
         )
         out = self.target.model(torch.tensor([tokens]), output_hidden_states=True)
         hook.remove()
-        if not self.is_eagle3:
+        own = self.raw.get("eagle_config") or {}
+        if not self.is_eagle3 or own.get("use_aux_hidden_state") is False:
             last: Tensor = out.last_hidden_state[0]
             return last
         # hidden_states[n] is what layer n reads, and the last of them is normed already.
@@ -76,42 +78,51 @@ class EagleReading:
         features = torch.cat(parts, dim=-1)
         if "input_norm.weight" in self.tensors:
             features = self._norm("input_norm", features)
-        return self._linear("fc", features)
+        return self._linear("fc", features) if "fc.weight" in self.tensors else features
 
     def _rows(self, states: Tensor, tokens: list[int]) -> Tensor:
         """Further rows of the draft model, which see those run before: [T, H] -> [T, H]."""
         table = self.tensors.get("embed_tokens.weight", self.target.model.embed_tokens.weight)
         embeddings = table[tokens]
         if not self.is_eagle3:
+            embeddings = self._norm_if_there("embed_norm", embeddings)
             stream = self._linear("fc", torch.cat([embeddings, states], dim=-1))
-            has_norm = "layers.0.input_layernorm.weight" in self.tensors
-            read = self._norm("layers.0.input_layernorm", stream) if has_norm else stream
-            return self._layer(read, stream)
+            read = self._norm_if_there("layers.0.input_layernorm", stream)
+            return self._norm_if_there("norm", self._layer(0, read, stream))
         normed = self._norm("layers.0.hidden_norm", states)
         read = torch.cat([self._norm("layers.0.input_layernorm", embeddings), normed], dim=-1)
-        out = self._layer(read, normed if self.raw.get("norm_before_residual") else states)
+        out = self._layer(0, read, normed if self.raw.get("norm_before_residual") else states)
+        for layer in range(1, self.config["num_hidden_layers"]):
+            out = self._layer(layer, self._norm(f"layers.{layer}.input_layernorm", out), out)
         return self._norm("norm", out) if self.raw.get("norm_output") else out
 
-    def _layer(self, read: Tensor, stream: Tensor) -> Tensor:
+    def _layer(self, layer: int, read: Tensor, stream: Tensor) -> Tensor:
         group = self.config["num_attention_heads"] // self.config["num_key_value_heads"]
-        done, new, size = len(self.keys), len(read), self.config["head_dim"]
+        old_keys, old_values = self.cached.get(layer, (torch.empty(0), torch.empty(0)))
+        done, new, size = len(old_keys), len(read), self.config["head_dim"]
         positions = torch.arange(done, done + new)
         q, k, v = (
-            self._linear(f"layers.0.self_attn.{name}_proj", read).view(new, -1, size)
+            self._linear(f"layers.{layer}.self_attn.{name}_proj", read).view(new, -1, size)
             for name in "qkv"
         )
-        self.keys = torch.cat([self.keys, self._rotate(k, positions)])
-        self.values = torch.cat([self.values, v])
-        keys, values = (x.repeat_interleave(group, dim=1) for x in (self.keys, self.values))
+        cached = (torch.cat([old_keys, self._rotate(k, positions)]), torch.cat([old_values, v]))
+        self.cached[layer] = cached
+        keys, values = (x.repeat_interleave(group, dim=1) for x in cached)
         scores = torch.einsum("qhd,khd->hqk", self._rotate(q, positions), keys) / math.sqrt(size)
-        later = torch.arange(done + new) > positions[:, None]
-        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        behind = positions[:, None] - torch.arange(done + new)
+        unseen = (behind < 0) | (behind >= self._window(layer))
+        weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         heads = torch.einsum("hqk,khd->qhd", weights, values).reshape(new, -1)
-        stream = stream + self._linear("layers.0.self_attn.o_proj", heads)
-        normed = self._norm("layers.0.post_attention_layernorm", stream)
-        gate = F.silu(self._linear("layers.0.mlp.gate_proj", normed))
-        up = self._linear("layers.0.mlp.up_proj", normed)
-        return stream + self._linear("layers.0.mlp.down_proj", gate * up)
+        stream = stream + self._linear(f"layers.{layer}.self_attn.o_proj", heads)
+        normed = self._norm(f"layers.{layer}.post_attention_layernorm", stream)
+        gate = F.silu(self._linear(f"layers.{layer}.mlp.gate_proj", normed))
+        up = self._linear(f"layers.{layer}.mlp.up_proj", normed)
+        return stream + self._linear(f"layers.{layer}.mlp.down_proj", gate * up)
+
+    def _window(self, layer: int) -> float:
+        types = self.config.get("layer_types")
+        slides = types is not None and types[layer] == "sliding_attention"
+        return self.config["sliding_window"] if slides else math.inf
 
     def _head_and_ids(self) -> tuple[Tensor, Tensor]:
         """The head's rows, and the target's token of each."""
@@ -131,6 +142,9 @@ class EagleReading:
         weight: Tensor = self.tensors[f"{name}.weight"]
         return x / (mean + float(self.config["rms_norm_eps"])).sqrt() * weight
 
+    def _norm_if_there(self, name: str, x: Tensor) -> Tensor:
+        return self._norm(name, x) if f"{name}.weight" in self.tensors else x
+
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """[T, heads, D]; pairs (i, i + D / 2)."""
         half = x.shape[-1] // 2
@@ -139,3 +153,16 @@ class EagleReading:
         turned = [left * angles.cos() - right * angles.sin()]
         turned += [right * angles.cos() + left * angles.sin()]
         return torch.cat(turned, dim=-1)
+
+
+def _plain_name(name: str) -> str:
+    """SGLang's and speculators' names as one."""
+    ours = {
+        "midlayer": "layers.0",
+        "transformer": "layers.0",
+        "fusion_fc": "fc",
+        "embedding_layernorm": "embed_norm",
+        "pre_lm_head_layernorm": "norm",
+    }
+    first, _, rest = name.removeprefix("model.").partition(".")
+    return f"{ours.get(first, first)}.{rest}" if rest else first

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from specengine.core.draft_picks import DraftEdits
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
-from specengine.draft.eagle.model import Eagle3Model, EagleForm, EagleModel
+from specengine.draft.eagle.layer import EagleForm
+from specengine.draft.eagle.model import Eagle3Model, EagleModel
 from specengine.draft.tree_rows import TreeRows
 from specengine.kernels.head.head_topk_ref import partials_of
 from specengine.kernels.head.types import BlockPartials

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from specengine.draft.eagle.checkpoint import EagleCheckpoint
-from specengine.draft.eagle.model import Eagle3Model, EagleForm
+from specengine.draft.eagle.layer import EagleForm
+from specengine.draft.eagle.model import Eagle3Model
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec

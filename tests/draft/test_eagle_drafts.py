@@ -44,6 +44,29 @@ FORMS: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
             to, target, speculators=True, norm_before_residual=True, norm_before_fc=True
         ),
     ),
+    "speculators, three layers, one with a window": (
+        "EAGLE3",
+        lambda to, target: checkpoints.eagle3(
+            to,
+            target,
+            speculators=True,
+            norm_before_residual=True,
+            layer={
+                "num_hidden_layers": 3,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                "sliding_window": 5,
+            },
+        ),
+    ),
+    "eagle3 of the last state": ("EAGLE3", checkpoints.eagle3_of_last_state),
+    "speculators' eagle": (
+        "EAGLE",
+        lambda to, target: checkpoints.speculators_eagle(to, target, layernorms=False, bias=False),
+    ),
+    "speculators' eagle, layernorms and bias": (
+        "EAGLE",
+        lambda to, target: checkpoints.speculators_eagle(to, target, layernorms=True, bias=True),
+    ),
 }
 
 

@@ -14,7 +14,8 @@ from transformers import LlamaConfig
 
 from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import split_over
-from specengine.draft.eagle import model as eagle
+from specengine.draft.eagle import layer as eagle
+from specengine.draft.eagle.model import EagleModel
 from specengine.draft.mtp.form import DEEPSEEK, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
 from specengine.draft.train.layer import DraftLayer
@@ -201,7 +202,7 @@ def test_one_model_has_one_stream() -> None:
 MAKERS: dict[str, tuple[ComputePath, Callable[[LayerSpec], object]]] = {
     "target": (PLAIN, lambda spec: model_of(spec, spec, spec)),
     "MTP": (DRAFT_LAYER, lambda spec: MtpModel(CONFIG, spec, MtpLayerName(DEEPSEEK, 3))),
-    "EAGLE": (DRAFT_LAYER, lambda spec: eagle.EagleModel(eagle_form(spec))),
+    "EAGLE": (DRAFT_LAYER, lambda spec: EagleModel(eagle_form(spec))),
     "training": (TRAINED_LAYER, lambda spec: DraftLayer(spec, 64, has_hidden_norm=False)),
 }
 
@@ -240,7 +241,7 @@ def test_eagle_layer_takes_a_fast_way_only_with_what_it_declares(
     let_take(path, [], monkeypatch)
     spec = layer_with(name)
     with split_over(PretendedRanks(spec.tp_size)):
-        layer = eagle.EagleModel(eagle_form(spec)).layer
+        layer = EagleModel(eagle_form(spec)).layer
     found = layer._way_of(torch.zeros(2, 64))
     assert found is (way if name in path.computes else eagle.Way.PLAIN)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
-from specengine.draft.eagle.model import EagleForm, EagleModel
+from specengine.draft.eagle.layer import EagleForm
+from specengine.draft.eagle.model import EagleModel
 from specengine.layers.layer_spec import (
     FAST_HEADS,
     FAST_PATHS,

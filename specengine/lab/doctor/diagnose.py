@@ -86,6 +86,7 @@ def diagnose(examination: Examination, progress: Progress) -> Diagnosis:
         tried=search.tried,
         checks=checks,
         written=written,
+        form=drafter.form,
     )
 
 

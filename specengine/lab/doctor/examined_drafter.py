@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specengine.core.errors import ConfigError
-from specengine.draft.eagle.model import parameter_name
+from specengine.draft.eagle.checkpoint import EagleCheckpoint
+from specengine.draft.eagle.describe import describe
+from specengine.draft.eagle.layer import parameter_name
 from specengine.draft.loaded import draft_directory
 from specengine.draft.mtp.checkpoint import find_layers
 from specengine.draft.mtp.form import FORMS, MtpLayerName
@@ -47,6 +49,13 @@ class ExaminedDrafter:
     loaded: LoadedModel
     files: DraftFiles
     parts: DrafterParts
+
+    @property
+    def form(self) -> list[str]:
+        """What its files are, a line a fact."""
+        if self.algorithm not in ("EAGLE", "EAGLE3"):
+            return []
+        return describe(EagleCheckpoint.read(str(self.files.directory)))
 
     @property
     def num_layers(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from specengine.lab.doctor.checks import Check
@@ -18,7 +18,7 @@ EXIT_CODES: dict[Status, int] = {"healthy": 0, "cause found": 1, "no cause found
 @dataclass(frozen=True)
 class Diagnosis:
     """before, after: as configured, and without the causes. refusal: why the engine does not load
-    the draft as it is. written: directory of the fixed draft."""
+    the draft as it is. written: directory of the fixed draft. form: what the draft's files are."""
 
     target: str
     draft: str
@@ -31,6 +31,7 @@ class Diagnosis:
     tried: list[Finding]
     checks: list[Check]
     written: str | None
+    form: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Check]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from specengine.core.errors import ModelLoadError
 from specengine.runner.loader.hf_config import make_config
 
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Files whose reading may run any code.
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def read_config(directory: Path) -> Any:
@@ -104,11 +105,11 @@ def _indexed_files(index: Path) -> list[Path]:
 
 
 def _no_weights_message(directory: Path) -> str:
-    pickled = [path.name for pattern in _PICKLED for path in directory.glob(pattern)]
+    pickled = [path.name for pattern in PICKLED for path in directory.glob(pattern)]
     if pickled:
         return (
             f"{directory} has pickled weights only ({pickled[0]}); unpickling can run any code, so "
-            "they are refused. Convert them to safetensors"
+            f"they are refused. For a draft of EAGLE run: specengine convert {directory} NEW-DIR"
         )
     return f"{directory} has no *.safetensors file"
 

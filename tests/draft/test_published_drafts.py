@@ -1,0 +1,230 @@
+"""EAGLE drafts in the layouts that they are published in, pickled or not: converted where they must
+be, loaded, and drafting without a change to the output."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specengine import LLM, SamplingParams, SpecConfig
+from specengine.cli.main import main
+from specengine.core.errors import ModelLoadError
+from tests.draft import eagle_checkpoints as checkpoints
+from tests.support.families import save_small_model
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+PROMPT = [5, 9, 4, 77, 31, 8]
+
+
+@pytest.fixture(scope="module")
+def target(small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With layers enough for those that EAGLE-3 reads where a draft does not say."""
+    folder = tmp_path_factory.mktemp("target")
+    save_small_model("llama", folder, seed=0, num_hidden_layers=8, hidden_size=64)
+    for path in small_models["llama"].glob("tokenizer*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> list[int]:
+    return generate(LLM(str(target), dtype="float32", max_total_tokens=256))
+
+
+def generate(llm: LLM) -> list[int]:
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    return llm.generate([PROMPT], params)[0].token_ids
+
+
+def pickled(folder: Path, shards: int = 1) -> Path:
+    """The draft with its weights in .bin files."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(tensors, folder / "pytorch_model.bin")
+        return folder
+    names, weight_map = sorted(tensors), {}
+    for number in range(shards):
+        file = f"pytorch_model-{number + 1:05}-of-{shards:05}.bin"
+        mine = names[number::shards]
+        torch.save({name: tensors[name] for name in mine}, folder / file)
+        weight_map |= dict.fromkeys(mine, file)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def with_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    edit(raw)
+    path.write_text(json.dumps(raw))
+    return folder
+
+
+def eagle_llama2(to: Path, target: Path) -> Path:
+    """yuhuili/EAGLE-llama2-chat: fc has a bias; nothing is said of head_dim."""
+    return pickled(with_config(checkpoints.eagle(to, target), lambda raw: raw.pop("head_dim")))
+
+
+def eagle3_original(to: Path, target: Path) -> Path:
+    """yuhuili/EAGLE3-*: the configuration of a Llama that says nothing of layers."""
+    folder = checkpoints.eagle3(to, target)
+
+    def edit(raw: dict[str, Any]) -> None:
+        raw["architectures"] = ["LlamaForCausalLM"]
+        for key in ("eagle_config", "num_hidden_layers", "draft_vocab_size", "head_dim"):
+            del raw[key]
+
+    return pickled(with_config(folder, edit))
+
+
+def eagle3_sharded(to: Path, target: Path) -> Path:
+    """AngelSlim: another name in `architectures`, in several files."""
+    folder = checkpoints.eagle3(to, target)
+    edited = with_config(folder, lambda raw: raw.update(architectures=["Eagle3LlamaForCausalLM"]))
+    return pickled(edited, shards=2)
+
+
+def specforge(to: Path, target: Path) -> Path:
+    """SpecForge, lmsys: safetensors with an embedding."""
+    return checkpoints.eagle3(to, target, embed=True)
+
+
+def modelopt(to: Path, target: Path) -> Path:
+    """nvidia: layers by number, options of its own."""
+    folder = checkpoints.eagle3(to, target)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): one
+        for name, one in load_file(folder / "model.safetensors").items()
+    }
+    raw = json.loads((folder / "config.json").read_text())
+    raw["eagle_config"] |= {
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+    }
+    return checkpoints.save(folder, tensors, raw)
+
+
+def speculators(to: Path, target: Path) -> Path:
+    """RedHatAI: nested, layers counted by what they read."""
+    return checkpoints.eagle3(to, target, speculators=True, norm_before_residual=True)
+
+
+def speculators_eagle(to: Path, target: Path) -> Path:
+    """nm-testing, HASS: words of its own for every part."""
+    return checkpoints.speculators_eagle(to, target, layernorms=True, bias=True)
+
+
+LAYOUTS = {
+    "EAGLE": (eagle_llama2, speculators_eagle),
+    "EAGLE3": (eagle3_original, eagle3_sharded, specforge, modelopt, speculators),
+}
+CASES = [(algorithm, layout) for algorithm, made in LAYOUTS.items() for layout in made]
+
+
+def load(algorithm: str, target: Path, draft: Path) -> LLM:
+    spec = SpecConfig(algorithm=algorithm, draft_model_path=str(draft), num_steps=2)
+    return LLM(str(target), spec, dtype="float32", max_total_tokens=256)
+
+
+@pytest.mark.parametrize(("algorithm", "layout"), CASES)
+def test_published_draft_is_converted_where_it_must_be_and_drafts(
+    algorithm: str,
+    layout: Callable[[Path, Path], Path],
+    target: Path,
+    plain: list[int],
+    tmp_path: Path,
+) -> None:
+    draft = layout(tmp_path / "draft", target)
+    if not (draft / "model.safetensors").exists():
+        with pytest.raises(ModelLoadError, match="specengine convert") as refusal:
+            load(algorithm, target, draft)
+        command = re.search(r"specengine (convert \S+) NEW-DIR", str(refusal.value))
+        assert command is not None
+        assert main([*command[1].split(), str(tmp_path / "new")]) == 0
+        draft = tmp_path / "new"
+    llm = load(algorithm, target, draft)
+    assert generate(llm) == plain
+    assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
+
+
+def test_converted_draft_has_the_tensors_and_the_fields_that_only_they_said(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = eagle3_original(tmp_path / "draft", target)
+    tensors = torch.load(draft / "pytorch_model.bin", weights_only=True)
+    assert main(["convert", str(draft), str(tmp_path / "new")]) == 0
+    written = load_file(tmp_path / "new" / "model.safetensors")
+    assert written.keys() == tensors.keys()
+    assert all(torch.equal(written[name], tensors[name]) for name in tensors)
+    raw = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert raw["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert raw["draft_vocab_size"] == len(tensors["d2t"])
+    assert (raw["num_hidden_layers"], raw["head_dim"]) == (1, checkpoints.HEAD_DIM)
+    assert raw["eagle_config"] == {"use_aux_hidden_state": True}
+
+
+def test_pickled_draft_is_converted_to_the_other_layout_at_once(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = eagle3_sharded(tmp_path / "draft", target)
+    with_config(draft, lambda raw: raw.update(architectures=["LlamaForCausalLMEagle3"]))
+    args = ["convert", str(draft), str(tmp_path / "new"), "--to", "speculators", "--target", "a/b"]
+    assert main(args) == 0
+    raw = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert raw["speculators_model_type"] == "eagle3"
+
+
+class Code:
+    """What a pickle that runs code would be made of."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.check_call, (["touch", "ran"],)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "code": ({"fc.weight": Code()}, "holds more than tensors"),
+    "no tensors": ({"fc.weight": [1, 2]}, "no table of tensors"),
+    "a whole model": ({"model.layers.0.mlp.up_proj.weight": torch.ones(2)}, "no draft of EAGLE"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_pickled_file_of_something_else_is_refused_and_nothing_runs(
+    name: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, message = REFUSED[name]
+    draft = pickled(checkpoints.eagle3(tmp_path / "draft", target))
+    torch.save(content, draft / "pytorch_model.bin")
+    monkeypatch.chdir(tmp_path)
+    from specengine.draft.eagle.convert_pickled import rewrite
+
+    with pytest.raises(ModelLoadError, match=message):
+        rewrite(draft, tmp_path / "new", force=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draft"]
+
+
+def test_nothing_but_the_conversion_unpickles_checkpoints() -> None:
+    """`torch.load` and `pickle.load` stand in one file of those that read checkpoints."""
+    root = Path(__file__).parents[2]
+    rooms = ("draft/eagle", "draft/mtp", "draft/standalone", "target", "specengine/runner/loader")
+    found = {
+        str(path.relative_to(root))
+        for room in rooms
+        for path in (root / room).rglob("*.py")
+        if re.search(r"\b(torch|pickle)\.loads?\(", path.read_text(encoding="utf-8"))
+    }
+    assert found == {"draft/eagle/convert_pickled.py"}
