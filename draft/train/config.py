@@ -117,6 +117,12 @@ class RunConfig(TrainSection):
     probe_prompts: int = option(16, "held-out prompts of such a measurement")
     probe_tokens: int = option(128, "tokens of each answer in it, at temperature 0")
     probe_steps: int = option(5, "tokens drafted a round in it, as a chain")
+    on_policy_rounds: int = option(
+        0, "train on answers of an engine that takes the new weights, so many times; 0: on the data"
+    )
+    on_policy_prompts: int = option(256, "prompts of the data that it answers each time")
+    on_policy_tokens: int = option(256, "tokens of each such answer, at most")
+    on_policy_temperature: float = option(0.7, "of such answers")
     save_every: int = option(500, "steps between checkpoints; there is one at the end in any case")
     keep: int = option(2, "checkpoints to keep, the newest ones")
 
@@ -124,7 +130,8 @@ class RunConfig(TrainSection):
         self._require(
             self.max_minutes is None or self.max_minutes > 0, "max_minutes", "must be > 0"
         )
-        self._at_least(0, "seed", "probe_every")
+        self._at_least(0, "seed", "probe_every", "on_policy_rounds", "on_policy_temperature")
+        self._at_least(1, "on_policy_prompts", "on_policy_tokens")
         self._at_least(1, "log_every", "eval_every", "eval_batches", "save_every", "keep")
         self._at_least(1, "probe_prompts", "probe_tokens", "probe_steps")
 

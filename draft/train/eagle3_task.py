@@ -14,6 +14,7 @@ from specengine.core.options import option
 from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.packing import PackedBatch, pack
 from specengine.draft.train.eagle3 import Eagle3Draft
+from specengine.draft.train.eagle3_given import GivenDrafter
 from specengine.draft.train.export import (
     DTYPES,
     eagle3_config,
@@ -34,6 +35,9 @@ _SAMPLE_TOKENS = 8192  # that the scale of features is taken from
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(UnrollConfig):
+    init: str | None = option(
+        None, "a drafter to begin with, by directory or shipped name, whose measures it takes"
+    )
     draft_vocab_size: int | None = option(None, "tokens that it can say; default: all")
     own_head: bool = option(True, "train and store a head; else rows of the target's are borrowed")
     intermediate_size: int | None = option(None, "width of its feed-forward; default: the target's")
@@ -85,9 +89,13 @@ def make_eagle3_task(
 ) -> Eagle3Task:
     """documents: those to train on; the vocabulary is chosen from them. Initial weights are drawn
     from torch's generator. Raises ConfigError or DataError."""
+    given = None if config.init is None else GivenDrafter.read(config.init)
+    config = config if given is None else given.measures(config)
     layers = config.feature_layers or default_feature_layers(loaded.model.num_layers)
     teacher = Teacher(loaded, layers, cache_mb=config.feature_cache_mb)
-    vocabulary = choose_vocabulary(documents.documents, teacher.vocab_size, config.draft_vocab_size)
+    vocabulary = (given and given.vocabulary(teacher.vocab_size)) or choose_vocabulary(
+        documents.documents, teacher.vocab_size, config.draft_vocab_size
+    )
     shape = draft_shape(teacher.config, config)
     head = teacher.head_table()[vocabulary.target_ids.to(teacher.device)]
     borrowed = Borrowed(
@@ -101,6 +109,8 @@ def make_eagle3_task(
     module = Eagle3Draft(shape, feature_size, borrowed, own_head, compiles)
     sample = teacher.forward(sample_batch(documents).to(teacher.device))
     module.begin(sample.features.cpu(), teacher.final_norm().cpu())
+    if given is not None:
+        given.fill(module)
     sizes = {name: one.numel() for name, one in module.named_parameters()}
     head_size = sizes.get("lm_head.weight", 0)
     logger.info(

@@ -71,12 +71,16 @@ class Trainer:
         config: TrainConfig,
         processes: Processes,
         probe: Probe | None = None,
+        held_out: TokenDataset | None = None,
     ) -> None:
-        """Goes on from the last checkpoint where run.resume says so. Raises ConfigError where the
+        """Goes on from the last checkpoint where run.resume says so. held_out: to evaluate on; else
+        a share of the data set is, and is not trained on. Raises ConfigError where the
         output directory or the numbers do not fit, DataError, or TrainingError."""
         self.task, self.config, self.processes, self.probe = task, config, processes, probe
         self.state = RunState(task, dataset, config, processes)
-        train, held_out = dataset.split(config.data.held_out, config.data.seed)
+        train = dataset
+        if held_out is None:
+            train, held_out = dataset.split(config.data.held_out, config.data.seed)
         self.held_out = take_batches(held_out, config.data.batch_tokens, config.run.eval_batches)
         self.batches = PackedBatches(
             train, config.data.batch_tokens, config.data.seed, processes.rank, processes.count

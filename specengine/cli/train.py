@@ -29,6 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the resulting configuration, every key with its meaning, and exit",
     )
     parser.add_argument(
+        "--on-policy",
+        nargs="?",
+        type=int,
+        const=4,
+        metavar="ROUNDS",
+        help="train on answers of an engine that takes the new weights after each of so many "
+        "rounds (default: 4); the same as run.on_policy_rounds",
+    )
+    parser.add_argument(
         "--log-level",
         default="info",
         choices=("debug", "info", "warning", "error"),
@@ -44,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     from specengine.draft.train.recipes_folder import find_recipe
     from specengine.lab.training import config_class, train
 
-    config = load_config(config_class(args.kind), find_recipe(args.config), args.overrides)
+    overrides = list(args.overrides)
+    if args.on_policy is not None:
+        overrides.append(f"run.on_policy_rounds={args.on_policy}")
+    config = load_config(config_class(args.kind), find_recipe(args.config), overrides)
     if args.print_config:
         print(to_yaml(config), end="")
         return 0

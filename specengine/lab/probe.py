@@ -29,33 +29,42 @@ class ProbePrompt:
 class EngineProbe:
     """A draft.train.loop.Probe: answers prompts greedily with the drafter that was exported.
 
-    loaded: the target, whose weights every measurement shares.
+    loaded: the target, whose weights every measurement shares. others: prompts that the engine must
+    have room for beside.
     """
 
     loaded: LoadedModel
     algorithm: str
     prompts: Sequence[ProbePrompt]
     num_steps: int
+    others: Sequence[ProbePrompt] = ()
 
     def __call__(self, export: Path) -> dict[str, float]:
         """accepted_length: 1 + accepted / rounds, bonus token included, over all rounds.
         acceptance_0: of the rounds that drafted, the share whose first drafted token stood."""
-        with _quiet():
-            engine = build_engine(self._config(export), self.loaded)
-        for index, prompt in enumerate(self.prompts):
-            sampling = SamplingParams(temperature=0, max_tokens=prompt.max_tokens)
-            engine.add_request(f"probe-{index}", prompt.token_ids, sampling)
-        _run(engine)
-        totals = engine.stats().spec
+        with self.running(export) as engine:
+            run_prompts(engine, self.prompts, greedy(self.prompts))
+            totals = engine.stats().spec
         first = totals.accepted_per_pos[0] if totals.accepted_per_pos else 0
         return {
             "accepted_length": totals.mean_acceptance_length,
             "acceptance_0": first / max(totals.num_drafts, 1),
         }
 
+    @contextmanager
+    def running(self, export: Path) -> Iterator[Engine]:
+        """An engine that drafts with what was exported."""
+        with _quiet():
+            engine = build_engine(self._config(export), self.loaded)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
     def _config(self, export: Path) -> EngineConfig:
         base = self.loaded.config
-        longest = max(len(one.token_ids) + one.max_tokens for one in self.prompts)
+        each = (*self.prompts, *self.others)
+        longest = max(len(one.token_ids) + one.max_tokens for one in each)
         context = min(longest + self.num_steps + 1, self.loaded.source.context_length)
         spec = SpecConfig(
             algorithm=self.algorithm,
@@ -86,12 +95,34 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _run(engine: Engine) -> None:
+def greedy(prompts: Sequence[ProbePrompt]) -> list[SamplingParams]:
+    return [SamplingParams(temperature=0, max_tokens=one.max_tokens) for one in prompts]
+
+
+def run_prompts(
+    engine: Engine, prompts: Sequence[ProbePrompt], params: Sequence[SamplingParams]
+) -> list[list[int]]:
+    """The tokens of each answer. Raises RequestError where the engine gives one up."""
+    answers: list[list[int]] = [[] for _ in prompts]
+    for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(str(index), prompt.token_ids, sampling, stream=False)
     while engine.has_work:
         for output in engine.step():
             reason = output.finish_reason
             if reason is not None and reason.kind == "error":
                 raise RequestError(reason.message or "the engine gave a request of the probe up")
+            answers[int(output.rid)] = output.token_ids
+    return answers
+
+
+def accepted(engine: Engine, prompts: Sequence[ProbePrompt]) -> float:
+    """Accepted length of an engine that goes on, over these prompts alone, answered greedily and
+    with nothing of them in its cache."""
+    engine.flush_cache()
+    totals = engine.scheduler.spec_totals
+    rounds, tokens = totals.num_rounds, totals.num_accepted_tokens
+    run_prompts(engine, prompts, greedy(prompts))
+    return 1.0 + (totals.num_accepted_tokens - tokens) / max(totals.num_rounds - rounds, 1)
 
 
 def probe_prompts(held_out: TokenDataset, count: int, max_tokens: int) -> list[ProbePrompt]:

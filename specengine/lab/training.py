@@ -25,6 +25,7 @@ from specengine.draft.train.task import TrainTask
 from specengine.draft.train.teacher import Teacher
 from specengine.engine.build import load
 from specengine.engine.phases import Phases
+from specengine.lab.on_policy import OnPolicyTrainer
 from specengine.lab.probe import EngineProbe, probe_prompts
 from specengine.runner.loader.loaded_model import LoadedModel
 
@@ -82,11 +83,15 @@ def train(kind: str, config: TrainConfig) -> Outcome:
 
 
 def _target_trainer(kind: str, config: TrainConfig, processes: Processes) -> Trainer:
+    if config.run.on_policy_rounds:
+        raise ConfigError("--on-policy is for drafters: a target has no engine to learn from")
     text = prepare_text(config, processes)
     return Trainer(make_target_task(config, text.tokenizer), text.dataset, config, processes)
 
 
-def _draft_trainer(kind: str, config: TrainConfig, processes: Processes) -> Trainer:
+def _draft_trainer(
+    kind: str, config: TrainConfig, processes: Processes
+) -> Trainer | OnPolicyTrainer:
     if not config.data.path:
         raise ConfigError(
             "no data: name data.path, a data set that the target made (`specengine data make`)"
@@ -96,6 +101,8 @@ def _draft_trainer(kind: str, config: TrainConfig, processes: Processes) -> Trai
     documents, held_out = dataset.split(config.data.held_out, config.data.seed)
     task = DRAFT_KINDS[kind].make(loaded, documents, config.task)
     probe = _probe(kind, config, loaded, held_out)
+    if config.run.on_policy_rounds:
+        return OnPolicyTrainer(task, documents, held_out, probe, config, processes)
     return Trainer(task, dataset, config, processes, probe)
 
 

@@ -129,6 +129,6 @@ def _inside(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for one in value:
             yield from _inside(one)
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
+    elif type(value).__module__.startswith("specengine."):
         for one in vars(value).values():
             yield from _inside(one)
