@@ -144,9 +144,13 @@ class Option:
         return ConfigError(f"{source} must be {self.wanted()}, got {value!r}")
 
 
-@cache
 def options_of(owner: type[Any], prefix: str = "") -> Mapping[str, Option]:
     """The options that the fields of the dataclass `owner` stand for, by field name."""
+    return _options_of(owner, prefix)  # type: ignore[arg-type]  # mypy takes the instances' hash
+
+
+@cache
+def _options_of(owner: Any, prefix: str) -> Mapping[str, Option]:
     hints = get_type_hints(owner)
     found = {
         f.name: _option(f, hints[f.name], prefix)
