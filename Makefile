@@ -31,12 +31,15 @@ demo: install
 	$(BIN)/specengine demo $$(test -t 0 && echo --stay) $(DEMO_FLAGS)
 
 # Two processes of one thread each: the suite measures nothing, and oversubscription only slows it.
+# Bytecode is kept, whatever the environment says: without it each process compiles all tests anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow or model"
+	$(PYTEST) -m "not slow or model"
 
 # With the long proofs: every planted mistake, sampled drafts by chi-squared, replays against runs.
 test-all: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 lint: install
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ LN2_HIGH, LN2_LOW = (
 SERIES = tuple(1.0 / math.factorial(n) for n in range(6, -1, -1))  # of exp, highest power first
 
 _CACHED = 2**16  # elements that stay in a CPU's cache while a series is summed over them
-_FIRST_CANDIDATES = 256  # most nuclei fit; more are looked at where one does not
+_FIRST_CANDIDATES = 256  # most nuclei without a top-k fit; more are looked at where one does not
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def _candidates(e: Tensor, filters: RowFilters, unbounded: Tensor) -> tuple[Tens
     vocab = e.shape[-1]
     top_k, top_p = filters.top_k[:, None], filters.top_p[:, None]
     total = fixed(e).sum(-1, keepdim=True)
-    size = min(vocab, max(_FIRST_CANDIDATES, filters.max_top_k))
+    least = _FIRST_CANDIDATES if filters.any_open_top_p else 1
+    size = min(vocab, max(least, filters.max_top_k))
     while True:
         best = e.topk(size).values
         mass = fixed(best).cumsum(-1)

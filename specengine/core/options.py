@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from types import NoneType, UnionType
+from functools import cache
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from specengine.core.errors import ConfigError
@@ -143,14 +144,20 @@ class Option:
         return ConfigError(f"{source} must be {self.wanted()}, got {value!r}")
 
 
-def options_of(owner: type[Any], prefix: str = "") -> dict[str, Option]:
+def options_of(owner: type[Any], prefix: str = "") -> Mapping[str, Option]:
     """The options that the fields of the dataclass `owner` stand for, by field name."""
+    return _options_of(owner, prefix)  # type: ignore[arg-type]  # mypy takes the instances' hash
+
+
+@cache
+def _options_of(owner: Any, prefix: str) -> Mapping[str, Option]:
     hints = get_type_hints(owner)
-    return {
+    found = {
         f.name: _option(f, hints[f.name], prefix)
         for f in fields(owner)
         if f.metadata.get("option", True)
     }
+    return MappingProxyType(found)
 
 
 def _option(f: Any, hint: Any, prefix: str) -> Option:

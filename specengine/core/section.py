@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from specengine.core.errors import ConfigError
@@ -19,7 +20,7 @@ class Section:
         self._check_ranges()
 
     @classmethod
-    def options(cls) -> dict[str, Option]:
+    def options(cls) -> Mapping[str, Option]:
         return options_of(cls, cls.flag_prefix)
 
     def _check_ranges(self) -> None:

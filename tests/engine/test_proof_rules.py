@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy.stats import chisquare, combine_pvalues
@@ -9,11 +11,15 @@ from scipy.stats import chisquare, combine_pvalues
 from specengine.engine.factories import registered_verifiers
 from specengine.engine.proof.check import Check, chi_squared_p, combined_p
 from specengine.engine.proof.enumeration import Drafts, judged, matched
-from specengine.engine.proof.mutants import MUTANTS
-from specengine.engine.proof.rules import Effort, rule_checks
+from specengine.engine.proof.mutants import MUTANTS, SharedResidualStream
+from specengine.engine.proof.rules import ENUMERATION, ROUNDS, Effort, rule_checks
 from specengine.engine.proof.shapes import CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair
+from specengine.kernels.accept.accept_rejection_ref import accept_chance, after
+from specengine.kernels.accept.accept_sampled_ref import Verdict, stands
+from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.block import BlockVerifier
+from specengine.target.verify.coins import Coins
 from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
@@ -42,6 +48,35 @@ def test_every_lossless_verifier_is_enumerated(checks: list[Check]) -> None:
 def test_every_mutant_is_caught(checks: list[Check]) -> None:
     caught = {check.subject.partition(": ")[2] for check in checks if "catches" in check.check}
     assert caught >= {mutant.name for mutant in MUTANTS}
+
+
+class Cautious(SampledVerifier):
+    """Lossless; a draft stands less than half as often as under token-level rejection."""
+
+    takes_trees = False
+    SHARE = 0.4
+
+    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
+        chances_BN = self.SHARE * accept_chance(probs.target_of_tokens(), probs.draft_of_tokens())
+        stands_BD = stands(coins.pick, chances_BN[:, 1:], probs.nodes()[:, 1:])
+        ends_B = (stands_BD & probs.exists_BN[:, 1:]).long().cumprod(-1).sum(-1)
+        target_BV, draft_BV = probs.target(ends_B), probs.draft(after(ends_B, probs))
+        return Verdict(ends_B, target_BV - self.SHARE * target_BV.minimum(draft_BV))
+
+
+def test_mistake_of_a_rule_that_accepts_little_is_caught_by_more_samples() -> None:
+    rule, effort = Cautious(), replace(QUICKER, num_requests=1500)
+    assert ENUMERATION.holds(rule, CHAIN, "cautious", effort).passed
+    check = ROUNDS.catches(SharedResidualStream(rule), CHAIN, "cautious", effort)
+    assert check.passed
+    assert check.note, "more than other rules need"
+
+
+def test_mutant_that_nothing_shows_is_missed_at_the_bound() -> None:
+    effort = replace(QUICKER, num_requests=100, most_for_mutants=4)
+    check = ROUNDS.catches(RejectionVerifier(), CHAIN, "no mistake", effort)
+    assert not check.passed
+    assert check.note == "4 times the effort"
 
 
 def accepted(rule: SampledVerifier, pair: TablePair, shape: Shape) -> float:

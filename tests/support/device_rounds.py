@@ -90,8 +90,8 @@ def come_and_go(
     params: Sequence[SamplingParams],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever runs around it, on the device or not, a seed's text is what it is alone. prompts: of
-    the params in turn."""
+    """Whatever runs around it, on the device or not, a seed's text is what it is in a batch of the
+    host, and every fifth what it is alone there. prompts: of the params in turn."""
     runs_on_device, draw = llm.engine._runs_on_device, random.Random(2)
     monkeypatch.setattr(
         llm.engine,
@@ -107,9 +107,11 @@ def come_and_go(
             llm.engine.add_request(str(number), ids, params[number])
         found |= {one.rid: one.token_ids for one in llm.engine.step()}
         llm.engine.scheduler.check_invariant()
-    pairs = zip(cycle(prompts), params, strict=False)
-    alone = [host.generate([one], [wanted])[0] for one, wanted in pairs]
-    assert found == {str(number): one.token_ids for number, one in enumerate(alone)}
+    asked = [one for one, _ in zip(cycle(prompts), params, strict=False)]
+    together = [one.token_ids for one in host.generate(asked, params)]
+    assert found == {str(number): one for number, one in enumerate(together)}
+    alone = [host.generate([asked[n]], [params[n]])[0].token_ids for n in range(0, len(params), 5)]
+    assert alone == together[::5]
 
 
 class NotReady(Eager):
