@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from specengine.draft.train.eagle3 import Eagle3Draft
 from specengine.draft.train.vocabulary import DraftVocabulary
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS
 from specengine.runner.loader.hf_directory import iterate_safetensors
-
-if TYPE_CHECKING:
-    from specengine.draft.train.eagle3_task import Eagle3Config
 
 _LAYER = "layers.0."
 
@@ -33,26 +30,18 @@ class GivenDrafter:
         shipped = SHIPPED_DRAFTERS.get(name)
         return cls(name, EagleCheckpoint.read(name if shipped is None else str(shipped.directory)))
 
-    def measures(self, config: Eagle3Config) -> Eagle3Config:
-        """The configuration with this drafter's sizes, layers and head. Raises ConfigError where it
-        says otherwise itself."""
-        raw, has = self.checkpoint.layer_raw, self.checkpoint.has
-        found = {
-            "own_head": has("lm_head.weight"),
+    @property
+    def measures(self) -> dict[str, Any]:
+        """Its sizes, layers and head, by the names of Eagle3Config."""
+        raw, heads = self.checkpoint.layer_raw, self.checkpoint.layer_raw["num_attention_heads"]
+        return {
+            "own_head": self.checkpoint.has("lm_head.weight"),
             "intermediate_size": raw["intermediate_size"],
-            "num_heads": raw["num_attention_heads"],
-            "num_kv_heads": raw.get("num_key_value_heads") or raw["num_attention_heads"],
+            "num_heads": heads,
+            "num_kv_heads": raw.get("num_key_value_heads") or heads,
             "feature_layers": self.checkpoint.named_layers(),
             "draft_vocab_size": self.checkpoint.raw.get("draft_vocab_size"),
         }
-        for name in ("intermediate_size", "num_heads", "num_kv_heads", "feature_layers"):
-            asked = getattr(config, name)
-            if asked is not None and asked != found[name]:
-                raise ConfigError(
-                    f"task.{name}={asked}, and {found[name]} in task.init={self.name}: leave one "
-                    "out"
-                )
-        return replace(config, **found)
 
     def vocabulary(self, target_vocab_size: int) -> DraftVocabulary:
         size = self.checkpoint.draft_vocab_size(target_vocab_size)

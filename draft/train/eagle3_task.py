@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from specengine.core.errors import ConfigError
 from specengine.core.options import option
 from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.packing import PackedBatch, pack
@@ -90,7 +91,7 @@ def make_eagle3_task(
     """documents: those to train on; the vocabulary is chosen from them. Initial weights are drawn
     from torch's generator. Raises ConfigError or DataError."""
     given = None if config.init is None else GivenDrafter.read(config.init)
-    config = config if given is None else given.measures(config)
+    config = config if given is None else with_measures(config, given)
     layers = config.feature_layers or default_feature_layers(loaded.model.num_layers)
     teacher = Teacher(loaded, layers, cache_mb=config.feature_cache_mb)
     vocabulary = (given and given.vocabulary(teacher.vocab_size)) or choose_vocabulary(
@@ -120,6 +121,19 @@ def make_eagle3_task(
         list(layers),
     )
     return Eagle3Task(module, teacher, config, shape, vocabulary)
+
+
+def with_measures(config: Eagle3Config, given: GivenDrafter) -> Eagle3Config:
+    """The configuration with a drafter's sizes, layers and head. Raises ConfigError where it says
+    otherwise itself."""
+    found = given.measures
+    for name in ("intermediate_size", "num_heads", "num_kv_heads", "feature_layers"):
+        asked = getattr(config, name)
+        if asked is not None and asked != found[name]:
+            raise ConfigError(
+                f"task.{name}={asked}, and {found[name]} in task.init={given.name}: leave one out"
+            )
+    return replace(config, **found)
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
