@@ -15,6 +15,10 @@ class ParallelConfig(Section):
         None, "ranks that share the draft model, 1 or all: 1 keeps it whole on each; default: all"
     )
 
+    disable_custom_all_reduce: bool = option(
+        False, "leave all sums over ranks to NCCL, also those of few rows between two cards"
+    )
+
     @property
     def splits_draft(self) -> bool:
         return self.draft_tp_size in (None, self.tp_size)

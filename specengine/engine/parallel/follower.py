@@ -32,7 +32,7 @@ from specengine.engine.parallel.messages import (
 )
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
-from specengine.runner.communicators.torch_distributed import TorchCommunicator
+from specengine.runner.communicators.connect import connect
 from specengine.runner.loader.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
         torch.set_num_threads(given["threads"])
     store = FileStore(f"{given['folder']}/store", given["size"])
     store.set(f"up {rank}", "")
-    communicator = TorchCommunicator(store, rank, given["size"], device)
+    communicator = connect(store, rank, given["size"], device, given["custom"])
     return FollowerLink(communicator, Ring(given["ring"]))
 
 
