@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 from functools import singledispatchmethod
@@ -109,6 +111,7 @@ def main() -> None:
     lines = sys.stdin.buffer
     given: dict[str, Any] = json.loads(lines.readline())
     rank = given["rank"]
+    faulthandler.register(signal.SIGUSR1)  # where a rank that hangs stands
     threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
     logging.basicConfig(
         level=given["log_level"].upper(),
