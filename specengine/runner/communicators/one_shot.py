@@ -31,8 +31,8 @@ class OneShotCommunicator(TorchCommunicator):
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device) -> None:
         """Waits until both ranks are there."""
-        super().__init__(store, rank, size, device)
         self._buffers: dict[torch.dtype, Tensor] = {}
+        super().__init__(store, rank, size, device)
         try:
             buffers = self._map(PrefixStore("symmetric", store), device)
         except RuntimeError as error:
