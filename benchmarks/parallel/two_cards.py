@@ -71,7 +71,7 @@ class Bench:
     speed_model: str
     new_tokens: int
     found: dict[str, Any]
-    custom: bool = True
+    symm_mem: bool = False
     noted: float = 0.0
 
     def note(self, part: str, name: str, value: Any) -> None:
@@ -84,7 +84,7 @@ class Bench:
 
     def start(self) -> Any:
         """The link to the other rank, whatever model they load."""
-        flags = self.flags(tp_size=SIZE, disable_custom_all_reduce=not self.custom)
+        flags = self.flags(tp_size=SIZE, enable_symm_mem=self.symm_mem)
         link: Any = start_ranks(config_from_flags(flags), Phases())
         self.noted = time.monotonic()
         watch = threading.Thread(target=self._watch, args=(link.watch.pids,), daemon=True)
@@ -172,12 +172,12 @@ def compare(
 def speed(bench: Bench, link: Any) -> None:
     """bfloat16, 30 tokens in, 128 out, every batch together; memory and collectives beside it."""
     flags = {"model": bench.speed_model, "load_format": "dummy", "dtype": "bfloat16"}
-    sizes = (1, SIZE) if bench.custom else (SIZE,)
+    sizes = (SIZE,) if bench.symm_mem else (1, SIZE)
     with bench.models(link, sizes, **flags) as loaded:
         for name, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
             rates: dict[int, list[float]] = {}
             for size, model in loaded.items():
-                how = "" if bench.custom else ", NCCL alone"
+                how = ", symmetric memory" if bench.symm_mem else ""
                 rates[size] = measure(bench, model, f"{name} tp {size}{how}", spec)
                 free()
             if len(sizes) > 1:
@@ -278,9 +278,9 @@ def until(count: int, folder: Path) -> list[Path]:
 
 def killed(bench: Bench) -> None:
     """In another process: rank 1 is killed amid rounds, and rank 0 must end by itself."""
-    for custom in (True, False):
+    for symm_mem in (True, False):
         command = [sys.executable, __file__, "--victim", "--device", bench.device]
-        command += [] if custom else ["--nccl"]
+        command += ["--symm-mem"] if symm_mem else []
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, text=True, **pipes) as process:
             assert process.stdout is not None
@@ -296,13 +296,13 @@ def killed(bench: Bench) -> None:
             took = time.monotonic() - start
         verdict = "ok" if took < ENDS_WITHIN and process.returncode > 0 else "WRONG"
         line = f"{verdict}: {took:.1f} s, code {process.returncode}: {said.strip()}"
-        bench.note("killed", f"rank 0 ends, custom {custom}", line)
+        bench.note("killed", f"rank 0 ends, symm_mem {symm_mem}", line)
         print(errors[-1500:], flush=True)
 
 
-def victim(device: str, custom: bool) -> None:
+def victim(device: str, symm_mem: bool) -> None:
     flags = {"device": device, "dtype": "float32", "max_total_tokens": 8192, "tp_size": SIZE}
-    flags |= {"disable_custom_all_reduce": not custom}
+    flags |= {"enable_symm_mem": symm_mem}
     engine = build_engine(config_from_flags({"model": "tiny", "cuda_graph_bs": (1,), **flags}))
     watch: Any = engine.parts.link
     print(*watch.watch.pids, flush=True)
@@ -322,12 +322,12 @@ def main() -> None:
     parser.add_argument("--speed-model", default="llama-3.1-8b-shape")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--nccl", action="store_true", help="no all-reduces but NCCL's")
+    parser.add_argument("--symm-mem", action="store_true", help="--enable-symm-mem")
     parser.add_argument("--victim", action="store_true", help="run by the script itself")
     args = parser.parse_args()
     if args.victim:
-        victim(args.device, not args.nccl)
-    bench = Bench(args.device, args.speed_model, args.new_tokens, {}, not args.nccl)
+        victim(args.device, args.symm_mem)
+    bench = Bench(args.device, args.speed_model, args.new_tokens, {}, args.symm_mem)
     start = time.perf_counter()
     if "killed" in args.parts:
         killed(bench)
@@ -339,6 +339,7 @@ def main() -> None:
             if args.out is not None:
                 args.out.write_text(json.dumps(bench.found, indent=1))
     if link is not None:
+        bench.noted = float("inf")
         link.watch.end()
 
 

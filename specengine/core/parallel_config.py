@@ -15,8 +15,8 @@ class ParallelConfig(Section):
         None, "ranks that share the draft model, 1 or all: 1 keeps it whole on each; default: all"
     )
 
-    disable_custom_all_reduce: bool = option(
-        False, "leave all sums over ranks to NCCL, also those of few rows between two cards"
+    enable_symm_mem: bool = option(
+        False, "sum few rows over two cards in one kernel, by memory that each has mapped of both"
     )
 
     @property

@@ -139,7 +139,7 @@ def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
         torch.set_num_threads(given["threads"])
     store = FileStore(f"{given['folder']}/store", given["size"])
     store.set(f"up {rank}", "")
-    communicator = connect(store, rank, given["size"], device, given["custom"])
+    communicator = connect(store, rank, given["size"], device, given["symm_mem"])
     return FollowerLink(communicator, Ring(given["ring"]))
 
 

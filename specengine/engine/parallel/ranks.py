@@ -51,16 +51,16 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
         folder = tempfile.TemporaryDirectory(prefix="specengine-ranks-")
         store = FileStore(f"{folder.name}/store", size)
         rings = [Ring.create() for _ in range(size - 1)]
-        custom = not config.parallel.disable_custom_all_reduce
+        symmetric = config.parallel.enable_symm_mem
         given: dict[str, Any] = {"size": size, "folder": folder.name, "device": device.type}
-        given |= {"threads": threads, "log_level": config.server.log_level, "custom": custom}
+        given |= {"threads": threads, "log_level": config.server.log_level, "symm_mem": symmetric}
         started = [
             _start(ring, {"rank": rank, "ring": ring.file, **given})
             for rank, ring in enumerate(rings, start=1)
         ]
         ranks = Ranks(started, before)
         ranks.wait_for(lambda: store.check([f"up {rank}" for rank in range(1, size)]))
-        communicator = connect(store, 0, size, device, custom)
+        communicator = connect(store, 0, size, device, symmetric)
         weakref.finalize(ranks, folder.cleanup)
         ranks.when_failed.append(folder.cleanup)
         ranks.abort = communicator.abort

@@ -9,11 +9,10 @@ from specengine.runner.communicators.torch_distributed import TorchCommunicator
 
 
 def connect(
-    store: Store, rank: int, size: int, device: torch.device, takes_custom: bool
+    store: Store, rank: int, size: int, device: torch.device, symm_mem: bool
 ) -> TorchCommunicator:
-    """Waits until all ranks are there. takes_custom: the same on all ranks; False is
-    --disable-custom-all-reduce."""
-    if takes_custom and device.type == "cuda" and size == 2:
+    """Waits until all ranks are there. symm_mem: --enable-symm-mem, the same on all ranks."""
+    if symm_mem and device.type == "cuda" and size == 2:
         from specengine.runner.communicators.one_shot import OneShotCommunicator
 
         return OneShotCommunicator(store, rank, size, device)

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, _SymmetricMemory
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    _register_process_group,
+    _SymmetricMemory,
+)
 
 from specengine.kernels.precompile import current
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
@@ -64,7 +70,7 @@ class OneShotCommunicator(TorchCommunicator):
     def _map(self, store: Store, device: torch.device) -> dict[torch.dtype, Tensor]:
         """A buffer a type, of LARGEST bytes."""
         symmetric: Any = _SymmetricMemory
-        symmetric.set_group_info(_GROUP, self.rank, self.size, store)
+        self._name_group(store)
         card = torch.device("cuda", torch.cuda.current_device())
         buffers = {}
         for dtype in _DTYPES:
@@ -72,6 +78,15 @@ class OneShotCommunicator(TorchCommunicator):
             buffers[dtype] = symmetric.empty_strided_p2p((count,), (1,), dtype, card, _GROUP)
             symmetric.rendezvous(buffers[dtype], _GROUP)
         return buffers
+
+    def _name_group(self, store: Store) -> None:
+        """Symmetric memory finds the ranks by the name of a group."""
+        group: Any = ProcessGroup(store, self.rank, self.size)
+        kind = ProcessGroup.BackendType.NCCL
+        group._set_default_backend(kind)
+        group._register_backend(torch.device("cuda"), kind, self._group)
+        group._set_group_name(_GROUP)
+        _register_process_group(_GROUP, group)
 
     def _gives_nccl_s_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
         makes = torch.Generator(device).manual_seed(self.rank)

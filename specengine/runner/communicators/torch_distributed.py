@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import sys
@@ -52,6 +53,9 @@ class TorchCommunicator:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = _PATIENCE
             self._group = dist.ProcessGroupNCCL(nccl, rank, size, options)
+            # Never destroyed: its end waits for the other ranks, which have ended by then, and for
+            # all graphs that it is in.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             self.all_reduce(torch.zeros(1, device=device))
             torch.cuda.synchronize()
 
@@ -87,11 +91,6 @@ class TorchCommunicator:
         if self._group is not self._host:
             atexit.register(_leave)
             self._group.abort()
-
-    def close(self) -> None:
-        """Of a group whose ranks are idle."""
-        if self._group is not self._host:
-            self._group.shutdown()
 
 
 def _leave() -> None:
