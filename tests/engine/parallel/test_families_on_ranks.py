@@ -13,7 +13,6 @@ from specengine import SamplingParams
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import Link, split_over
-from specengine.core.registry import MODEL_FAMILIES, load_place
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.phases import Phases
 from specengine.runner.loader import load as loader
@@ -34,17 +33,8 @@ def link() -> Iterator[Link]:
     found.watch.end()
 
 
-def is_refused(family: str) -> bool:
-    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    specs = model.layer_specs(small_config(family))
-    return any(one.qk_norm_whole or one.experts or one.attention_sinks for one in specs)
-
-
-SPLIT = [family for family in FAMILIES if not is_refused(family)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", SPLIT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_family_is_the_same_on_two_ranks(
     family: str, link: Link, small_models: dict[str, Path]
 ) -> None:
@@ -52,14 +42,15 @@ def test_family_is_the_same_on_two_ranks(
     same_on_all(group.pair(None), PROMPTS, GREEDY)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SPLIT])
-def test_family_with_what_is_not_split_is_refused(family: str) -> None:
-    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    with (
-        split_over(PretendedRanks(2)),
-        pytest.raises(ConfigError, match=r"--tp-size 2: .* not split"),
-    ):
-        model(small_config(family))
+FEW = ["qwen3moe", "gptoss", "olmo2"]  # experts, sinks with biases, norms over all heads
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_family_with_experts_sinks_or_wide_norms_is_the_same_on_two_ranks(
+    family: str, link: Link, small_models: dict[str, Path]
+) -> None:
+    group = Group(str(small_models[family]), 2, link)
+    same_on_all(group.pair(None), PROMPTS, GREEDY)
 
 
 def test_quantised_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
