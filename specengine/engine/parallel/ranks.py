@@ -20,6 +20,7 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.parallel import FAILED_EXIT, Link, NoLink
+from specengine.core.registry import LOAD_QUANTIZATIONS
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
 from specengine.engine.resolve import resolve_device
@@ -72,6 +73,7 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
 def check_ranks(config: EngineConfig, device: torch.device) -> None:
     """Raises ConfigError for what would not be the same on all ranks, or is not split yet."""
     size, spec = config.parallel.tp_size, config.spec
+    quantization = config.model.quantization
     if device.type == "cuda" and size > torch.cuda.device_count():
         raise ConfigError(
             f"--tp-size {size}: PyTorch sees {torch.cuda.device_count()} CUDA devices, and each "
@@ -79,7 +81,7 @@ def check_ranks(config: EngineConfig, device: torch.device) -> None:
         )
     refused = {
         "--trace": config.trace.trace is not None,
-        "--quantization": config.model.quantization is not None,
+        f"--quantization {quantization}": quantization not in (None, *LOAD_QUANTIZATIONS),
         "--speculative-cost-table": spec.cost_table is not None,
     }
     for flag, is_given in refused.items():

@@ -86,7 +86,8 @@ class OneShotCommunicator(TorchCommunicator):
         group._set_default_backend(kind)
         group._register_backend(torch.device("cuda"), kind, self._group)
         group._set_group_name(_GROUP)
-        _register_process_group(_GROUP, group)
+        register: Any = _register_process_group
+        register(_GROUP, group)
 
     def _gives_nccl_s_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
         makes = torch.Generator(device).manual_seed(self.rank)
