@@ -27,7 +27,7 @@ from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
-from specengine.layers.norm import Norm, PartNorm, RMSNorm, make_norm
+from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -37,23 +37,6 @@ if TYPE_CHECKING:
 PACKED_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
-}
-
-
-@dataclass(frozen=True)
-class NormPlaces:
-    """Which norms a layer has: before attention, before feed-forward, behind each."""
-
-    before: bool
-    between: bool
-    behind: bool
-
-
-NORM_PLACES: dict[str, NormPlaces] = {
-    "before": NormPlaces(True, True, False),
-    "around": NormPlaces(True, True, True),
-    "after": NormPlaces(False, False, True),
-    "shared": NormPlaces(True, False, False),
 }
 
 

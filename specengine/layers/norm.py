@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,23 @@ from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
+
+
+@dataclass(frozen=True)
+class NormPlaces:
+    """Which norms a layer has: before attention, before feed-forward, behind each."""
+
+    before: bool
+    between: bool
+    behind: bool
+
+
+NORM_PLACES: dict[str, NormPlaces] = {
+    "before": NormPlaces(True, True, False),
+    "around": NormPlaces(True, True, True),
+    "after": NormPlaces(False, False, True),
+    "shared": NormPlaces(True, False, False),
+}
 
 
 class Norm(nn.Module):
