@@ -12,6 +12,7 @@ from torch import nn
 from specengine.engine.loop import Engine
 from specengine.engine.round.timing import least_seconds, seconds_of
 from specengine.runner.capture import capture
+from specengine.runner.communicators.torch_distributed import TorchCommunicator
 
 _MANY = 64  # collectives in a graph
 _REPLAYS = 6
@@ -43,25 +44,18 @@ def all_reduce_seconds(engine: Engine, num_rows: int) -> float:
     return _seconds_in_graph(ranks, x)
 
 
-def one_shot(engine: Engine, rows: list[int]) -> str:
-    """The same of a candidate (one_shot.py), and whether it gives NCCL's sums."""
-    from benchmarks.parallel.one_shot import OneShot
-    from specengine.runner.communicators.torch_distributed import TorchCommunicator
-
+def all_reduces(engine: Engine, rows: list[int]) -> dict[str, str]:
+    """By rows of the residual stream, in microseconds; and whether all give NCCL's sums."""
     ranks, hidden = engine.parts.link.communicator, engine.parts.worker.runner.model.config
     assert isinstance(ranks, TorchCommunicator)
-    lines = []
-    try:
-        candidate = OneShot(ranks, torch.bfloat16)
-        for count in rows:
-            torch.manual_seed(ranks.rank)
-            x = torch.randn(count, hidden.hidden_size, device="cuda").bfloat16()
-            same = torch.equal(candidate.all_reduce(x), ranks.all_reduce(x.clone()))
-            took = _seconds_in_graph(candidate, x)
-            lines.append(f"{count} rows {took * 1e6:.1f} us, same {same}")
-    except Exception as error:  # it is not used by the engine
-        lines.append(f"{type(error).__name__}: {error}")
-    return "; ".join(lines)
+    found = {}
+    for count in rows:
+        torch.manual_seed(ranks.rank)
+        x = torch.randn(count, hidden.hidden_size, device="cuda").bfloat16()
+        expected = TorchCommunicator.all_reduce(ranks, x.clone())
+        same = torch.equal(ranks.all_reduce(x.clone()), expected)
+        found[str(count)] = f"{_seconds_in_graph(ranks, x) * 1e6:.1f}" + ("" if same else " OTHER")
+    return found
 
 
 class Reduces(Protocol):

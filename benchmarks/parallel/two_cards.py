@@ -9,6 +9,7 @@ Needs no weights but those of the package. --parts runs some of it; --device cpu
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -58,6 +60,7 @@ SEEDED = [
     for seed in range(3)
 ]
 ENDS_WITHIN = 10.0  # seconds
+HANGS_AFTER = 100.0  # seconds without a line
 
 
 @dataclass
@@ -68,8 +71,11 @@ class Bench:
     speed_model: str
     new_tokens: int
     found: dict[str, Any]
+    symm_mem: bool = False
+    noted: float = 0.0
 
     def note(self, part: str, name: str, value: Any) -> None:
+        self.noted = time.monotonic()
         self.found.setdefault(part, {})[name] = value
         print(f"{part:>10}  {name:<58} {value}", flush=True)
 
@@ -78,15 +84,35 @@ class Bench:
 
     def start(self) -> Any:
         """The link to the other rank, whatever model they load."""
-        return start_ranks(config_from_flags(self.flags(tp_size=SIZE)), Phases())
+        flags = self.flags(tp_size=SIZE, enable_symm_mem=self.symm_mem)
+        link: Any = start_ranks(config_from_flags(flags), Phases())
+        self.noted = time.monotonic()
+        watch = threading.Thread(target=self._watch, args=(link.watch.pids,), daemon=True)
+        watch.start()
+        return link
+
+    def _watch(self, pids: list[int]) -> None:
+        """Where all ranks stand, if nothing is noted for long; then the end."""
+        while time.monotonic() - self.noted < HANGS_AFTER:
+            time.sleep(1.0)
+        print("HANGS", flush=True)
+        faulthandler.dump_traceback()
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)
+        time.sleep(3.0)
+        os._exit(3)
 
     @contextmanager
-    def models(self, link: Any, **flags: Any) -> Iterator[dict[int, LoadedModel]]:
+    def models(
+        self, link: Any, sizes: tuple[int, ...] = (1, SIZE), **flags: Any
+    ) -> Iterator[dict[int, LoadedModel]]:
         """One on this card, and its halves on both."""
-        one = load(config_from_flags(self.flags(**flags)), Phases())
-        both = load(config_from_flags(self.flags(tp_size=SIZE, **flags)), Phases(), link)
-        yield {1: one, SIZE: both}
-        del one, both
+        found = {}
+        for size in sizes:
+            config = config_from_flags(self.flags(tp_size=size, **flags))
+            found[size] = load(config, Phases(), link if size > 1 else None)
+        yield found
+        found.clear()
         free()
 
     def engine(self, loaded: LoadedModel, spec: SpecConfig | None, **flags: Any) -> Engine:
@@ -106,12 +132,21 @@ def free() -> None:
 
 def identity(bench: Bench, link: Any) -> None:
     """float32, trained small models with drafts that are accepted, and the 135M shape."""
-    for model, more in (("tiny", {}), ("smollm2-shape", {"load_format": "dummy"})):
-        with bench.models(link, model=model, dtype="float32", **more) as loaded:
-            for name, spec in SPECS.items():
-                for graphs in (True, False):
-                    if graphs or model == "tiny":
-                        compare(bench, loaded, f"{model} {name} graphs={graphs}", spec, graphs)
+    identical(bench, link, (True, False), model="tiny")
+    identical(bench, link, (True,), model="smollm2-shape", load_format="dummy")
+
+
+def identity8(bench: Bench, link: Any) -> None:
+    """The same of the 8B shape, whose drafts are random."""
+    identical(bench, link, (True,), model=bench.speed_model, load_format="dummy")
+
+
+def identical(bench: Bench, link: Any, graphs: tuple[bool, ...], **flags: Any) -> None:
+    with bench.models(link, dtype="float32", **flags) as loaded:
+        for name, spec in SPECS.items():
+            for captured in graphs:
+                title = f"{flags['model']} {name} graphs={captured}"
+                compare(bench, loaded, title, spec, captured)
 
 
 def compare(
@@ -137,14 +172,17 @@ def compare(
 def speed(bench: Bench, link: Any) -> None:
     """bfloat16, 30 tokens in, 128 out, every batch together; memory and collectives beside it."""
     flags = {"model": bench.speed_model, "load_format": "dummy", "dtype": "bfloat16"}
-    with bench.models(link, **flags) as loaded:
+    sizes = (SIZE,) if bench.symm_mem else (1, SIZE)
+    with bench.models(link, sizes, **flags) as loaded:
         for name, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
             rates: dict[int, list[float]] = {}
             for size, model in loaded.items():
-                rates[size] = measure(bench, model, f"{name} tp {size}", spec)
+                how = ", symmetric memory" if bench.symm_mem else ""
+                rates[size] = measure(bench, model, f"{name} tp {size}{how}", spec)
                 free()
-            ratios = [f"{b / a:.2f}" for a, b in zip(rates[1], rates[SIZE], strict=True)]
-            bench.note("speed", f"{name} tp {SIZE} / tp 1", ratios)
+            if len(sizes) > 1:
+                ratios = [f"{b / a:.2f}" for a, b in zip(rates[1], rates[SIZE], strict=True)]
+                bench.note("speed", f"{name} tp {SIZE} / tp 1", ratios)
 
 
 def measure(bench: Bench, loaded: LoadedModel, name: str, spec: SpecConfig | None) -> list[float]:
@@ -199,8 +237,9 @@ def collectives(bench: Bench, engine: Engine, name: str) -> None:
             share = ((2 * layers + 1) * target + steps * 4 * draft) / whole
             line += f"; all-reduce {target * 1e6:.1f} us, {share:.0%} of the round"
         bench.note("rounds", f"{name} batch {batch}, {steps} steps", line)
-    if size > 1 and steps:
-        bench.note("rounds", "one_shot.py", everywhere(engine, "one_shot", rows=[1, 4, 8, 16]))
+    if size > 1 and not steps:
+        found = everywhere(engine, "all_reduces", rows=[1, 4, 8, 16, 32, 64, 128, 256])
+        bench.note("rounds", f"all-reduce by rows, {name}", found)
 
 
 def weigh(bench: Bench, engine: Engine, name: str) -> None:
@@ -239,27 +278,31 @@ def until(count: int, folder: Path) -> list[Path]:
 
 def killed(bench: Bench) -> None:
     """In another process: rank 1 is killed amid rounds, and rank 0 must end by itself."""
-    command = [sys.executable, __file__, "--victim", "--device", bench.device]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pid = int(process.stdout.readline())
-        time.sleep(2.0)
-        os.kill(pid, signal.SIGKILL)
-        start = time.monotonic()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        took = time.monotonic() - start
-        said = process.stdout.read().strip()
-    verdict = "ok" if took < ENDS_WITHIN else "TOO LATE"
-    bench.note(
-        "killed", "rank 0 ends", f"{verdict}: {took:.1f} s, code {process.returncode}: {said}"
-    )
+    for symm_mem in (True, False):
+        command = [sys.executable, __file__, "--victim", "--device", bench.device]
+        command += ["--symm-mem"] if symm_mem else []
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, text=True, **pipes) as process:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            time.sleep(2.0)
+            os.kill(pid, signal.SIGKILL)
+            start = time.monotonic()
+            try:
+                said, errors = process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                said, errors = process.communicate()
+            took = time.monotonic() - start
+        verdict = "ok" if took < ENDS_WITHIN and process.returncode > 0 else "WRONG"
+        line = f"{verdict}: {took:.1f} s, code {process.returncode}: {said.strip()}"
+        bench.note("killed", f"rank 0 ends, symm_mem {symm_mem}", line)
+        print(errors[-1500:], flush=True)
 
 
-def victim(device: str) -> None:
+def victim(device: str, symm_mem: bool) -> None:
     flags = {"device": device, "dtype": "float32", "max_total_tokens": 8192, "tp_size": SIZE}
+    flags |= {"enable_symm_mem": symm_mem}
     engine = build_engine(config_from_flags({"model": "tiny", "cuda_graph_bs": (1,), **flags}))
     watch: Any = engine.parts.link
     print(*watch.watch.pids, flush=True)
@@ -279,21 +322,25 @@ def main() -> None:
     parser.add_argument("--speed-model", default="llama-3.1-8b-shape")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--symm-mem", action="store_true", help="--enable-symm-mem")
     parser.add_argument("--victim", action="store_true", help="run by the script itself")
     args = parser.parse_args()
     if args.victim:
-        victim(args.device)
-    bench = Bench(args.device, args.speed_model, args.new_tokens, {})
+        victim(args.device, args.symm_mem)
+    bench = Bench(args.device, args.speed_model, args.new_tokens, {}, args.symm_mem)
     start = time.perf_counter()
     if "killed" in args.parts:
         killed(bench)
-    link = bench.start()
-    for part in (identity, speed):
+    link = bench.start() if {*args.parts} - {"killed"} else None
+    for part in (identity, identity8, speed):
         if part.__name__ in args.parts:
             part(bench, link)
             bench.note("seconds", part.__name__, round(time.perf_counter() - start, 1))
-    if args.out is not None:
-        args.out.write_text(json.dumps(bench.found, indent=1))
+            if args.out is not None:
+                args.out.write_text(json.dumps(bench.found, indent=1))
+    if link is not None:
+        bench.noted = float("inf")
+        link.watch.end()
 
 
 if __name__ == "__main__":

@@ -59,6 +59,29 @@ class Fp8Weight:
         scale = self.scale.repeat_interleave(self.rows, 0)[: self.shape[0]]
         return replace(self, scale=scale.contiguous(), rows=1)
 
+    def narrow(self, dim: int, start: int, size: int) -> Fp8Weight | None:
+        """Some rows (dim 0) or some columns (dim 1). None: they begin or end amid a block of
+        columns that has one scale."""
+        num_rows, num_columns = self.shape
+        codes = self.codes.view(torch.uint8).narrow(dim, start, size).contiguous().view(FP8)
+        if dim == 0:
+            if self.rows >= num_rows:  # one scale a column block
+                return replace(self, codes=codes, rows=size)
+            if start % self.rows or (size % self.rows and start + size != num_rows):
+                return self.by_row().narrow(dim, start, size)
+            last = -(-(start + size) // self.rows)
+            return replace(self, codes=codes, scale=self.scale[start // self.rows : last])
+        group = None if self.input is None else self.input.group
+        if group is not None and not _is_aligned(start, size, group, num_columns):
+            return None
+        if self.columns >= num_columns:
+            return replace(self, codes=codes, columns=size)
+        if not _is_aligned(start, size, self.columns, num_columns):
+            return None
+        last = -(-(start + size) // self.columns)
+        scale = self.scale[:, start // self.columns : last].contiguous()
+        return replace(self, codes=codes, scale=scale)
+
     @classmethod
     def of(cls, weight: Tensor) -> Fp8Weight:
         """weight: [N, K], rounded with one scale a row; input rows are rounded with their own."""
@@ -146,6 +169,26 @@ class IntWeight:
         """uint8 [N, K], in the order of the codes."""
         return unpack_int4(self.codes) if self.bits == 4 else self.codes
 
+    def narrow(self, dim: int, start: int, size: int) -> IntWeight | None:
+        """Some rows (dim 0) or some columns (dim 1). None: columns begin or end amid a group, or
+        stand in another order."""
+        if dim == 0:
+            zero = None if self.zero is None else self.zero[start : start + size]
+            codes, scale = (one[start : start + size] for one in (self.codes, self.scale))
+            return replace(self, codes=codes, scale=scale, zero=zero)
+        is_whole = self.group >= self.shape[1]  # one scale a row
+        unit = 1 if is_whole else self.group
+        unit = max(unit, INT4_CHUNK) if self.bits == 4 else unit
+        if self.order is not None or start % unit or size % unit:
+            return None
+        places = slice(start * self.bits // 8, (start + size) * self.bits // 8)
+        if is_whole:
+            return replace(self, codes=self.codes[:, places].contiguous(), group=size)
+        groups = slice(start // self.group, (start + size) // self.group)
+        zero = None if self.zero is None else self.zero[:, groups].contiguous()
+        codes, scale = self.codes[:, places].contiguous(), self.scale[:, groups].contiguous()
+        return replace(self, codes=codes, scale=scale, zero=zero)
+
     def dequantised(self) -> Tensor:
         """float32 [N, K], in the order of the inputs."""
         rows, columns = self.shape
@@ -187,6 +230,10 @@ def unpack_int4(packed: Tensor) -> Tensor:
     """The inverse of pack_int4."""
     chunks = packed.view(len(packed), -1, INT4_CHUNK // 2)
     return torch.stack([chunks & 15, chunks >> 4], 2).reshape(len(packed), -1)
+
+
+def _is_aligned(start: int, size: int, unit: int, whole: int) -> bool:
+    return start % unit == 0 and (size % unit == 0 or start + size == whole)
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

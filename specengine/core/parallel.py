@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from specengine.core.config import EngineConfig
 
+FAILED_EXIT = 70  # the code with which rank 0's process ends after another rank has
+
 
 class Communicator(Protocol):
     """Collectives of `size` ranks. All ranks make the same calls, with tensors of one shape, in one

@@ -15,6 +15,10 @@ class ParallelConfig(Section):
         None, "ranks that share the draft model, 1 or all: 1 keeps it whole on each; default: all"
     )
 
+    enable_symm_mem: bool = option(
+        False, "sum few rows over two cards in one kernel, by memory that each has mapped of both"
+    )
+
     @property
     def splits_draft(self) -> bool:
         return self.draft_tp_size in (None, self.tp_size)

@@ -63,6 +63,8 @@ class BackgroundCapture:
             self._interrupted = capture
             return True
         except Exception as error:  # Triton's are of many kinds
+            if self.rounds.runner.graph_memory.communicator.size > 1:
+                raise  # the other ranks have this graph, and wait in its collectives
             # Not tried again: a batch that needs such a graph counts a fallback.
             logger.warning("no more graphs are captured while idle: %s", error, exc_info=True)
             self._left = iter(())

@@ -129,7 +129,7 @@ class RoundPipeline:
         with self._all_or_nothing():
             self.launched = self._follow(done) if self.overlaps else None
             if self._index is not None and not depth:
-                self._index.advance(in_flight.reqs, lambda: self.executor.is_done(in_flight))
+                self._index.advance(in_flight.reqs, lambda: self._is_done(in_flight))
             useful = self._useful_levels(in_flight) if depth else in_flight.num_drafted
             if learns:
                 self._learn_host(done)
@@ -207,6 +207,10 @@ class RoundPipeline:
             if self._prefetch is not None:
                 self._prefetch.forget()
             raise
+
+    def _is_done(self, in_flight: InFlightRound) -> bool:
+        """Of several ranks, whose clocks differ, each does all of what it might do meanwhile."""
+        return self.link.communicator.size == 1 and self.executor.is_done(in_flight)
 
     def send_masks(self) -> None:
         """To the round in flight, if it waits for them: its grammars follow what was committed."""

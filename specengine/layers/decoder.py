@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.core.parallel import head_cuts
+from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
 from specengine.layers.attention import Attention
@@ -26,7 +27,7 @@ from specengine.layers.experts import SparseMLP
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
-from specengine.layers.norm import Norm, RMSNorm, make_norm
+from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -36,23 +37,6 @@ if TYPE_CHECKING:
 PACKED_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
-}
-
-
-@dataclass(frozen=True)
-class NormPlaces:
-    """Which norms a layer has: before attention, before feed-forward, behind each."""
-
-    before: bool
-    between: bool
-    behind: bool
-
-
-NORM_PLACES: dict[str, NormPlaces] = {
-    "before": NormPlaces(True, True, False),
-    "around": NormPlaces(True, True, True),
-    "after": NormPlaces(False, False, True),
-    "shared": NormPlaces(True, False, False),
 }
 
 
@@ -85,9 +69,10 @@ class SelfAttention(nn.Module):
         size, whole = input_size or spec.hidden_size, parts[0].whole
         self.qkv_proj = MergedLinear(size, self.sizes, spec.qkv_bias, parts)
         self.o_proj = RowParallelLinear(whole, spec.hidden_size, spec.o_bias, parts[0])
+        self.heads, self.ranks = heads, communicator()
         self.q_norm, self.k_norm = self._qk_norms(spec)
         self.sinks = (
-            nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
+            nn.Parameter(torch.empty(heads.q.size), requires_grad=False)
             if spec.attention_sinks
             else None
         )
@@ -109,6 +94,11 @@ class SelfAttention(nn.Module):
         if not (spec.qk_norm or spec.qk_norm_whole):
             return None, None
         eps = spec.rms_norm_eps
+        if spec.qk_norm_whole and self.ranks.size > 1:
+            q, kv = (one.times(spec.head_dim) for one in (self.heads.q, self.heads.kv))
+            copies = max(self.ranks.size // spec.num_kv_heads, 1)
+            given = eps, spec.norm_offset
+            return PartNorm(q, 1, *given), PartNorm(kv, copies, *given)
         return make_norm(spec, q_size, eps), make_norm(spec, k_size, eps)
 
     def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
@@ -123,11 +113,24 @@ class SelfAttention(nn.Module):
     def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
         q, k, v = torch.split(qkv, self.sizes, dim=-1)
-        if self.q_norm is not None and self.k_norm is not None:
+        if isinstance(self.q_norm, PartNorm) and isinstance(self.k_norm, PartNorm):
+            q, k = self._normed_over_ranks(q, self.q_norm, k, self.k_norm)
+        elif self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
             k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
         out: Tensor = self.attn(positions, q, k, v, batch)
         return out
+
+    def _normed_over_ranks(
+        self, q: Tensor, q_norm: PartNorm, k: Tensor, k_norm: PartNorm
+    ) -> tuple[Tensor, Tensor]:
+        """By one sum over ranks."""
+        sums_2T = self.ranks.all_reduce(torch.stack([q_norm.squares(q), k_norm.squares(k)]))
+        return q_norm.scaled(q, sums_2T[0]), k_norm.scaled(k, sums_2T[1])
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        """As layers.linear.Linear has it: of the sinks."""
+        return [self.heads.q]
 
 
 def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> TailWeights:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from specengine.core.parallel import Cut, communicator, even_cut
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
 from specengine.kernels.experts.route import route
@@ -60,14 +61,18 @@ class Router(Linear):
 
 
 class Experts(nn.Module):
-    """The experts' weights, all in one tensor a product until `pack` cuts them up."""
+    """The experts' weights, all in one tensor a product until `pack` cuts them up. A rank has some
+    of the I intermediate features of each expert, and gives its part of the output, which
+    SparseMLP adds up; rank 0's part has the bias."""
 
     gate_up: Tensor | None  # [E, 2 I, H]
     down: Tensor | None  # [E, H, I]
 
     def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
         super().__init__()
-        count, inner, bias = spec.num_experts, spec.intermediate_size, spec.expert_bias
+        self.part = even_cut(spec.intermediate_size, "intermediate features of experts")
+        self.is_first = communicator().rank == 0
+        count, inner, bias = spec.num_experts, self.part.size, spec.expert_bias
         self.gate_up = _parameter(count, 2 * inner, hidden_size)
         self.down = _parameter(count, hidden_size, inner)
         self.gate_up_bias = _parameter(count, 2 * inner) if bias else None
@@ -105,18 +110,31 @@ class Experts(nn.Module):
             return [*self.kernels[0]]
         return [self.weights.gate_up[0], self.weights.down[0]]
 
-    def named_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(name of an expert's own tensor, its place here)."""
-        weights = self.weights
-        kinds = [("weight", weights.gate_up, weights.down)]
+    def named_shards(self) -> Iterator[tuple[str, Tensor, Cut]]:
+        """(name of an expert's own tensor, its place here, which part of the tensor that is)."""
+        weights, part = self.weights, self.part
+        rows, columns, biases = part.along(0), part.along(1), self._biases(weights.down.shape[1])
+        kinds = [("weight", weights.gate_up, weights.down, columns)]
         if weights.gate_up_bias is not None and weights.down_bias is not None:
-            kinds.append(("bias", weights.gate_up_bias, weights.down_bias))
-        for kind, gate_up, down in kinds:
+            kinds.append(("bias", weights.gate_up_bias, weights.down_bias, biases))
+        for kind, gate_up, down, cut in kinds:
             for expert in range(len(gate_up)):
                 gate, up = gate_up[expert].chunk(2)
-                yield f"{expert}.gate_proj.{kind}", gate
-                yield f"{expert}.up_proj.{kind}", up
-                yield f"{expert}.down_proj.{kind}", down[expert]
+                yield f"{expert}.gate_proj.{kind}", gate, rows
+                yield f"{expert}.up_proj.{kind}", up, rows
+                yield f"{expert}.down_proj.{kind}", down[expert], cut
+
+    def whole_view(self, kind: str, parameter: Tensor) -> tuple[Tensor, Cut]:
+        """A parameter, and which part this is of the one that a rank alone would have."""
+        count = len(parameter)
+        if kind == "down_bias":
+            return parameter, self._biases(count)
+        if kind.startswith("gate_up"):
+            parameter = parameter.view(count, 2, self.part.size, *parameter.shape[2:])
+        return parameter, self.part.along(2)
+
+    def _biases(self, count: int) -> Cut:
+        return Cut(0, 0, count if self.is_first else 0, count)
 
     def pack(self, make_kernel: MakeKernel) -> None:
         """Multiply with kernels of the CPU from now on, where it has them, and let go of the plain
@@ -147,6 +165,7 @@ class SparseMLP(nn.Module):
         self.experts = Experts(hidden_size, spec)
         self.shared_expert = GatedMLP(hidden_size, spec.shared_size) if spec.shared_size else None
         self.shared_expert_gate = Linear(hidden_size, 1) if spec.shared_gate else None
+        self.ranks = communicator()
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
@@ -156,12 +175,24 @@ class SparseMLP(nn.Module):
     def parts(self, x: Tensor) -> Tensor:
         """The same, perhaps in float32 parts [P, T, hidden_size], for RMSNorm.add."""
         out: Tensor = self.experts(x, self.gate.choose(x))
+        if self.ranks.size > 1:
+            return self._over_ranks(x, out)
         if self.shared_expert is None:
             return out
-        shared: Tensor = self.shared_expert(x)
-        if self.shared_expert_gate is not None:
-            shared = shared * torch.sigmoid(self.shared_expert_gate(x))
+        shared = self._gated(x, self.shared_expert(x))
         return torch.cat([out, shared.float()[None]]) if out.dim() == 3 else out + shared
+
+    def _over_ranks(self, x: Tensor, out: Tensor) -> Tensor:
+        """One sum over ranks, of what the experts and the shared one give on each."""
+        out = out.sum(0) if out.dim() == 3 else out
+        if self.shared_expert is not None:
+            out = out + self._gated(x, self.shared_expert.own_part(x))
+        return self.ranks.all_reduce(out.to(x.dtype))
+
+    def _gated(self, x: Tensor, shared: Tensor) -> Tensor:
+        if self.shared_expert_gate is None:
+            return shared
+        return shared * torch.sigmoid(self.shared_expert_gate(x))
 
     def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
         """What this adds to the stream [T, hidden_size], behind its norm, and the stream."""

@@ -131,15 +131,10 @@ class LayerSpec:
         if self.tp_size != communicator().size:
             made = communicator().size
             raise ValueError(f"a layer of tp_size {self.tp_size} is made on {made} ranks")
-        if self.qk_norm_whole and self.tp_size > 1:  # each rank would norm its own heads alone
+        if self.qk_norm_whole and self.tp_size > 1 and self.norm != "rms":
             raise ConfigError(
-                f"--tp-size {self.tp_size}: q and k are normalised over all heads together, which "
-                "are not split; leave it out"
-            )
-        if self.tp_size > 1 and (self.experts is not None or self.attention_sinks):
-            raise ConfigError(
-                f"--tp-size {self.tp_size}: experts and attention sinks are not split over ranks "
-                "yet; leave it out"
+                f"--tp-size {self.tp_size}: q and k are normalised over all heads together, by "
+                f"{self.norm!r}, which is not split; leave it out"
             )
 
     @property

@@ -101,6 +101,18 @@ class Linear(nn.Module):
         """Outputs of each layer that a checkpoint keeps apart."""
         return [self.out_features]
 
+    @property
+    def whole_sizes(self) -> list[int]:
+        """As `part_sizes`, of all ranks together."""
+        pairs = zip(self.part_sizes, self.cuts("weight"), strict=True)
+        return [size if cut is None or cut.dim else cut.whole for size, cut in pairs]
+
+    @property
+    def whole_inputs(self) -> int:
+        """in_features of all ranks together."""
+        (cut, *_) = self.cuts("weight")
+        return cut.whole if cut is not None and cut.dim else self.in_features
+
     def cuts(self, kind: str) -> Sequence[Cut | None]:
         """This rank's part of each of the checkpoint's tensors that fill a parameter (weight or
         bias), in the order of `MergedLinear.shards`; None is all of it."""
@@ -131,12 +143,6 @@ class MergedLinear(Linear):
         self.shard_sizes = list(shard_sizes)
         self.parts_of_ranks = parts
 
-    @property
-    def whole_sizes(self) -> list[int]:
-        """Of the merged layers' outputs, of all ranks together."""
-        parts = self.parts_of_ranks
-        return self.shard_sizes if parts is None else [part.whole for part in parts]
-
     def cuts(self, kind: str) -> Sequence[Cut | None]:
         return self.parts_of_ranks or [None] * len(self.shard_sizes)
 
@@ -148,7 +154,7 @@ class MergedLinear(Linear):
         """A tensor of a quantised checkpoint that stands for all parts together."""
         assert self.incoming is not None
         if self.merged is None:
-            self.merged = IncomingWeight(self.device)
+            self.merged = IncomingWeight(self.incoming[0].device)
             for part in self.incoming:
                 part.came_merged = True
         self.merged.take(name, tensor)
@@ -183,7 +189,11 @@ class RowParallelLinear(Linear):
         self._zeros: Tensor | None = None  # [few_row.MAX_ROWS, out_features]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ranks.all_reduce(super().forward(x))
+        return self.ranks.all_reduce(self.own_part(x))
+
+    def own_part(self, x: Tensor) -> Tensor:
+        """What this rank adds to the sum, for who makes one sum of several."""
+        return super().forward(x)
 
     def parts(self, x: Tensor) -> Tensor:
         if self.ranks.size > 1:  # fewer bytes to reduce

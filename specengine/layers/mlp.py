@@ -37,6 +37,10 @@ class FeedForward(nn.Module):
         out: Tensor = self.down_proj(self.inner(x))
         return out
 
+    def own_part(self, x: Tensor) -> Tensor:
+        """What this rank adds to it."""
+        return self.down_proj.own_part(self.inner(x))
+
     def parts(self, x: Tensor) -> Tensor:
         """The same, perhaps in parts, for RMSNorm.add."""
         return self.down_proj.parts(self.inner(x))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
+from specengine.core.parallel import Cut
 from specengine.kernels.linear.norm import fused_add_rms_norm, rms_norm, sum_add_rms_norm
 
 if TYPE_CHECKING:
     from specengine.layers.layer_spec import LayerSpec
+
+
+@dataclass(frozen=True)
+class NormPlaces:
+    """Which norms a layer has: before attention, before feed-forward, behind each."""
+
+    before: bool
+    between: bool
+    behind: bool
+
+
+NORM_PLACES: dict[str, NormPlaces] = {
+    "before": NormPlaces(True, True, False),
+    "around": NormPlaces(True, True, True),
+    "after": NormPlaces(False, False, True),
+    "shared": NormPlaces(True, False, False),
+}
 
 
 class Norm(nn.Module):
@@ -57,6 +77,28 @@ class RMSNorm(Norm):
         if residual is not None and x.dim() == 3:
             return self.add(x, residual)[1]
         return super().stream(x, residual)
+
+
+class PartNorm(RMSNorm):
+    """RMSNorm over features of which each rank has a part: `scaled` takes the sum of the squares of
+    all, to which `squares` is what this rank adds. copies: ranks that have the same part."""
+
+    def __init__(self, part: Cut, copies: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__(part.size, eps, offset)
+        self.part, self.copies = part, copies
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        """As layers.linear.Linear has it."""
+        return [self.part]
+
+    def squares(self, x: Tensor) -> Tensor:
+        """[T, features here] -> float32 [T]."""
+        return x.float().square().sum(-1) / self.copies
+
+    def scaled(self, x: Tensor, squares_T: Tensor) -> Tensor:
+        factor_T1 = torch.rsqrt(squares_T / self.part.whole + self.eps)[:, None]
+        normed = (x.float() * factor_T1).to(self.weight.dtype)
+        return (normed * self.weight).to(x.dtype)
 
 
 class LayerNorm(Norm):

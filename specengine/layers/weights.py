@@ -182,7 +182,8 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
     shared: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, Experts):
-            places |= {f"{path}.{name}": view for name, view in module.named_shards()}
+            shards = module.named_shards()
+            places |= {f"{path}.{name}": cut_place(view, cut) for name, view, cut in shards}
             continue
         for kind, parameter in module.named_parameters(recurse=False):
             if id(parameter) in shared:
@@ -203,13 +204,16 @@ def module_places(module: nn.Module, kind: str, parameter: Tensor) -> Sequence[P
     layer. A module that ranks share tells by `cuts` what this one has of each."""
     if kind == "weight" and isinstance(module, Linear) and module.incoming is not None:
         return module.incoming
+    if isinstance(module, Experts):
+        return [cut_place(*module.whole_view(kind, parameter))]
     views = module.shards(parameter) if isinstance(module, MergedLinear) else [parameter]
     cuts_of: Any = getattr(module, "cuts", None)
     cuts = [None] * len(views) if cuts_of is None else cuts_of(kind)
-    pairs = zip(views, cuts, strict=True)
-    return [
-        view if cut is None or cut.size == cut.whole else CutPlace(view, cut) for view, cut in pairs
-    ]
+    return [cut_place(view, cut) for view, cut in zip(views, cuts, strict=True)]
+
+
+def cut_place(view: Tensor, cut: Cut | None) -> Tensor | CutPlace:
+    return view if cut is None or cut.size == cut.whole else CutPlace(view, cut)
 
 
 def _copy(name: str, tensor: Tensor, place: Place) -> None:

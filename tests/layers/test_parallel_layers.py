@@ -14,10 +14,12 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import Cut, communicator, even_cut, head_cuts, split_over
 from specengine.layers.decoder import SelfAttention
 from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.experts import Experts, SparseMLP
 from specengine.layers.head import Head
-from specengine.layers.layer_spec import LayerSpec
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.linear import LMHead, RowParallelLinear
 from specengine.layers.mlp import GatedMLP, PlainMLP
+from specengine.layers.norm import PartNorm
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.layers.weights import (
     CutPlace,
@@ -158,11 +160,83 @@ def test_shared_plain_feed_forward_is_the_whole_one(size: int) -> None:
         torch.testing.assert_close(found, inner @ down["weight"].T + down["bias"])
 
 
-def test_norm_over_all_heads_is_not_split() -> None:
-    with split_over(PretendedRanks(3)):
-        spec = LayerSpec.from_config(CONFIG, qk_norm_whole=True)
-        with pytest.raises(ConfigError, match="--tp-size 3: q and k are normalised over all heads"):
-            SelfAttention(spec, 0, RotaryEmbedding.from_config(CONFIG))
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 2), (4, 2, 4), (9, 3, 2)])
+def test_norm_over_all_heads_is_that_of_whole_rows(heads: int, kv_heads: int, size: int) -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(heads * 8), torch.rand(kv_heads * 8)
+    rows = torch.randn(3, heads * 8), torch.randn(3, kv_heads * 8)
+    config = LlamaConfig(
+        hidden_size=heads * 8, num_attention_heads=heads, num_key_value_heads=kv_heads
+    )
+
+    def run() -> list[tuple[Tensor, Cut]]:
+        spec = LayerSpec.from_config(
+            config, qk_norm_whole=True, qkv_bias=False, o_bias=False, mlp_bias=False
+        )
+        layer = SelfAttention(spec, 0, RotaryEmbedding.from_config(config))
+        norms = layer.q_norm, layer.k_norm
+        cuts = [one.times(8) for one in (layer.heads.q, layer.heads.kv)]
+        assert isinstance(norms[0], PartNorm)
+        assert isinstance(norms[1], PartNorm)
+        for norm, weight in zip(norms, weights, strict=True):
+            fill(norm, {"weight": weight})
+        parts = [row[:, cut.start : cut.stop] for row, cut in zip(rows, cuts, strict=True)]
+        found = layer._normed_over_ranks(parts[0], norms[0], parts[1], norms[1])
+        return list(zip(found, cuts, strict=True))
+
+    for pairs in on_threads(size, run):
+        for (found, cut), row, weight in zip(pairs, rows, weights, strict=True):
+            expected = nn.functional.rms_norm(row, weight.shape, weight, config.rms_norm_eps)
+            torch.testing.assert_close(found, expected[:, cut.start : cut.stop])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("shared", [False, True])
+def test_shared_experts_are_the_whole_ones(size: int, shared: bool) -> None:
+    """Of dummy weights, which are the same on any number of ranks."""
+    torch.manual_seed(0)
+    x = torch.randn(7, 16)
+    more = {"shared_size": 12, "shared_gate": True} if shared else {"expert_bias": True}
+    spec = ExpertsSpec(num_experts=6, num_chosen=2, intermediate_size=20, **more)
+
+    def run() -> Tensor:
+        model = nn.ModuleDict({"mlp": SparseMLP(16, spec)})
+        fill_with_random(model, seed=3, std=0.4)
+        out: Tensor = model["mlp"](x)
+        return out
+
+    (expected,) = on_threads(1, run)
+    assert expected.abs().max() > 0.1
+    for found in on_threads(size, run):
+        torch.testing.assert_close(found, expected)
+
+
+def test_expert_tensors_of_checkpoints_are_cut() -> None:
+    torch.manual_seed(0)
+    spec = ExpertsSpec(num_experts=2, num_chosen=1, intermediate_size=10, expert_bias=True)
+    shapes = {"gate_proj": (10, 6), "up_proj": (10, 6), "down_proj": (6, 10)}
+    weights = {
+        f"mlp.experts.{expert}.{name}.{kind}": torch.randn(shape if kind == "weight" else shape[:1])
+        for expert in range(2)
+        for name, shape in shapes.items()
+        for kind in ("weight", "bias")
+    }
+
+    def run() -> Experts:
+        model = nn.ModuleDict({"mlp": nn.ModuleDict({"experts": Experts(6, spec)})})
+        fill_places(weight_places(model, {}), weights.items(), "test")
+        found: Experts = model["mlp"]["experts"]
+        return found
+
+    for rank, found in enumerate(on_threads(2, run)):
+        own = slice(5 * rank, 5 * rank + 5)
+        for expert in range(2):
+            named = {k.removeprefix(f"mlp.experts.{expert}."): v for k, v in weights.items()}
+            gate, up = (named[f"{one}_proj.weight"][own] for one in ("gate", "up"))
+            assert torch.equal(found.weights.gate_up[expert], torch.cat([gate, up]))
+            assert torch.equal(found.weights.down[expert], named["down_proj.weight"][:, own])
+            bias = named["down_proj.bias"] * (rank == 0)
+            assert torch.equal(found.weights.down_bias[expert], bias)
 
 
 def test_merged_tensors_of_checkpoints_are_cut_too() -> None:

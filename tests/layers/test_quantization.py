@@ -10,10 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.core.errors import ModelLoadError
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.parallel import even_cut
 from specengine.core.registry import QUANTIZATIONS
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
-from specengine.layers.linear import IncomingWeight, MergedLinear, deferred_weights
+from specengine.layers.linear import (
+    ColumnParallelLinear,
+    IncomingWeight,
+    Linear,
+    MergedLinear,
+    RowParallelLinear,
+    deferred_weights,
+)
 from specengine.layers.quantization.linears import (
     QuantisedLinear,
     _join,
@@ -23,6 +31,7 @@ from specengine.layers.quantization.linears import (
 )
 from specengine.layers.quantization.method import LayerTensors, QuantisedWeight
 from specengine.layers.weights import halved, load_weights
+from tests.support.pretended_ranks import on_threads
 from tests.support.quantised import FORMATS, Format
 
 NAME = "model.layers.0.self_attn.q_proj"
@@ -231,3 +240,52 @@ def test_quantised_rows_are_not_taken_out_of_rotary_pairs() -> None:
     given = [(f"{NAME}.{leaf}", tensor) for leaf, tensor in packed.items()]
     with pytest.raises(ModelLoadError, match=r"q_proj\.qweight is quantised, and rows of this"):
         list(halved(given, 16, 16))
+
+
+def linears_of(size: int, form: Format, packed: dict[str, dict[str, Tensor]]) -> list[Tensor]:
+    """Weights of a layer that is cut by outputs, one that is cut by inputs, and a merged one, on
+    each of `size` ranks: [rank][layer]."""
+
+    def run() -> list[Tensor]:
+        with deferred_weights():
+            part, inner = even_cut(256, "outputs"), even_cut(256, "inputs")
+            layers: list[Linear] = [
+                ColumnParallelLinear(256, part),
+                RowParallelLinear(256, 128, part=inner),
+                MergedLinear(256, [part.size] * 2, parts=[part] * 2),
+            ]
+        model = nn.ModuleList(layers)
+        open_linears(model)
+        for layer, names in zip(layers, ("by outputs", "by inputs", "first second"), strict=True):
+            given = [names] if names.startswith("by") else names.split()
+            assert layer.incoming is not None
+            for incoming, name in zip(layer.incoming, given, strict=True):
+                for leaf, tensor in packed[name].items():
+                    incoming.take(f"{name}.{leaf}", tensor)
+        close_linears(model, make_quantization(fields_of(form)), torch.float32)
+        return [layer.plain.detach() for layer in layers]
+
+    return on_threads(size, run)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_have_parts_of_quantised_layers(form: Format, size: int) -> None:
+    torch.manual_seed(1)
+    shapes = {"by outputs": (256, 256), "by inputs": (128, 256)}
+    shapes |= {"first": (256, 256), "second": (256, 256)}
+    packed = {name: form.pack(torch.randn(shape) * 0.02).tensors for name, shape in shapes.items()}
+    (whole,) = linears_of(1, form, packed)
+    blocks = form is FORMATS["fp8 blocks of 128"] and size == 4
+    if form.config.get("desc_act") or "act-order" in name_of(form) or blocks:
+        with pytest.raises(ConfigError, match=r"inputs .* of by inputs begin or end amid a group"):
+            linears_of(size, form, packed)
+        return
+    found = linears_of(size, form, packed)
+    assert torch.equal(torch.cat([one[0] for one in found]), whole[0])
+    assert torch.equal(torch.cat([one[1] for one in found], dim=1), whole[1])
+    halves = [torch.cat([one[2].chunk(2)[half] for one in found]) for half in (0, 1)]
+    assert torch.equal(torch.cat(halves), whole[2])
+
+
+def name_of(form: Format) -> str:
+    return next(name for name, one in FORMATS.items() if one is form)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -70,6 +73,29 @@ def run_rounds_on_device_by_turns(engine: Engine) -> None:
     steps = AdaptiveSteps(rounds.steps)
     given = parts.drafter, parts.scheduler, steps
     engine.pipeline = RoundPipeline(rounds, *given, overlaps=True, link=parts.link)
+
+
+def be_late_at_random(engine: Engine, rank: int) -> None:
+    """From now on one rank sleeps for up to 2 ms before one of eight collectives, messages and
+    decisions."""
+    link: Any = engine.parts.link
+    if link.communicator.rank != rank:
+        return
+    draws = random.Random(rank)
+
+    def late(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            if draws.random() < 1 / 8:
+                time.sleep(draws.random() * 2e-3)
+            return call(*given)
+
+        return called
+
+    for name in ("all_reduce", "all_gather", "greatest"):
+        setattr(link.communicator, name, late(getattr(link.communicator, name)))
+    for name in ("next", "tell", "decide"):
+        if hasattr(link, name):
+            setattr(link, name, late(getattr(link, name)))
 
 
 def told(found: list[Generation]) -> list[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 from functools import singledispatchmethod
@@ -32,7 +34,7 @@ from specengine.engine.parallel.messages import (
 )
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
-from specengine.runner.communicators.torch_distributed import TorchCommunicator
+from specengine.runner.communicators.connect import connect
 from specengine.runner.loader.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -109,6 +111,7 @@ def main() -> None:
     lines = sys.stdin.buffer
     given: dict[str, Any] = json.loads(lines.readline())
     rank = given["rank"]
+    faulthandler.register(signal.SIGUSR1)  # where a rank that hangs stands
     threading.Thread(target=_end_with, args=(lines,), daemon=True).start()
     logging.basicConfig(
         level=given["log_level"].upper(),
@@ -136,7 +139,7 @@ def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
         torch.set_num_threads(given["threads"])
     store = FileStore(f"{given['folder']}/store", given["size"])
     store.set(f"up {rank}", "")
-    communicator = TorchCommunicator(store, rank, given["size"], device)
+    communicator = connect(store, rank, given["size"], device, given["symm_mem"])
     return FollowerLink(communicator, Ring(given["ring"]))
 
 

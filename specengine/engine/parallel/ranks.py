@@ -19,7 +19,8 @@ import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, EngineStoppedError
-from specengine.core.parallel import Link, NoLink
+from specengine.core.parallel import FAILED_EXIT, Link, NoLink
+from specengine.core.registry import LOAD_QUANTIZATIONS
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
 from specengine.engine.resolve import resolve_device
@@ -28,9 +29,8 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = "specengine.engine.parallel.follower"
 _EVERY = 0.1  # seconds between looks at the processes
-_GRACE = 5.0  # seconds until a rank 0 that waits for one that has ended is ended too
+_GRACE = 3.0  # seconds for collectives to be aborted, and then for the engine to say so
 _TO_END = 5.0  # seconds that a rank has to end by itself
-_EXIT = 70  # the code with which rank 0 ends then
 
 
 def start_ranks(config: EngineConfig, phases: Phases) -> Link:
@@ -44,7 +44,7 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
     from torch._C._distributed_c10d import FileStore
 
     from specengine.engine.parallel.links import LeadLink
-    from specengine.runner.communicators.torch_distributed import TorchCommunicator
+    from specengine.runner.communicators.connect import connect
 
     with phases.phase(f"start {size - 1} more ranks"):
         before, threads = torch.get_num_threads(), _threads(device, size)
@@ -52,15 +52,18 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
         folder = tempfile.TemporaryDirectory(prefix="specengine-ranks-")
         store = FileStore(f"{folder.name}/store", size)
         rings = [Ring.create() for _ in range(size - 1)]
-        level = config.server.log_level
+        symmetric = config.parallel.enable_symm_mem
+        given: dict[str, Any] = {"size": size, "folder": folder.name, "device": device.type}
+        given |= {"threads": threads, "log_level": config.server.log_level, "symm_mem": symmetric}
         started = [
-            _start(rank, size, folder.name, ring, device, threads, level)
+            _start(ring, {"rank": rank, "ring": ring.file, **given})
             for rank, ring in enumerate(rings, start=1)
         ]
         ranks = Ranks(started, before)
         ranks.wait_for(lambda: store.check([f"up {rank}" for rank in range(1, size)]))
-        communicator = TorchCommunicator(store, 0, size, device)
+        communicator = connect(store, 0, size, device, symmetric)
         weakref.finalize(ranks, folder.cleanup)
+        ranks.when_failed.append(folder.cleanup)
         ranks.abort = communicator.abort
     link = LeadLink(communicator, rings, ranks)
     ranks.ends_with(link)
@@ -70,6 +73,7 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
 def check_ranks(config: EngineConfig, device: torch.device) -> None:
     """Raises ConfigError for what would not be the same on all ranks, or is not split yet."""
     size, spec = config.parallel.tp_size, config.spec
+    quantization = config.model.quantization
     if device.type == "cuda" and size > torch.cuda.device_count():
         raise ConfigError(
             f"--tp-size {size}: PyTorch sees {torch.cuda.device_count()} CUDA devices, and each "
@@ -77,7 +81,7 @@ def check_ranks(config: EngineConfig, device: torch.device) -> None:
         )
     refused = {
         "--trace": config.trace.trace is not None,
-        "--quantization": config.model.quantization is not None,
+        f"--quantization {quantization}": quantization not in (None, *LOAD_QUANTIZATIONS),
         "--speculative-cost-table": spec.cost_table is not None,
     }
     for flag, is_given in refused.items():
@@ -97,6 +101,7 @@ class Ranks:
         self._processes = processes
         self._waiting = 0  # calls of the engine that run
         self._ended = threading.Event()
+        self._aborted = threading.Event()  # a process that ends amid an abort dumps its core
         self._stop = weakref.finalize(self, _end, processes, self._ended, threads)
         watching = threading.Thread(target=_watch, args=(weakref.ref(self), self._ended))
         watching.daemon = True
@@ -111,6 +116,7 @@ class Ranks:
 
     def check(self) -> None:
         if self.failure is not None:
+            self._aborted.wait(_GRACE)
             raise EngineStoppedError(self.failure)
         if self._ended.is_set():
             raise EngineStoppedError("the ranks of this engine have ended")
@@ -124,6 +130,7 @@ class Ranks:
         except RuntimeError as error:
             time.sleep(3 * _EVERY)
             if self.failure is not None:
+                self._aborted.wait(_GRACE)
                 raise EngineStoppedError(self.failure) from error
             raise
         finally:
@@ -151,7 +158,7 @@ class Ranks:
         logger.error("%s", self.failure)
         for process in self._processes:
             process.kill()
-        self.abort()
+        self._abort()
         for tell in self.when_failed:
             tell()
         deadline = time.monotonic() + _GRACE
@@ -159,7 +166,14 @@ class Ranks:
             time.sleep(_EVERY)
         if self._waiting:  # in a collective that nothing ends
             print(f"specengine: {self.failure}", file=sys.stderr, flush=True)
-            os._exit(_EXIT)
+            os._exit(FAILED_EXIT)
+
+    def _abort(self) -> None:
+        """What takes longer goes on beside."""
+        aborting = threading.Thread(target=self.abort, daemon=True)
+        aborting.start()
+        aborting.join(_GRACE)
+        self._aborted.set()
 
 
 def _watch(ranks_of: weakref.ref[Ranks], ended: threading.Event) -> None:
@@ -198,21 +212,11 @@ def _threads(device: torch.device, size: int) -> int | None:
     return threads
 
 
-def _start(
-    rank: int,
-    size: int,
-    folder: str,
-    ring: Ring,
-    device: torch.device,
-    threads: int | None,
-    log_level: str,
-) -> subprocess.Popen[bytes]:
+def _start(ring: Ring, given: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The program takes what it needs from the first line of its stdin."""
-    given: dict[str, Any] = {"rank": rank, "size": size, "folder": folder, "ring": ring.file}
-    given |= {"device": device.type, "threads": threads, "log_level": log_level}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
-    if threads is not None:
-        environment["OMP_NUM_THREADS"] = str(threads)
+    if given["threads"] is not None:
+        environment["OMP_NUM_THREADS"] = str(given["threads"])
     process = subprocess.Popen(
         [sys.executable, "-m", PROGRAM],
         stdin=subprocess.PIPE,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.core.errors import ModelLoadError
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.parallel import Cut, communicator
 from specengine.core.registry import QUANTIZATIONS, load_place
 from specengine.kernels.linear.fp8_linear import fp8_linear
 from specengine.kernels.linear.int_linear import int_linear
@@ -64,7 +65,9 @@ def open_linears(model: nn.Module) -> None:
     """Let each linear layer whose weight was deferred collect what the checkpoint has for it."""
     for module in model.modules():
         if isinstance(module, Linear) and module.weight is not None and module.weight.is_meta:
-            module.incoming = [IncomingWeight(module.device) for _ in module.part_sizes]
+            # Ranks keep files mapped until a layer is cut: a card need not hold the whole model.
+            place = module.device if communicator().size == 1 else torch.device("cpu")
+            module.incoming = [IncomingWeight(place) for _ in module.part_sizes]
 
 
 def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) -> None:
@@ -93,9 +96,9 @@ def fill_linears(model: nn.Module, method: Quantization, seed: int) -> None:
         if isinstance(module, Linear) and module.incoming is not None:
             generator = torch.Generator(module.device).manual_seed(seed)
             seed += 1
-            for part, rows in zip(module.incoming, module.part_sizes, strict=True):
+            for part, rows in zip(module.incoming, module.whole_sizes, strict=True):
                 part.name = type(module).__name__
-                shape = rows, module.in_features
+                shape = rows, module.whole_inputs
                 if _keeps_precision(module):
                     part.tensors = {"weight": _normal(*shape, generator)}
                 else:
@@ -111,16 +114,48 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
     """One a part, or one of all, where they can be joined."""
     assert module.incoming is not None
     keeps = _keeps_precision(module)
-    parts = []
-    incoming, sizes = module.incoming, module.part_sizes
+    parts: list[Part] = []
+    incoming, sizes = module.incoming, module.whole_sizes
+    cuts = [[cut] for cut in module.cuts("weight")]
     if module.merged is not None:
-        incoming, sizes, module.merged = [module.merged], [module.out_features], None
-    for part, rows in zip(incoming, sizes, strict=True):
-        layer = LayerTensors.of(part, rows, module.in_features)
+        cuts = [_behind_each_other([cut for one in cuts for cut in one], sizes)]
+        incoming, sizes, module.merged = [module.merged], [sum(sizes)], None
+    for part, rows, own in zip(incoming, sizes, cuts, strict=True):
+        layer = LayerTensors.of(part, rows, module.whole_inputs, module.device)
         part.tensors.clear()  # what is read is not kept twice
-        parts.append(_read_part(layer, method, dtype, keeps))
+        whole = _read_part(layer, method, dtype, keeps)
+        parts += [_own_part(whole, cut, layer.name) for cut in own]
     joined = _join(parts)
     return parts if joined is None else [joined]
+
+
+def _behind_each_other(cuts: Sequence[Cut | None], sizes: Sequence[int]) -> list[Cut | None]:
+    """Of a tensor in which those of the sizes stand one below the other; [None] is all of it."""
+    if all(cut is None for cut in cuts):
+        return [None]
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    pairs = zip(starts, cuts, strict=True)
+    return [
+        Cut(0, start + cut.start, start + cut.stop, sum(sizes))
+        for start, cut in pairs
+        if cut is not None
+    ]
+
+
+def _own_part(whole: Part, cut: Cut | None, name: str) -> Part:
+    """This rank's. Raises ConfigError where it would cut what has one scale."""
+    if cut is None or cut.size == cut.whole:
+        return whole
+    if isinstance(whole, Tensor):
+        return whole.narrow(cut.dim, cut.start, cut.size).contiguous()
+    found = whole.narrow(cut.dim, cut.start, cut.size)
+    if found is None:
+        raise ConfigError(
+            f"--tp-size {communicator().size}: inputs {cut.start} to {cut.stop} of {name} begin or "
+            "end amid a group that has one scale, or stand in another order; take fewer ranks, or "
+            "the model in floating point"
+        )
+    return found
 
 
 def _keeps_precision(module: Linear) -> bool:

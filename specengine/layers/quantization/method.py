@@ -29,8 +29,12 @@ class LayerTensors:
     tensors: dict[str, Tensor]
 
     @classmethod
-    def of(cls, incoming: IncomingWeight, rows: int, columns: int) -> LayerTensors:
-        return cls(incoming.name, rows, columns, dict(incoming.tensors))
+    def of(
+        cls, incoming: IncomingWeight, rows: int, columns: int, device: torch.device | None = None
+    ) -> LayerTensors:
+        """device: where they are moved to; None leaves them where they were collected."""
+        tensors = {leaf: tensor.to(device) for leaf, tensor in incoming.tensors.items()}
+        return cls(incoming.name, rows, columns, tensors)
 
     def has(self, leaf: str) -> bool:
         return leaf in self.tensors

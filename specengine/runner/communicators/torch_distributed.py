@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import logging
+import os
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,6 +23,7 @@ from torch._C._distributed_c10d import (
     Store,
 )
 
+from specengine.core.parallel import FAILED_EXIT
 from specengine.kernels.precompile import current
 
 _PATIENCE = timedelta(minutes=10)  # a rank may load or capture while others wait
@@ -47,6 +53,9 @@ class TorchCommunicator:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = _PATIENCE
             self._group = dist.ProcessGroupNCCL(nccl, rank, size, options)
+            # Never destroyed: its end waits for the other ranks, which have ended by then, and for
+            # all graphs that it is in.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
             self.all_reduce(torch.zeros(1, device=device))
             torch.cuda.synchronize()
 
@@ -76,14 +85,19 @@ class TorchCommunicator:
         return [int(one) for one in found]
 
     def abort(self) -> None:
-        """Let go of kernels that wait for a rank that is gone. From any thread."""
+        """Let go of kernels that wait for a rank that is gone. From any thread. This process can
+        end at once from then on, and no other way: what NCCL and CUDA do at its end would dump the
+        core."""
         if self._group is not self._host:
+            atexit.register(_leave)
             self._group.abort()
 
-    def close(self) -> None:
-        """Of a group whose ranks are idle."""
-        if self._group is not self._host:
-            self._group.shutdown()
+
+def _leave() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED_EXIT)
 
 
 def _wait(work: Any) -> None:

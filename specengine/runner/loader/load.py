@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ConfigError, ModelLoadError, OutOfMemoryError
-from specengine.core.parallel import communicator
 from specengine.core.registry import LOAD_QUANTIZATIONS, load_place
 from specengine.layers.linear import deferred_weights
 from specengine.layers.linear_cpu import pack_linears
@@ -57,11 +56,6 @@ def load_model(
     """
     model_class = model_class_of(source, find_model_class)
     method = quantization_of(source, quantization)
-    if method is not None and communicator().size > 1:
-        raise ConfigError(
-            f"{source.name} is quantised, and such weights are not split over ranks: leave "
-            "--tp-size out, or take the model in floating point"
-        )
     with _out_of_memory_named(source, device), torch.no_grad():
         with _tensors_are(dtype, device), deferred_weights() if method else nullcontext():
             model = _build(model_class, _served(source, context_length))

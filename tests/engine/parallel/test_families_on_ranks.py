@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from specengine import SamplingParams
 from specengine.core.config_sources import config_from_flags
-from specengine.core.errors import ConfigError
-from specengine.core.parallel import Link, split_over
-from specengine.core.registry import MODEL_FAMILIES, load_place
+from specengine.core.parallel import Link
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.phases import Phases
-from specengine.runner.loader import load as loader
-from specengine.runner.loader.model_source import ModelSource
-from specengine.target.registry import find_model_class
-from tests.support.families import FAMILIES, small_config
-from tests.support.pretended_ranks import PretendedRanks
+from tests.support.families import FAMILIES, save_small_model
+from tests.support.quantised import FORMATS, quantise_model
 from tests.support.ranks import SMALL, Group, same_on_all
 
 PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4]]
@@ -34,17 +28,8 @@ def link() -> Iterator[Link]:
     found.watch.end()
 
 
-def is_refused(family: str) -> bool:
-    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    specs = model.layer_specs(small_config(family))
-    return any(one.qk_norm_whole or one.experts or one.attention_sinks for one in specs)
-
-
-SPLIT = [family for family in FAMILIES if not is_refused(family)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("family", SPLIT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_family_is_the_same_on_two_ranks(
     family: str, link: Link, small_models: dict[str, Path]
 ) -> None:
@@ -52,18 +37,23 @@ def test_family_is_the_same_on_two_ranks(
     same_on_all(group.pair(None), PROMPTS, GREEDY)
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SPLIT])
-def test_family_with_what_is_not_split_is_refused(family: str) -> None:
-    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
-    with (
-        split_over(PretendedRanks(2)),
-        pytest.raises(ConfigError, match=r"--tp-size 2: .* not split"),
-    ):
-        model(small_config(family))
+FEW = ["qwen3moe", "gptoss", "olmo2"]  # experts, sinks with biases, norms over all heads
 
 
-def test_quantised_checkpoint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "quantization_of", lambda *_: object())
-    source = ModelSource("four-bit", small_config("llama"))
-    with split_over(PretendedRanks(2)), pytest.raises(ConfigError, match="four-bit is quantised"):
-        loader.load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+@pytest.mark.parametrize("family", FEW)
+def test_family_with_experts_sinks_or_wide_norms_is_the_same_on_two_ranks(
+    family: str, link: Link, small_models: dict[str, Path]
+) -> None:
+    group = Group(str(small_models[family]), 2, link)
+    same_on_all(group.pair(None), PROMPTS, GREEDY)
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8 blocks"])
+def test_quantised_checkpoint_is_the_same_on_two_ranks(
+    name: str, link: Link, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    source = save_small_model("llama", tmp_path / "source", 3, intermediate_size=128)
+    for path in small_models["llama"].glob("*token*"):
+        (source / path.name).write_bytes(path.read_bytes())
+    folder = quantise_model(source, tmp_path / "made", FORMATS[name]).quantised
+    same_on_all(Group(str(folder), 2, link).pair(None), PROMPTS, GREEDY)

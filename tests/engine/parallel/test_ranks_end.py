@@ -125,6 +125,7 @@ def test_what_ranks_cannot_share_is_refused_by_name() -> None:
         flag = "--" + key.replace("_", "-")
         flags = {**SMALL, "model": "tiny", "tp_size": 2, key: value}
         flags.pop("dtype")
+        flag += " int8" if key == "quantization" else ""
         with pytest.raises(ConfigError, match=f"{flag} does not go together with --tp-size 2"):
             build_engine(config_from_flags(flags))
     with pytest.raises(ConfigError, match="--draft-tp-size 3: must be 1, or the 2"):
