@@ -99,9 +99,9 @@ def int_tiled(x: Tensor, weight: IntWeight, tile: Tile) -> Tensor:
 FORMS: dict[str, Form] = {
     "bf16 matmul": Form(lambda w: w, lambda x, w: x @ w.T, 16),
     "fp8 scaled_mm": Form(Fp8Weight.of, scaled_mm, 8),
-    "fp8 w8a8": Form(Fp8Weight.of, fp8_linear, 8),
+    "fp8 w8a8": Form(Fp8Weight.of, fp8_linear, 8, fp8_tiled),
     "fp8 w8a16": Form(lambda w: replace(Fp8Weight.of(w), input=None), fp8_linear, 8, fp8_tiled),
-    "fp8 blocks": Form(by_block, fp8_linear, 8),
+    "fp8 blocks": Form(by_block, fp8_linear, 8, fp8_tiled),
     "int4": Form(lambda w: four_bits(w, False), int_linear, 4.125, int_tiled),
     "int4 zeros": Form(lambda w: four_bits(w, True), int_linear, 4.19),
 }

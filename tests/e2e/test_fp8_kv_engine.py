@@ -111,4 +111,4 @@ def test_backends_that_cannot_read_it_are_refused(
 ) -> None:
     monkeypatch.setattr(TorchAttentionBackend, "limits", AttentionLimits())
     with pytest.raises(ConfigError, match="torch reads no KV in FP8; leave out --kv-cache-dtype"):
-        make(small_models["llama"])
+        make(small_models["llama"], attention_backend="torch")

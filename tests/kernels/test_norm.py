@@ -94,7 +94,9 @@ def test_zero_rows(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_gains_in_float32_are_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
-    """As Gemma has them: x * (1 + weight) in float32."""
+    """As Gemma has them: x * (1 + weight) in float32. On a GPU PyTorch sums in another order than
+    the test, so that a hundredth of the values may round to the neighbour. Rounding before the gain
+    too moves a third of them."""
     torch.manual_seed(0)
     x, residual = (3 * torch.randn(2, 5, 96)).to(dtype).to(device)
     gain = (1 + 0.2 * torch.randn(96)).to(device)
@@ -102,10 +104,29 @@ def test_gains_in_float32_are_rounded_once(dtype: torch.dtype, device: torch.dev
     x32 = total.float()
     expected = (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + EPS) * gain).to(dtype)
     for backend in ("torch", "auto"):
-        assert torch.equal(rms_norm(total, gain, EPS, backend=backend).cpu(), expected.cpu())
+        assert_rounded_alike(rms_norm(total, gain, EPS, backend=backend), expected)
         normed, _ = fused_add_rms_norm(x, residual, gain, EPS, backend=backend)
-        assert torch.equal(normed.cpu(), expected.cpu())
+        assert_rounded_alike(normed, expected)
     if dtype is not torch.bfloat16:  # which the interpreter rounds otherwise
         tolerance = 1e-6 if dtype is torch.float32 else 1e-3
         normed, _ = fused_add_rms_norm(x, residual, gain, EPS, backend="triton")
         torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
+
+
+def assert_rounded_alike(found: Tensor, expected: Tensor) -> None:
+    if expected.is_cuda and expected.dtype == torch.float32:
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    elif expected.is_cuda:
+        assert float((found != expected).float().mean()) < 0.01
+        torch.testing.assert_close(found, expected)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_gains_that_are_rounded_twice_would_be_seen() -> None:
+    torch.manual_seed(0)
+    x = (3 * torch.randn(5, 96)).half()
+    gain = 1 + 0.2 * torch.randn(96)
+    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + EPS)
+    once, twice = (normed * gain).half(), (normed.half() * gain).half()
+    assert float((once != twice).float().mean()) > 0.1

@@ -252,7 +252,7 @@ def test_a_drafter_that_learnt_nothing(pair: Pair, tmp_path: Path) -> None:
     draft = eagle3(tmp_path / "draft", pair.target)
     found = examine(pair.target, draft)
     assert (found.status, found.causes) == ("no cause found", [])
-    assert "hardly pair" in found.verdict[-1]
+    assert "hardly trained" in found.verdict[-1]
     assert not found.checks[0].holds, "and its vocabulary is small"
 
 

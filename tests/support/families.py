@@ -98,5 +98,10 @@ class SmallModels(dict[str, Path]):
 
 
 def reference_model(folder: Path, family: str) -> Any:
-    """Of such a folder, in float32."""
-    return reference_class(family).from_pretrained(folder, dtype=torch.float32).eval()
+    """Of such a folder, in float32. "eager", because some versions let SDPA, their default, drop
+    the soft capping of scores (Gemma 2 in 5.17: logits off by half their size)."""
+    return (
+        reference_class(family)
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
