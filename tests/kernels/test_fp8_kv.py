@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from specengine.kernels.attention import rope_attention as fused
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.rope import rope_store_kv
 from specengine.kernels.attention.rope_attention import rope_attention
@@ -70,33 +71,75 @@ def test_new_keys_are_written_in_fp8(dtype: torch.dtype, device: torch.device) -
             assert not read_rows(cache, others, dtype).any()
 
 
+@dataclass(frozen=True)
+class Written:
+    """What attention gives, and the bytes of both caches behind it."""
+
+    out: Tensor
+    k_bytes: Tensor
+    v_bytes: Tensor
+
+
+def run_fused(given: Inputs, backend: Backend, num_splits: int | None) -> Written:
+    """New keys at the end of each request, the first of which FP8 cannot hold; nothing rotates."""
+    torch.manual_seed(1)
+    batch, device = given.batch, given.q.device
+    tokens, _, head_dim = given.q.shape
+    shape = tokens, given.k_cache.shape[1], head_dim
+    k, v = (grid(torch.randn(shape)).to(device, given.q.dtype) for _ in range(2))
+    k[:, 0, 0] = v[:, 0, 1] = 700.0  # of which FP8 keeps 448: exact keys would show
+    counts = batch.qo_indptr.diff()
+    request = torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
+    prefix = (batch.seq_lens - counts)[request]
+    place = prefix + torch.arange(tokens, device=device) - batch.qo_indptr[request]
+    loc = batch.req_to_token[batch.req_pool_indices[request], place].long()
+    half = head_dim // 2
+    still = torch.cat([torch.ones(512, half), torch.zeros(512, half)], 1).to(device)
+    pair = given.k_cache.clone(), given.v_cache.clone()
+    out = rope_attention(
+        given.q, k, v, still, *pair, loc, batch, SCALE, num_splits=num_splits, backend=backend
+    )
+    return Written(out, *(cache.view(torch.uint8) for cache in pair))
+
+
 @pytest.mark.parametrize("trees", [None, [FORK, FORK]], ids=["chain", "tree"])
 def test_the_fused_kernel_sees_new_keys_as_later_forwards_do(
     trees: list[list[int]] | None, device: torch.device
 ) -> None:
     given = in_fp8(inputs(LENS, device, trees=trees))
-    batch, heads = given.batch, given.k_cache.shape[1]
-    tokens, _, head_dim = given.q.shape
-    k, v = (grid(torch.randn(tokens, heads, head_dim, device=device)) for _ in range(2))
-    k[:, 0, 0] = v[:, 0, 1] = 700.0  # of which FP8 keeps 448: exact keys would show
-    request = torch.repeat_interleave(
-        torch.arange(len(batch.seq_lens), device=device), batch.qo_indptr.diff()
-    )
-    prefix = (batch.seq_lens - batch.qo_indptr.diff())[request]
-    place = prefix + torch.arange(tokens, device=device) - batch.qo_indptr[request]
-    loc = batch.req_to_token[batch.req_pool_indices[request], place].long()
-    half = head_dim // 2
-    still = torch.cat([torch.ones(512, half), torch.zeros(512, half)], 1).to(device)
-    results = []
-    for backend in BACKENDS:
-        pair = given.k_cache.clone(), given.v_cache.clone()
-        out = rope_attention(
-            given.q, k, v, still, *pair, loc, batch, SCALE, num_splits=2, backend=backend
-        )
-        results.append((out, *(cache.view(torch.uint8) for cache in pair)))
-    torch.testing.assert_close(results[1][0], results[0][0], rtol=1e-5, atol=1e-4)
-    assert torch.equal(results[1][1], results[0][1])
-    assert torch.equal(results[1][2], results[0][2])
+    expected, found = (run_fused(given, backend, 2) for backend in BACKENDS)
+    torch.testing.assert_close(found.out, expected.out, rtol=1e-5, atol=1e-4)
+    assert torch.equal(found.k_bytes, expected.k_bytes)
+    assert torch.equal(found.v_bytes, expected.v_bytes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("num_splits", [None, 2])
+@pytest.mark.parametrize("lens", [LENS, [(15, 1), (1, 1), (300, 1)]], ids=["chain", "decode"])
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_fused_kernel_takes_half_precision_over_fp8(
+    dtype: torch.dtype, head_dim: int, lens: list[tuple[int, int]], num_splits: int | None
+) -> None:
+    given = inputs(lens, torch.device("cuda"), heads=(4, 2), head_dim=head_dim)
+    given = in_fp8(replace(given, q=given.q.to(dtype)))
+    expected, found = (run_fused(given, backend, num_splits) for backend in BACKENDS)
+    torch.testing.assert_close(found.out, expected.out, rtol=2e-2, atol=2e-2)
+    assert torch.equal(found.k_bytes, expected.k_bytes)
+    assert torch.equal(found.v_bytes, expected.v_bytes)
+
+
+def test_the_fused_kernel_is_not_asked_for_float32_over_fp8(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which it computes wrongly on an H100."""
+    monkeypatch.setattr(fused, "use_triton", lambda *_: True)
+    given = inputs(LENS, torch.device("cpu"))
+    angles, small = torch.zeros(512, 16), in_fp8(given)
+    assert fused.fits(given.q, given.k_cache, angles, given.batch, None)
+    assert not fused.fits(small.q, small.k_cache, angles, small.batch, None)
+    assert fused.fits(small.q.half(), small.k_cache, angles, small.batch, None)
 
 
 def test_rows_of_other_types_are_written_as_they_are() -> None:
