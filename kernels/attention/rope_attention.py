@@ -5,7 +5,6 @@ What rope_store_kv and paged_attention do, in one kernel that a small model wait
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specengine.kernels.attention.paged_attention import paged_attention
@@ -18,17 +17,14 @@ MAX_ROWS = 64
 
 
 def fits(
-    q: Tensor, k_cache: Tensor, cos_sin_cache: Tensor, batch: PagedBatch, window: int | None
+    q: Tensor, num_kv_heads: int, cos_sin_cache: Tensor, batch: PagedBatch, window: int | None
 ) -> bool:
     """Whether the fused kernel can take q [T, Hq, D]: whole heads rotated, few queries, a tree
-    neither half written nor under a window. FP8 keys beside float32 queries are left to separate
-    kernels: on an H100, heads of 32 came out wrong."""
-    rows = batch.max_queries * (q.shape[1] // k_cache.shape[1])
+    neither half written nor under a window."""
+    rows = batch.max_queries * (q.shape[1] // num_kv_heads)
     has_whole_tree = batch.tree_mask is None or (batch.num_past == 0 and window is None)
     is_whole_head = cos_sin_cache.shape[1] == q.shape[2]
-    is_sound = k_cache.dtype == q.dtype or q.dtype != torch.float32
-    is_known = is_whole_head and has_whole_tree and is_sound
-    return rows <= MAX_ROWS and is_known and use_triton("auto", q)
+    return rows <= MAX_ROWS and is_whole_head and has_whole_tree and use_triton("auto", q)
 
 
 def rope_attention(

@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.attention.online_softmax_triton import (
+    as_in_fp8,
     last_to_arrive,
     merge_partials,
     started,
@@ -184,7 +185,7 @@ def _rope_attention_kernel(
         if FP8:
             # Later forwards read what is written: this one must see the same.
             k_kept, v_kept = to_fp8(k_new, k_cache_ptr), to_fp8(v_new, v_cache_ptr)
-            k_new, v_new = k_kept.to(q.dtype), v_kept.to(q.dtype)
+            k_new, v_new = as_in_fp8(k_new).to(q.dtype), as_in_fp8(v_new).to(q.dtype)
         tl.store(k_cache_ptr + slot * stride_cs + dims[None, :], k_kept, mask=written)
         tl.store(v_cache_ptr + slot * stride_cs + dims[None, :], v_kept, mask=written)
         if HAS_TREE:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from specengine.kernels.attention import rope_attention as fused
+from specengine.kernels.attention.online_softmax_triton import as_in_fp8
 from specengine.kernels.attention.paged_attention import paged_attention
 from specengine.kernels.attention.rope import rope_store_kv
 from specengine.kernels.attention.rope_attention import rope_attention
@@ -81,7 +83,7 @@ class Written:
 
 
 def run_fused(given: Inputs, backend: Backend, num_splits: int | None) -> Written:
-    """New keys at the end of each request, the first of which FP8 cannot hold; nothing rotates."""
+    """New keys at the end of each request, one value of which FP8 cannot hold; nothing rotates."""
     torch.manual_seed(1)
     batch, device = given.batch, given.q.device
     tokens, _, head_dim = given.q.shape
@@ -130,16 +132,27 @@ def test_the_fused_kernel_takes_half_precision_over_fp8(
     assert torch.equal(found.v_bytes, expected.v_bytes)
 
 
-def test_the_fused_kernel_is_not_asked_for_float32_over_fp8(
-    monkeypatch: pytest.MonkeyPatch,
+@triton.jit
+def _as_in_fp8(x_ptr, out_ptr, count, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + places, mask=places < count, other=0.0)
+    tl.store(out_ptr + places, as_in_fp8(x), mask=places < count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rounding_without_a_conversion_is_that_of_fp8(
+    dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Which it computes wrongly on an H100."""
-    monkeypatch.setattr(fused, "use_triton", lambda *_: True)
-    given = inputs(LENS, torch.device("cpu"))
-    angles, small = torch.zeros(512, 16), in_fp8(given)
-    assert fused.fits(given.q, given.k_cache, angles, given.batch, None)
-    assert not fused.fits(small.q, small.k_cache, angles, small.batch, None)
-    assert fused.fits(small.q.half(), small.k_cache, angles, small.batch, None)
+    """Every number of FP8, the middles between neighbours, what lies beside those, and beyond."""
+    codes = torch.arange(127, dtype=torch.uint8).view(FP8).float()  # 0 to 448
+    middles = (codes[1:] + codes[:-1]) / 2
+    beside = [middles * (1 + sign * 2.0**-9) for sign in (-1, 1)]
+    drawn = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * 30
+    x = torch.cat([codes, middles, *beside, drawn, torch.tensor([449.0, 480.0, 1e4])])
+    x = torch.cat([x, -x]).to(dtype).to(device)
+    out = torch.empty(x.shape, device=device)
+    _as_in_fp8[(triton.cdiv(len(x), 1024),)](x, out, len(x), BLOCK=1024)
+    assert torch.equal(out, x.float().clamp(-448, 448).to(FP8).float())
 
 
 def test_rows_of_other_types_are_written_as_they_are() -> None:

@@ -60,9 +60,9 @@ class TritonAttentionBackend:
         if layer.rotary is None:
             return None
         angles, window = layer.rotary.cos_sin_cache, layer.sliding_window
-        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        if not rope_attention.fits(q, k_cache, angles, paged, window):
+        if not rope_attention.fits(q, layer.num_kv_heads, angles, paged, window):
             return None
+        k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         return rope_attention.rope_attention(
             q, k, v, angles, k_cache, v_cache, batch.out_cache_loc, paged, layer.scale,
             window=window, softcap=layer.softcap, sinks=layer.sinks,
