@@ -136,7 +136,7 @@ CASES = [(algorithm, layout) for algorithm, made in LAYOUTS.items() for layout i
 
 
 def load(algorithm: str, target: Path, draft: Path) -> LLM:
-    spec = SpecConfig(algorithm=algorithm, draft_model_path=str(draft), num_steps=2)
+    spec = SpecConfig(algorithm=algorithm, draft_model_path=str(draft), num_steps=2, adaptive=False)
     return LLM(str(target), spec, dtype="float32", max_total_tokens=256)
 
 

@@ -84,11 +84,11 @@ def test_mapped_draft_says_its_best_token_of_the_map_and_text_stays(
     )
     llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
     model = llm.engine.parts.drafter.runner.model
-    states = torch.randn(9, 64)
+    states, device = torch.randn(9, 64), model.lm_head.device
     whole = load_file(target / "model.safetensors")["lm_head.weight"] * (2 if has_head else 1)
-    logits = states @ whole.T
-    assert torch.allclose(model.head.logits(states), logits[:, IDS], atol=1e-4)
-    assert torch.equal(model.head.best(states), IDS[logits[:, IDS].argmax(-1)])
+    expected = (states @ whole.T)[:, IDS]
+    assert torch.allclose(model.head.logits(states.to(device)).cpu(), expected, atol=1e-4)
+    assert torch.equal(model.head.best(states.to(device)).cpu(), IDS[expected.argmax(-1)])
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     found = [one.token_ids for one in llm.generate(PROMPTS, params)]
     assert found == texts(target, None)
@@ -139,9 +139,8 @@ def test_standalone_of_another_padding_drafts_common_tokens_and_text_stays(
     spec = SpecConfig(algorithm="STANDALONE", draft_model_path=str(draft), verify="auto", **shape)
     llm = LLM(str(target), spec, dtype="float32", max_total_tokens=1024)
     model = llm.engine.parts.drafter.runner.model
-    assert (
-        model.vocab_size == model.head.logits(torch.randn(2, 64)).shape[1] <= min(320, vocab_size)
-    )
+    states = torch.randn(2, 64, device=model.lm_head.device)
+    assert model.vocab_size == model.head.logits(states).shape[1] <= min(320, vocab_size)
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=3, ignore_eos=True)
     found = [one.token_ids for one in llm.generate(PROMPTS, params)]
     if temperature == 0.0:

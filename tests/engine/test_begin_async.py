@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import ForwardMode
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
@@ -241,6 +242,8 @@ def test_attention_planned_on_the_host_does_not_begin_async(llm: LLM) -> None:
     drafter = llm.engine.drafter
     assert isinstance(drafter, EagleWorker)
     assert drafter.begins_async
-    limits = replace(drafter.runner.attn_backend.limits, plans_on_host=True)
-    drafter.runner.attn_backend = SimpleNamespace(limits=limits)
+    backend = drafter.runner.attn_backend.for_mode(ForwardMode.EXTEND)
+    limits = replace(backend.limits, plans_on_host=True)
+    planned = SimpleNamespace(limits=limits)
+    drafter.runner.attn_backend = SimpleNamespace(for_mode=lambda mode: planned)
     assert not drafter.begins_async

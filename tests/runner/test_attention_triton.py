@@ -54,7 +54,7 @@ def test_extend(window: int | None) -> None:
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_sinks(window: int | None) -> None:
-    sinks = torch.linspace(-2.0, 3.0, 6)
+    sinks = torch.linspace(-2.0, 3.0, 6, device=device())
     layer = Layer(sliding_window=window, sinks=sinks)
     check(Case([(0, 5), (20, 3), (30, 1)], layer=layer), 1e-5)
     check(Case([(3, 1), (40, 1)], ForwardMode.DECODE, layer=layer), 1e-5)

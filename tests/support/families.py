@@ -66,11 +66,14 @@ def has_experts(family: str) -> bool:
 
 def save_small_model(family: str, folder: Path, seed: int, **fields: Any) -> Path:
     """Weights and configuration; fields as in small_config. Norms and biases differ from each
-    other, as trained ones do, but in AS_STARTED."""
+    other, as trained ones do, but in AS_STARTED. No router is zero, as some versions start it: all
+    experts would be equally good, and which are taken is chance."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = reference_class(family)(small_config(family, **fields)).eval().float()
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if name.endswith("mlp.gate.weight") and not parameter.any():
+                torch.nn.init.normal_(parameter, std=_SMALL["initializer_range"])
             if parameter.dim() == 1 and family not in AS_STARTED:
                 parameter.data += torch.randn_like(parameter) * 0.2
     model.save_pretrained(folder)
@@ -98,10 +101,13 @@ class SmallModels(dict[str, Path]):
 
 
 def reference_model(folder: Path, family: str) -> Any:
-    """Of such a folder, in float32. "eager", because some versions let SDPA, their default, drop
-    the soft capping of scores (Gemma 2 in 5.17: logits off by half their size)."""
-    return (
-        reference_class(family)
-        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        .eval()
-    )
+    """Of such a folder, in float32. Two mistakes of transformers 5.17 are mended: SDPA, its default
+    there, drops the soft capping of scores (Gemma 2), and experts of gpt-oss clamp at 7 whatever
+    the configuration says."""
+    kind = reference_class(family)
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    limit = getattr(model.config, "swiglu_limit", None)
+    for module in model.modules():
+        if limit is not None and hasattr(module, "limit"):
+            module.limit = limit
+    return model
