@@ -18,6 +18,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from specengine.server.metrics_shared import VARIABLE
+
 ROOT = Path(__file__).parents[2]
 TINY = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096")
 
@@ -75,17 +77,19 @@ class Served:
 
     @property
     def engine(self) -> int:
-        """Its process: the one that has loaded PyTorch."""
-        (found,) = [one for one in self.children() if has_torch(one)]
+        """Its process."""
+        (found,) = [one for one in self.children() if is_alive(one) and not is_front_end(one)]
         return found
 
     def front_ends(self) -> list[int]:
-        return [one for one in self.children() if not has_torch(one)]
+        return [one for one in self.children() if is_front_end(one)]
 
 
-def has_torch(pid: int) -> bool:
+def is_front_end(pid: int) -> bool:
+    """By where it counts for all of them. Whether PyTorch is loaded says nothing: tokenizers of
+    some versions of transformers load it too."""
     try:
-        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+        return f"\0{VARIABLE}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 
