@@ -242,5 +242,6 @@ def test_attention_planned_on_the_host_does_not_begin_async(llm: LLM) -> None:
     assert isinstance(drafter, EagleWorker)
     assert drafter.begins_async
     limits = replace(drafter.runner.attn_backend.limits, plans_on_host=True)
-    drafter.runner.attn_backend = SimpleNamespace(limits=limits)
+    backend = SimpleNamespace(limits=limits)
+    drafter.runner.attn_backend = SimpleNamespace(for_mode=lambda mode: backend)
     assert not drafter.begins_async
