@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from time import monotonic
 
 from specengine.core.errors import RequestError
@@ -48,8 +48,39 @@ class Demand:
         self.share = max(0.1, self.share * 0.995)
 
 
+@dataclass
+class PrefillPlan:
+    """The prompt tokens of one forward, while they are being shared out."""
+
+    left: int  # tokens that the forward may still take
+    expected: int  # slots to keep free for live requests
+    lengths: dict[Req, int] = field(default_factory=dict)
+    heads: set[Head] = field(default_factory=set)  # of the prompts that are taken in
+    is_full: bool = False  # a request has to wait for memory: none behind it is admitted
+
+    def take(self, req: Req, most: int) -> None:
+        taken = self.lengths.get(req, 0)
+        length = min(most, self.left, req.prefill_len - req.kv_len - taken)
+        if length <= 0:
+            return
+        self.left -= length
+        self.lengths[req] = taken + length
+        self.note_head(req)
+
+    def note_head(self, req: Req) -> None:
+        if (head := _head_of(req)) is not None:
+            self.heads.add(head)
+
+
 class Admission:
-    """In the order of the queue, as far as request rows and KV memory reach."""
+    """Which prompts a forward takes in, as far as request rows and KV memory reach.
+
+    The first of the queue, which is by priority, then first come, first served, is served first:
+    where it lacks memory, none is admitted. Where the prompts are more than a forward takes, half
+    of it goes to those that are shorter than the first, and of no lower priority, the shortest
+    first, so that a short one does not wait for many long ones. The first has the other half at
+    least, so that it never starves.
+    """
 
     def __init__(
         self, policy: SchedulePolicy, queues: RequestQueues, ledger: KVLedger, exits: Exits
@@ -81,49 +112,56 @@ class Admission:
             )
 
     def plan(self) -> list[Chunk]:
-        """Prompt tokens for one forward: those of started prompts first, then of new requests.
-        Only the last chunk can leave its prompt unfinished."""
+        """Prompt tokens for one forward, those of started prompts before those of new ones. Several
+        prompts may stay unfinished."""
         limit = self.policy.chunked_prefill_size
         budget = limit if limit > 0 else sys.maxsize
-        chunks: list[Chunk] = []
-        heads: set[Head] = set()
-        for req in self._candidates(heads):
-            length = min(budget, req.prefill_len - req.kv_len)
-            chunks.append(Chunk(req, length))
-            if (head := _head_of(req)) is not None:
-                heads.add(head)
-            budget -= length
-            if not budget:
+        started = list(self.queues.prefilling)
+        room = max(self.policy.max_running_requests - self.queues.num_live, 0)
+        pool = started + list(islice(self.queues.waiting, room))
+        plan = PrefillPlan(budget, sum(self._expected_need(req) for req in self.queues.live))
+        if not pool or not self._start(pool[0], plan):
+            return []
+        plan.note_head(pool[0])
+        kept = budget - budget // 2  # for the first
+        for req in _shorter(pool, budget):
+            if plan.left <= kept:
                 break
-        return chunks
+            if self._start(req, plan):
+                plan.take(req, plan.left - kept)
+        for req in pool:
+            if not plan.left:
+                break
+            if self._start(req, plan):
+                plan.take(req, plan.left)
+        order = {req: place for place, req in enumerate(pool)}
+        self.queues.prefilling.sort(key=order.__getitem__)
+        return [Chunk(req, plan.lengths[req]) for req in pool if req in plan.lengths]
 
-    def _candidates(self, heads: set[Head]) -> Iterator[Req]:
-        """Requests with prompt tokens to take in. New ones are admitted as they are asked for.
-        heads: of those that were taken."""
-        yield from list(self.queues.prefilling)
-        expected = sum(self._expected_need(req) for req in self.queues.live)
-        while (req := self._admit_next(expected, heads)) is not None:
-            expected += self._expected_need(req)
-            yield req
-
-    def _admit_next(self, expected: int, heads: set[Head]) -> Req | None:
-        """Start the first waiting request, unless it has to wait. `expected`: slots to keep free
-        for the live ones."""
-        self._finish_outgrown()
-        if not self.queues.waiting or self.queues.num_live >= self.policy.max_running_requests:
-            return None
-        req = self.queues.waiting[0]
+    def _start(self, req: Req, plan: PrefillPlan) -> bool:
+        """Whether the request has its memory: a waiting one is admitted where it can be."""
+        if req.state is ReqState.PREFILLING:
+            return True
+        if req.is_finished or plan.is_full:
+            return False
+        if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and has grown
+            self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
+            return False
         if not self.ledger.open(req, self._match_limit(req)):
-            return None
-        if not self._fits(req, expected) or self._waits_for_prefix(req, heads):
+            plan.is_full = True
+            return False
+        waits = self._waits_for_prefix(req, plan.heads)
+        if waits or not self._fits(req, plan.expected):
             self.ledger.release(req)
-            return None
+            plan.is_full = not waits
+            return False
         self._reserve(req)
-        self.queues.waiting.popleft()
+        self.queues.waiting.remove(req)
         self.queues.prefilling.append(req)
         req.state = ReqState.PREFILLING
         self._count_hits(req)
-        return req
+        plan.expected += self._expected_need(req)
+        return True
 
     def _reserve(self, req: Req) -> None:
         """Slots of its prompt, and of its first round where it can be: between the two the device
@@ -132,12 +170,6 @@ class Admission:
         first = max(1, min(policy.round_slots, policy.remaining_tokens(req)))
         reserved = reserve(req, size + first) or reserve(req, size + 1)
         assert reserved, "a request that fits has its prompt reserved"
-
-    def _finish_outgrown(self) -> None:
-        """A retracted request may have grown past what the whole memory holds."""
-        waiting = self.queues.waiting
-        while waiting and not self.ledger.fits_alone(waiting[0].prefill_len + 1):
-            self.exits.finish(waiting[0], out_of_memory(waiting[0], self.ledger.capacity))
 
     def _match_limit(self, req: Req) -> int:
         """Leading tokens that the cache may supply. The last one is always run again: its logits,
@@ -171,6 +203,17 @@ class Admission:
         req.prefix_hit_len = req.kv_len
         self.num_prompt_tokens += len(req.prompt_ids)
         self.num_cached_tokens += req.kv_len
+
+
+def _shorter(pool: list[Req], budget: int) -> list[Req]:
+    """Prompts that go before the first, for a part of the forward; none where all fit. Of waiting
+    ones it is not known yet what the cache has of them."""
+    left = {req: req.prefill_len - req.kv_len for req in pool}
+    if sum(left.values()) <= budget:
+        return []
+    most, lowest = left[pool[0]], pool[0].sampling.priority
+    shorter = [req for req in pool if left[req] < most and req.sampling.priority <= lowest]
+    return sorted(shorter, key=lambda req: (req.sampling.priority, left[req]))
 
 
 def _head_of(req: Req) -> Head | None:

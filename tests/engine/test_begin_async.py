@@ -106,7 +106,7 @@ def test_async_begin_leaves_the_same_states(
     assert set(keys_of(early).tolist()) == {0, 99}
     assert found[0] == found[1]
     assert calls["begin_async"] > 0
-    assert (calls["begin"] > 0) == ("chunk" in way or way == "mixed")
+    assert (calls["begin"] > 0) == ("chunk" in way)
     if way == "retracted":
         assert early.engine.stats().num_retractions > 0
 

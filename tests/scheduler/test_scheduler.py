@@ -36,16 +36,94 @@ def steps(engine: FakeEngine, count: int) -> list[tuple[ForwardMode, dict[str, i
     return seen
 
 
-def test_long_prompts_go_in_chunks_and_share_a_forward() -> None:
+def test_long_prompt_goes_in_chunks_and_lets_a_shorter_one_through() -> None:
     engine = FakeEngine(Setup(chunk=16))
     add(engine, "long", prompt(40))
     add(engine, "short", prompt(5, first=7))
     assert steps(engine, 4) == [
+        (EXTEND, {"long": 11, "short": 5}),
+        (DECODE, {"short": 1}),
         (EXTEND, {"long": 16}),
-        (EXTEND, {"long": 16}),
-        (EXTEND, {"long": 8, "short": 5}),
-        (DECODE, {"long": 1, "short": 1}),
+        (DECODE, {"short": 1}),
     ]
+
+
+def test_short_prompt_waits_for_one_forward_beside_ten_long_ones() -> None:
+    engine = FakeEngine(Setup(chunk=16, num_slots=800, rows=12))
+    for index in range(10):
+        add(engine, f"long{index}", prompt(40, first=index + 1))
+    assert steps(engine, 1) == [(EXTEND, {"long0": 16})]
+    add(engine, "short", prompt(6, first=15))
+    assert steps(engine, 1) == [(EXTEND, {"long0": 10, "short": 6})]
+
+
+def test_short_prompt_beside_ten_of_2000_tokens_waits_for_one_forward_and_costs_none() -> None:
+    engine = FakeEngine(Setup(chunk=512, num_slots=40_000, context_len=2_100, rows=12))
+    for index in range(10):
+        add(engine, f"long{index}", prompt(2_000, first=index + 1), max_tokens=1)
+    short = add(engine, "short", prompt(30, first=15), max_tokens=1)
+    forwards, ended = 0, None
+    while engine.scheduler.has_work:
+        batch = engine.step()
+        assert batch is not None
+        forwards += batch.forward_mode is EXTEND
+        ended = forwards if ended is None and short.is_finished else ended
+    assert ended == 1
+    assert forwards == -(-(10 * 2_000 + 30) // 512)  # all of them full but the last
+
+
+def test_short_prompt_of_lower_priority_waits_for_a_long_one() -> None:
+    engine = FakeEngine(Setup(chunk=16))
+    add(engine, "long", prompt(40))
+    add(engine, "later", prompt(5, first=7), priority=1)
+    add(engine, "sooner", prompt(5, first=9), priority=-1)
+    assert steps(engine, 1) == [(EXTEND, {"sooner": 5, "long": 11})]
+    assert steps(engine, 3)[1:] == [(EXTEND, {"long": 16}), (DECODE, {"sooner": 1})]
+    assert steps(engine, 1) == [(EXTEND, {"long": 13, "later": 3})]
+
+
+def test_short_prompt_waits_for_the_prefix_that_it_shares_with_a_long_one() -> None:
+    engine = FakeEngine(Setup(chunk=160, num_slots=1_000, context_len=300, rows=12))
+    long = add(engine, "long", [*prompt(80), *prompt(170, first=3)])
+    short = add(engine, "short", [*prompt(80), 5])
+    assert steps(engine, 1) == [(EXTEND, {"long": 160})]
+    steps(engine, 1)
+    assert short.prefix_hit_len == 80
+    assert long.prefix_hit_len == 0
+
+
+def test_oldest_prompt_has_half_of_each_forward_beside_a_stream_of_short_ones() -> None:
+    engine = FakeEngine(Setup(chunk=16))
+    add(engine, "long", prompt(40))
+    for index in range(12):
+        add(engine, f"short{index}", prompt(4, first=index + 3), max_tokens=1)
+    shares = [lens.get("long") for mode, lens in steps(engine, 5) if mode is EXTEND]
+    assert shares == [8, 8, 8, 8, 8]
+
+
+def test_prompts_of_one_length_are_taken_in_one_after_another() -> None:
+    engine = FakeEngine(Setup(chunk=16, num_slots=800, rows=12))
+    for index in range(3):
+        add(engine, f"r{index}", prompt(20, first=index + 1), max_tokens=1)
+    assert steps(engine, 4) == [
+        (EXTEND, {"r0": 16}),
+        (EXTEND, {"r0": 4, "r1": 12}),
+        (EXTEND, {"r1": 8, "r2": 8}),
+        (EXTEND, {"r2": 12}),
+    ]
+
+
+def test_short_prompt_gets_no_memory_before_an_older_one_that_lacks_it() -> None:
+    engine = FakeEngine(Setup(chunk=16, num_slots=64))
+    first = add(engine, "first", prompt(40))
+    engine.step()
+    add(engine, "second", prompt(50, first=2))
+    short = add(engine, "short", prompt(4, first=9))
+    steps(engine, 2)
+    assert first.state is ReqState.RUNNING
+    assert short.state is ReqState.WAITING
+    engine.run()
+    assert short.is_finished
 
 
 def test_unfinished_chunks_sample_nothing() -> None:

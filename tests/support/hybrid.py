@@ -144,6 +144,11 @@ class Drafted:
         monkeypatch.setattr(llm.engine.pipeline, "collect", watched)
         monkeypatch.setattr(llm.engine.host_round, "run", run_watched)
 
+    def rids(self) -> list[str]:
+        """In the order in which they were asked, as results are: prompts of one forward may end in
+        another."""
+        return sorted(self.counts, key=lambda rid: int(rid.partition("#")[0].rpartition("-")[2]))
+
     def until(self, rid: str, num_tokens: int) -> list[tuple[int, int]]:
         """Of rounds that began before so many tokens were emitted; the prefill emits the first."""
         emitted, found = 1, []
@@ -159,7 +164,8 @@ def compare_drafted(mine: Drafted, its: Drafted, results: Sequence[Generation]) 
     """Of all rounds but the last ones, where the host drafts smaller trees. Returns how many were
     compared."""
     count = 0
-    for (rid, other), one in zip(zip(mine.counts, its.counts, strict=True), results, strict=True):
+    pairs = zip(mine.rids(), its.rids(), strict=True)
+    for (rid, other), one in zip(pairs, results, strict=True):
         most = len(one.token_ids) - NODES
         assert mine.until(rid, most) == its.until(other, most)
         count += len(its.until(other, most))
