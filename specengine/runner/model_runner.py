@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
-from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable
+from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.model import DecoderModel
 from specengine.core.rows import RowBatch
 from specengine.core.tree import Tree
 from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
+from specengine.memory.state_pool import StateSizes
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
@@ -32,14 +33,17 @@ from specengine.runner.forward_graphs.prepared import (
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.memory.graph_memory import GraphMemory
+from specengine.runner.memory.kept_state import make_states
 
 
 @dataclass(frozen=True)
 class MemoryPools:
-    """The page table and the KV that it points into."""
+    """The page table, the KV that it points into, and recurrent state by its rows. states: None
+    lets the runner of a model that keeps any make a pool of its own, without snapshots."""
 
     req_to_token_pool: ReqToTokenTable
     token_to_kv_pool: KVPool
+    states: StatePool | None = None
 
 
 class ModelRunner:
@@ -62,6 +66,9 @@ class ModelRunner:
         engine, whose runners share it."""
         self.model = model
         self.device = device
+        if pools.states is None:
+            rows = pools.req_to_token_pool.req_to_token.shape[0]
+            pools = replace(pools, states=make_states(model, StateSizes(rows), device))
         self.pools = pools
         self.attn_backend = attn_backend
         self.attn_layers = attention_layers(model)
@@ -104,6 +111,7 @@ class ModelRunner:
             "req_to_token_pool": self.pools.req_to_token_pool,
             "token_to_kv_pool": self.pools.token_to_kv_pool,
             "attn_backend": self.attn_backend,
+            "states": self.pools.states,
             "attn_layers": self.attn_layers,
             "feature_layers": self.feature_layers,
         }
@@ -116,6 +124,7 @@ class ModelRunner:
             self.pools.token_to_kv_pool,
             self.attn_backend,
         )
+        on_device.states = self.pools.states
         on_device.attn_layers = self.attn_layers
         on_device.feature_layers = self.feature_layers
         return on_device
