@@ -84,16 +84,10 @@ def _delta_spec(config: Any) -> GatedDeltaSpec:
 
 
 def _linear(spec: LayerSpec, delta: GatedDeltaSpec) -> LayerSpec:
-    """What of attention such a layer has none of is at its default."""
+    """But for the rotation, whose table the stack shares, what it lacks of attention is at its
+    default."""
     return replace(
-        spec,
-        gated_delta=delta,
-        attention_gate=False,
-        qk_norm=False,
-        qkv_bias=False,
-        o_bias=False,
-        rotary_fraction=1.0,
-        has_rotary=False,
+        spec, gated_delta=delta, attention_gate=False, qk_norm=False, qkv_bias=False, o_bias=False
     )
 
 
