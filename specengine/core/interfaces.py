@@ -36,6 +36,8 @@ class KVPool(Protocol):
 class StatePool(Protocol):
     """memory.StatePool: what layers keep of a request whatever its length."""
 
+    device: torch.device
+
     def state(self, layer_id: int) -> DeltaState: ...
 
     def updates(self, layer_id: int) -> NodeUpdates:

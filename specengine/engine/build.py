@@ -107,7 +107,7 @@ def build_engine(
     with phases.phase("allocate memory"):
         backends = make_attention_backends(config.model, loaded.device)
         memory = allocate(config, loaded, draft, backends)
-    pools = MemoryPools(memory.rows, memory.kv)
+    pools = MemoryPools(memory.rows, memory.kv, memory.states)
     graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
     runner = ModelRunner(
         loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs

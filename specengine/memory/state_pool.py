@@ -59,7 +59,7 @@ class StatePool:
     """
 
     def __init__(self, shape: StateShape, sizes: StateSizes, device: torch.device) -> None:
-        self.shape, self.sizes = shape, sizes
+        self.shape, self.sizes, self.device = shape, sizes, device
         delta, L, P = shape.delta, len(shape.layer_ids), sizes.rows + sizes.snapshots
         N = max(sizes.nodes, sizes.rows)  # a decode has a node a request
 

@@ -15,6 +15,7 @@ from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, St
 from specengine.core.model import DecoderModel
 from specengine.core.rows import RowBatch
 from specengine.core.tree import Tree
+from specengine.kernels.delta.types import StatePaths
 from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.memory.state_pool import StateSizes
@@ -178,6 +179,19 @@ class ModelRunner:
         )
         self.attn_backend.init_forward_metadata_capture(batch)
         return batch
+
+    def keep_states(
+        self, batch: ForwardBatch, accepted_B: Tensor, nodes_BW: Tensor | None = None
+    ) -> None:
+        """Behind a forward of nodes: move recurrent state on to the last accepted one of each
+        request. nodes_BW: int64, the accepted paths of trees. After a decode there is nothing to
+        do: what it wrote stands."""
+        if batch.states is None or batch.forward_mode.is_decode():
+            return
+        width = batch.max_extend_len if nodes_BW is None else nodes_BW.shape[1]
+        starts_B = batch.qo_indptr[:-1]
+        paths = StatePaths(batch.req_pool_indices, starts_B, accepted_B, nodes_BW, width)
+        batch.states.keep_paths(paths)
 
     def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
         """extend_lens and qo_indptr of requests of one width. Cached: a function runs once before
