@@ -26,7 +26,7 @@ from specengine.engine.factories import make_drafter, make_verifier, max_nodes
 from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
-from specengine.engine.memory_build import Memory, allocate, required
+from specengine.engine.memory_build import Memory, allocate, required, snapshots_of
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.parts import EngineParts
@@ -173,6 +173,7 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -
         memory.rows,
         TokenToKVPoolAllocator(memory.num_slots, page_size),
         RadixCache(page_size, config.memory.disable_radix_cache),
+        snapshots_of(memory),
     )
     policy = SchedulePolicy(
         context_len=context,

@@ -18,6 +18,7 @@ from specengine.engine.resolve import torch_dtype
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.memory.state_pool import StatePool, StateSizes
+from specengine.memory.state_snapshots import StateSnapshots
 from specengine.runner.forward_graphs.keys import MAX_TOKENS
 from specengine.runner.attention import AttentionBackends
 from specengine.runner.loader.loaded_model import LoadedModel
@@ -80,6 +81,14 @@ def state_sizes(config: EngineConfig, model: DecoderModel) -> StateSizes:
         # Verifications in graphs are padded, up to twice their nodes or to MAX_TOKENS.
         nodes=min(2 * nodes, max(nodes, MAX_TOKENS)),
     )
+
+
+def snapshots_of(memory: Memory) -> StateSnapshots | None:
+    """None where the target keeps no recurrent state."""
+    if memory.states is None:
+        return None
+    sizes = memory.states.sizes
+    return StateSnapshots(sizes.rows, sizes.snapshots, memory.states.copy)
 
 
 def _kv_shape(loaded: LoadedModel) -> KVShape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -29,6 +29,7 @@ class Chunk:
 
     req: Req
     length: int
+    saves: Sequence[tuple[int, int]] = ()  # as KVLedger.take_saves gives them
 
 
 @dataclass
@@ -89,7 +90,7 @@ class Admission:
         heads: set[Head] = set()
         for req in self._candidates(heads):
             length = min(budget, req.prefill_len - req.kv_len)
-            chunks.append(Chunk(req, length))
+            chunks.append(Chunk(req, length, self.ledger.take_saves(req, req.kv_len + length)))
             if (head := _head_of(req)) is not None:
                 heads.add(head)
             budget -= length
