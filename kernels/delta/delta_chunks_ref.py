@@ -99,7 +99,8 @@ def chunked(tokens: Tokens, memory: Tensor, size: int = CHUNK) -> tuple[Tensor, 
     count = len(tokens.q)
     size = min(size, count)
     q, k, v, write, decay_log = (
-        _by_chunk(one, size) for one in (tokens.q, tokens.k, tokens.v, tokens.write, tokens.decay_log)
+        _by_chunk(one, size)
+        for one in (tokens.q, tokens.k, tokens.v, tokens.write, tokens.decay_log)
     )
     kept = decay_log.cumsum(-1)  # [M, chunks, size], log of the decay since the chunk began
     seen = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()

@@ -1,4 +1,4 @@
-"""The gated delta rule: over prompts, over the nodes of a verification, and what of these stands."""
+"""The gated delta rule: over prompts and verified nodes, and what of these stands."""
 
 from __future__ import annotations
 

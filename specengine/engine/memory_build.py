@@ -19,8 +19,8 @@ from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.memory.state_pool import StatePool, StateSizes
 from specengine.memory.state_snapshots import StateSnapshots
-from specengine.runner.forward_graphs.keys import MAX_TOKENS
 from specengine.runner.attention import AttentionBackends
+from specengine.runner.forward_graphs.keys import MAX_TOKENS
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.memory.device import DeviceMemory
 from specengine.runner.memory.kept_state import make_states, state_shape_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +27,7 @@ from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
-from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, RMSNorm, make_norm
+from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, PreNorms, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -41,14 +40,6 @@ PACKED_MODULES: dict[str, tuple[str, ...]] = {
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
-
-
-@dataclass(frozen=True)
-class PreNorms:
-    """Of a layer with RMS norms: before attention, and before feed-forward."""
-
-    input: RMSNorm
-    middle: RMSNorm
 
 
 class SelfAttention(nn.Module):

@@ -126,9 +126,7 @@ def states_of(batch: ForwardBatch) -> StatePool:
 
 def prompts_of(batch: ForwardBatch) -> PromptBatch:
     are_new = [length == 0 for length in batch.prefix_lens_cpu]
-    return PromptBatch(
-        batch.req_pool_indices, batch.extend_lens_cpu, are_new, batch.state_saves
-    )
+    return PromptBatch(batch.req_pool_indices, batch.extend_lens_cpu, are_new, batch.state_saves)
 
 
 def nodes_of(batch: ForwardBatch) -> NodeBatch:

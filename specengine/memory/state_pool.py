@@ -69,9 +69,7 @@ class StatePool:
         C, M, E = delta.channels, delta.num_heads, delta.value_dim
         self._inputs = zeros(P, delta.conv_width - 1, C, dtype=shape.dtype)
         self._memory = zeros(P, M, delta.key_dim, E)
-        self._states = [
-            DeltaState(*pair) for pair in zip(self._inputs, self._memory, strict=True)
-        ]
+        self._states = [DeltaState(*pair) for pair in zip(self._inputs, self._memory, strict=True)]
         self._updates = [
             NodeUpdates(*parts)
             for parts in zip(

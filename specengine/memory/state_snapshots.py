@@ -97,7 +97,7 @@ class StateSnapshots:
         size, found = len(upper), lower.snapshots
         upper.snapshots = {at: slot for at, slot in found.items() if at <= size}
         lower.snapshots = {at - size: slot for at, slot in found.items() if at > size}
-        self._nodes |= {slot: upper for slot in upper.snapshots.values()}
+        self._nodes |= dict.fromkeys(upper.snapshots.values(), upper)
 
     def check(self, num_pending: int) -> None:
         """num_pending: slots that requests have taken and not attached. Raises InvariantError

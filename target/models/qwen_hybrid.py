@@ -35,7 +35,7 @@ _KINDS = ("linear_attention", "full_attention")
 _EXPERTS = ExpertTensors("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
-class Qwen3_5ForCausalLM(LlamaForCausalLM):  # noqa: N801
+class Qwen3_5ForCausalLM(LlamaForCausalLM):
     """Norms whose gain counts from 1, gated attention over a part of each head, and gated delta
     layers where the configuration says so."""
 
@@ -91,7 +91,7 @@ def _linear(spec: LayerSpec, delta: GatedDeltaSpec) -> LayerSpec:
     )
 
 
-class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):  # noqa: N801
+class Qwen3_5MoeForCausalLM(Qwen3_5ForCausalLM):
     """The same with experts in every layer, and a shared one behind a gate."""
 
     language_parts: ClassVar[tuple[str, ...]] = ("qwen3_5_moe_text",)
@@ -167,8 +167,8 @@ def _parts_of(name: str, tensor: Tensor, num_heads: int, sizes: list[int]) -> li
     block = rows // len(tensor) if tensor.dim() and len(tensor) else 0
     if not block or block * len(tensor) != rows or any(size % block for size in sizes):
         raise ModelLoadError(
-            f"tensor {name} has shape {list(tensor.shape)}, which {num_heads} heads of {sizes} rows "
-            "do not come apart from"
+            f"tensor {name} has shape {list(tensor.shape)}, which {num_heads} heads of {sizes} "
+            "rows do not come apart from"
         )
     heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
     parts = torch.split(heads, [size // block for size in sizes], dim=1)

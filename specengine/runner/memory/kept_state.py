@@ -11,8 +11,8 @@ from specengine.memory.state_pool import StatePool, StateShape, StateSizes
 
 
 def state_shape_of(model: object) -> StateShape | None:
-    """None: the model keeps no recurrent state. Raises ValueError where layers keep state of several
-    forms, which one pool does not hold."""
+    """None: the model keeps no recurrent state. Raises ValueError where layers keep state of
+    several forms, which one pool does not hold."""
     layers = delta_layers(model)
     if not layers:
         return None
