@@ -51,7 +51,8 @@ def verify(
     if use_triton(backend, given.mixed_TC):
         from specengine.kernels.delta import delta_rule_triton
 
-        return delta_rule_triton.verify(given, weights, state, updates, nodes, shape)
+        out: Tensor = delta_rule_triton.verify(given, weights, state, updates, nodes, shape)
+        return out
     return delta_rule_ref.verify(given, weights, state, updates, nodes, shape)
 
 
@@ -66,11 +67,16 @@ def decode(
     backend: Backend = "auto",
 ) -> Tensor:
     """One token a request, all of which stand: `verify`, then `keep` of what it wrote. updates:
-    scratch."""
-    out = verify(given, weights, state, updates, nodes, shape, backend=backend)
+    scratch. Any device; two Triton kernels on CUDA."""
+    if use_triton(backend, given.mixed_TC):
+        from specengine.kernels.delta import delta_rule_triton
+
+        out: Tensor = delta_rule_triton.decode(given, weights, state, updates, nodes, shape)
+        return out
+    out = delta_rule_ref.verify(given, weights, state, updates, nodes, shape)
     none_B = nodes.rows_B.new_zeros(len(nodes.rows_B))
     paths = StatePaths(nodes.rows_B, nodes.starts[:-1], none_B, None, 1)
-    keep([state], [updates], paths, shape, backend=backend)
+    delta_rule_ref.keep([state], [updates], paths, shape)
     return out
 
 
