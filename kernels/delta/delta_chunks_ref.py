@@ -127,4 +127,5 @@ def _by_chunk(x: Tensor, size: int) -> Tensor:
     """[n, M, ...] -> [M, chunks, size, ...], padded with zeros."""
     missing = -len(x) % size
     padded = F.pad(x, (*[0, 0] * (x.dim() - 1), 0, missing))
-    return padded.transpose(0, 1).unflatten(1, (-1, size))
+    heads = padded.transpose(0, 1)
+    return heads.reshape(len(heads), -1, size, *x.shape[2:])

@@ -57,12 +57,12 @@ def tokens_of(
     sizes = [shape.key_size, shape.key_size, shape.value_size]
     q, k, v = torch.split(mixed.float(), sizes, dim=-1)
     heads = (shape.num_key_heads, shape.key_dim)
-    q, k = (_of_length_1(one.unflatten(-1, heads)) for one in (q, k))
+    q, k = (_of_length_1(one.reshape(*one.shape[:-1], *heads)) for one in (q, k))
     rate_M, bias_M = weights.decay_log_M.float().exp(), weights.time_bias_M.float()
     return Tokens(
         q=(q * shape.key_dim**-0.5).repeat_interleave(shape.group, -2),
         k=k.repeat_interleave(shape.group, -2),
-        v=v.unflatten(-1, (shape.num_heads, shape.value_dim)),
+        v=v.reshape(*v.shape[:-1], shape.num_heads, shape.value_dim),
         write=write.sigmoid().float(),
         decay_log=-rate_M * F.softplus(decay.float() + bias_M),
     )
@@ -172,7 +172,7 @@ def _tree_windows(mixed_BNC: Tensor, history_BHC: Tensor, parents_BN: Tensor) ->
     for _ in range(before):
         places.insert(0, previous.gather(1, places[0]))
     index = torch.stack(places, -1).flatten(1)
-    return line[torch.arange(B, device=index.device)[:, None], index].unflatten(1, (N, -1))
+    return line[torch.arange(B, device=index.device)[:, None], index].view(B, N, before + 1, -1)
 
 
 def _read(memory: Tensor, x: Tensor) -> Tensor:

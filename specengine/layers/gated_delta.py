@@ -97,8 +97,8 @@ class GatedDelta(nn.Module):
         if not len(hidden):
             return gate
         out = self._run(DeltaInputs(mixed, write, decay), batch)
-        normed: Tensor = self.norm(out, gate.unflatten(-1, (shape.num_heads, shape.value_dim)))
-        return normed.flatten(-2)
+        normed: Tensor = self.norm(out, gate.view(out.shape))
+        return normed.flatten(1)
 
     def _run(self, given: DeltaInputs, batch: ForwardBatch) -> Tensor:
         """float32 [T, M, E]. Raises ValueError for a forward that says neither that its tokens
