@@ -106,10 +106,11 @@ def _verify_kernel(
     v_channels = 2 * G * K + head * E + e_order
     dtype = mixed_ptr.dtype.element_ty
 
-    is_real = row != 0
+    # Slot 0 is of padding, and read as zeros.
+    held = tl.where(row != 0, HELD, 0)
     places = ((row * M + head) * K + k_order[:, None]) * E + e_order[None, :]
-    in_memory = k_real[:, None] & e_real[None, :]
-    memory = tl.load(memory_ptr + places, mask=in_memory & is_real, other=0.0)
+    in_memory = (k_order < tl.where(row != 0, K, 0))[:, None] & e_real[None, :]
+    memory = tl.load(memory_ptr + places, mask=in_memory, other=0.0)
     text_ptr = state_inputs_ptr + row * HELD * C
 
     rate = tl.exp(tl.load(decay_log_ptr + head).to(tl.float32))
@@ -137,19 +138,21 @@ def _verify_kernel(
             ancestor = tl.max(tl.where(seen & (n_order < ancestor), n_order, -1), 0)
             if back == 1:
                 parent = ancestor
-            in_tree = back <= depth
-            from_text = (back > depth) & is_real
+            # Inputs of the tree as far as it is deep, then those of the text before it.
+            near_k = k_order < tl.where(depth >= back, K, 0)
+            near_e = e_real & (e_order < tl.where(depth >= back, E, 0))
+            far_k = k_order < tl.where(depth < tl.minimum(back, held), K, 0)
+            far_e = e_real & (e_order < tl.where(depth < tl.minimum(back, held), E, 0))
             x_ptr = mixed_ptr + (start + tl.maximum(ancestor, 0)) * stride_mixed
-            t_ptr = text_ptr + tl.maximum(HELD - back + depth, 0) * C
-            t_ptr = tl.where(from_text, t_ptr, text_ptr)
-            x = tl.load(x_ptr + q_channels, mask=k_real & in_tree, other=0.0)
-            x += tl.load(t_ptr + q_channels, mask=k_real & from_text, other=0.0)
+            t_ptr = text_ptr + tl.minimum(HELD - back + depth, HELD - 1) * C
+            x = tl.load(x_ptr + q_channels, mask=near_k, other=0.0)
+            x += tl.load(t_ptr + q_channels, mask=far_k, other=0.0)
             q += _tap(x, conv_ptr, q_channels, k_real, HELD - back, WIDTH)
-            x = tl.load(x_ptr + k_channels, mask=k_real & in_tree, other=0.0)
-            x += tl.load(t_ptr + k_channels, mask=k_real & from_text, other=0.0)
+            x = tl.load(x_ptr + k_channels, mask=near_k, other=0.0)
+            x += tl.load(t_ptr + k_channels, mask=far_k, other=0.0)
             k += _tap(x, conv_ptr, k_channels, k_real, HELD - back, WIDTH)
-            x = tl.load(x_ptr + v_channels, mask=e_real & in_tree, other=0.0)
-            x += tl.load(t_ptr + v_channels, mask=e_real & from_text, other=0.0)
+            x = tl.load(x_ptr + v_channels, mask=near_e, other=0.0)
+            x += tl.load(t_ptr + v_channels, mask=far_e, other=0.0)
             v += _tap(x, conv_ptr, v_channels, e_real, HELD - back, WIDTH)
         q = _of_length_1(_silu(q, dtype), EPS) * (K**-0.5)
         k = _of_length_1(_silu(k, dtype), EPS)
@@ -181,7 +184,7 @@ def _verify_kernel(
                 tl.store(inputs_ptr + at * C + k_channels, k_raw, mask=k_real)
         if WRITES_MEMORY:
             moved = memory * tl.exp(step) + k[:, None] * delta[None, :]
-            tl.store(memory_ptr + places, moved, mask=in_memory & is_real)
+            tl.store(memory_ptr + places, moved, mask=in_memory)
 
 
 @triton.jit
@@ -215,7 +218,7 @@ def _keep_memory_kernel(
     stand = tl.where(row != 0, tl.load(accepted_ptr + request) + 1, 0)
     k_order, e_order = tl.arange(0, BLOCK_K), block * BLOCK_E + tl.arange(0, BLOCK_E)
     k_real, e_real = k_order < K, e_order < E
-    in_memory = k_real[:, None] & e_real[None, :]
+    in_memory = (k_order < tl.where(stand > 0, K, 0))[:, None] & e_real[None, :]
     places = ((row * M + head) * K + k_order[:, None]) * E + e_order[None, :]
     memory_ptr += layer * layer_memory + places
     memory = tl.load(memory_ptr, mask=in_memory, other=0.0)
@@ -229,7 +232,7 @@ def _keep_memory_kernel(
         delta = tl.load(delta_ptr + e_order, mask=e_real, other=0.0)
         decay = tl.load(decays_ptr + layer * layer_decays + node * M + head)
         memory = memory * decay + k[:, None] * delta[None, :]
-    tl.store(memory_ptr, memory, mask=in_memory & (stand > 0))
+    tl.store(memory_ptr, memory, mask=in_memory)
 
 
 @triton.jit
@@ -258,7 +261,7 @@ def _keep_inputs_kernel(
         stand = tl.load(accepted_ptr + request) + 1
     order = tl.arange(0, BLOCK_H)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    mask = (order < HELD)[:, None] & (channels < C)[None, :] & (row != 0)
+    mask = (order < tl.where(row != 0, HELD, 0))[:, None] & (channels < C)[None, :]
     place = order + stand  # in the line of what was held and what the path adds
     from_path = place >= HELD
     node = tl.maximum(place - HELD, 0)
