@@ -410,4 +410,5 @@ def _keep_inputs(
 
 def _between(layers: Sequence[Tensor]) -> int:
     """Numbers from one layer's part of a tensor [L, ...] to the next."""
-    return 0 if len(layers) == 1 else layers[1].storage_offset() - layers[0].storage_offset()
+    starts = [int(one.storage_offset()) for one in layers[:2]]
+    return starts[-1] - starts[0]

@@ -289,6 +289,7 @@ SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)
 FAST_PATHS = (COMPILED, FEW_ROWS, LAYER_TAIL, WHOLE_STACK, SPLIT_PREFILL)
 # A drafter's layer, whose stream starts with something else than the target's embedding.
 DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES | _RANKS)
+MTP_LAYER = ComputePath("MTP layers", DRAFT_LAYER.computes | _EXPERTS | {"norm_offset"})
 TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
 
 HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier", "logits_softcap"}))

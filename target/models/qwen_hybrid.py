@@ -63,6 +63,11 @@ class Qwen3_5ForCausalLM(LlamaForCausalLM):
         delta = _delta_spec(config)
         return [spec if kind == "full_attention" else _linear(spec, delta) for spec, kind in specs]
 
+    @classmethod
+    def mtp_spec(cls, config: Any) -> LayerSpec:
+        """They attend, whatever the last layer does."""
+        return super().layer_specs(config)[-1]
+
 
 def _layer_kinds(config: Any) -> list[str]:
     """Raises ModelLoadError for one that no layer has."""

@@ -196,3 +196,33 @@ def test_choices_of_one_prompt_are_those_of_separate_requests(target: Path) -> N
     pairs = zip(found.completions, expected.completions, strict=True)
     assert all(one.token_ids == other.token_ids for one, other in pairs)
     assert llm.engine.scheduler.ledger.snapshots.num_kept > 0
+
+
+@pytest.mark.parametrize("where", ["collect", "_launch", "host"])
+def test_step_that_fails_moves_no_state_on_twice(
+    where: str, target: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(target, CHAIN)
+    owner, method = (
+        (llm.engine.host_round, "run") if where == "host" else (run_on_device(llm), where)
+    )
+    calls, call = 0, getattr(owner, method)
+
+    def fail_every_fifth(*given: Any) -> Any:
+        nonlocal calls
+        calls, done = calls + 1, call(*given)
+        if calls % 5 == 0:
+            raise KeyboardInterrupt
+        return done
+
+    monkeypatch.setattr(owner, method, fail_every_fifth)
+    for number, prompt in enumerate(PROMPTS):
+        llm.engine.add_request(str(number), llm.tokenizer.encode(prompt), GREEDY)
+    found, num_lost = dict[str, list[int]](), 0
+    while llm.engine.has_work:
+        try:
+            found |= {one.rid: one.token_ids for one in llm.engine.step()}
+        except KeyboardInterrupt:
+            num_lost += 1
+    assert num_lost > 1
+    assert found == {str(number): text for number, text in enumerate(alone)}

@@ -74,15 +74,14 @@ class HostRound:
 def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool) -> None:
     """Move recurrent state on to the end of the accepted path of each request. batch: the
     verification."""
-    paths = result.kv_keep or [[*range(count + 1)] for count in result.num_accepted]
-    width = max(map(len, paths))
-    starts = [0, *accumulate(batch.extend_lens)][:-1]
-    accepted = [len(path) - 1 for path in paths]
-    padded = [path + [0] * (width - len(path)) for path in paths]
-    given = batch.req_pool_indices, starts, accepted, [*chain(*padded)]
+    starts, paths, width = [0, *accumulate(batch.extend_lens)][:-1], [], max(batch.extend_lens)
+    if result.kv_keep is not None:
+        width = max(map(len, result.kv_keep))
+        paths = [[*path, *[0] * (width - len(path))] for path in result.kv_keep]
+    given = batch.req_pool_indices, starts, result.num_accepted, [*chain(*paths)]
     packed = sent(torch.from_numpy(joined_columns(given)), states.device)
     rows_B, starts_B, accepted_B, nodes = parted_columns(packed, [len(one) for one in given])
-    nodes_BW = nodes.view(batch.batch_size, width)
+    nodes_BW = nodes.view(batch.batch_size, width) if paths else None
     states.keep_paths(StatePaths(rows_B, starts_B, accepted_B, nodes_BW, width))
 
 
