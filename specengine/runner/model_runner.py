@@ -22,7 +22,7 @@ from specengine.memory.state_pool import StateSizes
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
-from specengine.runner.fallbacks import PADDING_OFF, PLANS_ON_HOST, NoGraphs
+from specengine.runner.fallbacks import KEEPS_STATE, PADDING_OFF, PLANS_ON_HOST, NoGraphs
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.forward_graphs.prepared import (
@@ -94,12 +94,18 @@ class ModelRunner:
             return
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
-        prompts = self.attn_backend.for_mode(ForwardMode.EXTEND)
-        if not padding or prompts.limits.plans_on_host:
-            self.prefill_graphs = NoGraphs("prefill", PLANS_ON_HOST if padding else PADDING_OFF)
+        if (reason := self._why_no_prefill_graphs(padding)) is not None:
+            self.prefill_graphs = NoGraphs("prefill", reason)
             return
         self.prefill_graphs = PrefillGraphs(self)
         self.prefill_graphs.capture()
+
+    def _why_no_prefill_graphs(self, padding: bool) -> str | None:
+        if not padding:
+            return PADDING_OFF
+        if self.attn_backend.for_mode(ForwardMode.EXTEND).limits.plans_on_host:
+            return PLANS_ON_HOST
+        return None if self.pools.states is None else KEEPS_STATE
 
     @property
     def page_table(self) -> Tensor:

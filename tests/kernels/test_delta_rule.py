@@ -210,6 +210,7 @@ def test_triton_decodes_as_the_reference(world: World) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 4, 8])
 def test_kernels_on_a_gpu_equal_the_reference(dtype: torch.dtype, width: int) -> None:
