@@ -134,8 +134,8 @@ def time_rounds(requests: int, width: int) -> None:
     least = state * (1 if width > 1 else 2) / BANDWIDTH * 1e6
     kept = 2 * state * LAYERS / BANDWIDTH * 1e6 if width > 1 else 0.0
     print(
-        f"{requests:4} requests x {width} nodes: verify {verify:7.1f} us a layer (bytes {least:6.1f})"
-        f", commit {keep:8.1f} us (bytes {kept:7.1f})",
+        f"{requests:4} requests x {width} nodes: verify {verify:7.1f} us a layer "
+        f"(bytes {least:6.1f}), commit {keep:8.1f} us (bytes {kept:7.1f})",
         flush=True,
     )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
@@ -22,11 +21,11 @@ from specengine.layers.compiled import (
     behind_attention,
     compiled,
 )
-from specengine.layers.experts import SparseMLP
+from specengine.layers.experts import SparseMLP, feed_forward
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
-from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
+from specengine.layers.mlp import FeedForward, GatedMLP
 from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, PreNorms, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
@@ -147,16 +146,6 @@ def is_plain(attention: SelfAttention | GatedDelta, mlp: FeedForward | SparseMLP
     experts, which every path leaves to it."""
     parts = *attention.children(), *(mlp.children() if isinstance(mlp, FeedForward) else ())
     return all(one.is_plain for one in parts if isinstance(one, Linear))
-
-
-def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
-    """What a layer's description asks for behind attention. Raises ModelLoadError where nothing
-    computes it."""
-    if spec.experts is not None:
-        if spec.activation not in ("silu", spec.experts.activation):
-            raise ModelLoadError(f"activation {spec.activation!r} is not supported of experts")
-        return SparseMLP(spec.hidden_size, spec.experts)
-    return make_mlp(spec)
 
 
 class DecoderLayer(nn.Module):

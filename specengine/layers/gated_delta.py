@@ -92,7 +92,8 @@ class GatedDelta(nn.Module):
     def _heads(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
         """[T, hidden_size] -> [T, value_size]."""
         shape = self.kept
-        mixed, gate = self.in_proj_qkvz(hidden).split([shape.channels, shape.value_size], -1)
+        joined: Tensor = self.in_proj_qkvz(hidden)
+        mixed, gate = torch.split(joined, [shape.channels, shape.value_size], -1)
         write, decay = self.in_proj_ba(hidden).chunk(2, -1)
         if not len(hidden):
             return gate
