@@ -22,8 +22,8 @@ Position 0: nothing is masked. vLLM (DeepSeek, MiMo) and SGLang (MiMo) zero the 
 from when their row 0 held token_0 and no hidden state (vLLM #12755, #14137). Here, as in training
 (the paper; FastMTP, arXiv:2509.18362), row 0 holds token_1 and hidden_0, like any other row.
 
-Norms are the target family's: plain weights on dense targets. Qwen3-Next's own model adds 1 to
-them, and is no target here.
+Norms are the target family's: plain weights on most, gains that count from 1 in Qwen3-Next's and
+Qwen3.5's.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ def _one_a_step(layers: tuple[MtpLayerName, ...], spec: SpecConfig) -> tuple[Mtp
 def _load(source: ModelSource, name: MtpLayerName, index: int, target: DraftTarget) -> MtpModel:
     target_model, options = cast(Any, target.loaded.model), target.loaded.config.model
     config = source.hf_config
-    spec = target_model.layer_specs(config)[-1]
+    spec, own = target_model.mtp_spec(config), target_model.own_tensors
     loaded = load_model(
         replace(source, is_dummy=target.is_dummy),
-        lambda architectures: lambda config: MtpModel(config, spec, name, index),
+        lambda architectures: lambda config: MtpModel(config, spec, name, index, own),
         target.dtype,
         target.loaded.device,
         options.quantization,

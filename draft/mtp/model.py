@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,19 +15,22 @@ from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import (
     COMPILED,
-    DRAFT_LAYER,
     FEW_ROWS,
     LAYER_TAIL,
+    MTP_LAYER,
     LayerSpec,
     log_refusals,
 )
 from specengine.layers.linear import Linear, LMHead
-from specengine.layers.norm import RMSNorm
+from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
-from specengine.layers.weights import fill_places, weight_places
+from specengine.layers.weights import add_offsets, fill_places, weight_places
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
+
+
+Weights = Iterable[tuple[str, Tensor]]
 
 
 class MtpModel(nn.Module):
@@ -46,22 +49,25 @@ class MtpModel(nn.Module):
         spec: LayerSpec,
         name: MtpLayerName,
         kv_layer: int = 0,
+        own_tensors: Callable[[Weights], Weights] = lambda weights: weights,
     ) -> None:
-        """config: the target's. Weights are uninitialised until load_weights. Raises ModelLoadError
-        for a layer that is described with what a draft does not compute."""
+        """config: the target's. own_tensors: from a checkpoint's names to those of DecoderLayer, as
+        the target's family has it. Weights are uninitialised until load_weights. Raises
+        ModelLoadError for a layer that is described with what a draft does not compute."""
         super().__init__()
-        DRAFT_LAYER.require(spec)
+        MTP_LAYER.require(spec)
         size, eps = spec.hidden_size, spec.rms_norm_eps
         self.config = config
         self.name = name
         self.vocab_size: int = config.vocab_size
-        self.embedding_norm = RMSNorm(size, eps)
-        self.hidden_norm = RMSNorm(size, eps)
+        self.own_tensors = own_tensors
+        self.embedding_norm = make_norm(spec, size, eps)
+        self.hidden_norm = make_norm(spec, size, eps)
         self.projection = Linear(2 * size, size)
         log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.device)
         rotary = spec.rotary_kind, spec.rotary_fraction
         self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config, *rotary))
-        self.final_norm = RMSNorm(size, eps)
+        self.final_norm = make_norm(spec, size, eps)
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
         self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None
 
@@ -110,4 +116,6 @@ class MtpModel(nn.Module):
             for own, place in weight_places(self, PACKED_MODULES).items()
         }
         mine = ((name, tensor) for name, tensor in weights if self.name.owns(name))
-        fill_places(places, mine, f"the MTP layer of form {self.name.form.name}")
+        mine_here = self.own_tensors(mine)
+        fill_places(places, mine_here, f"the MTP layer of form {self.name.form.name}")
+        add_offsets(self)

@@ -13,6 +13,7 @@ from specengine.runner.loader.load import load_model
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.loader.tokenizer import load_tokenizer
+from specengine.runner.memory.kept_state import state_shape_of
 from specengine.runner.memory.kv_shape import kv_shape_of
 
 _SAMPLE = "Hello, world! 12345 = x**2;\n\tdef f(a): return 'ünïcode' 你好\n"
@@ -33,8 +34,17 @@ def load_standalone(target: DraftTarget) -> LoadedDraft:
         model_config.context_length,
     )
     _keep_common(cast(Any, model), _num_common(source, target), target)
+    _check_state(model, source)
     shape = kv_shape_of([model], target.dtype)
     return LoadedDraft((cast(DecoderModel, model),), shape)
+
+
+def _check_state(model: object, draft: ModelSource) -> None:
+    if state_shape_of(model) is not None:
+        raise ModelLoadError(
+            f"the draft {draft.name} keeps recurrent state, which STANDALONE does not roll back; "
+            "take a draft that attends in every layer, or --speculative-algorithm MTP or EAGLE3"
+        )
 
 
 def _check_fit(draft: ModelSource, target: DraftTarget) -> None:

@@ -22,9 +22,16 @@ from specengine.core.transfer import int64, sent
 from specengine.core.tree import Tree
 
 if TYPE_CHECKING:
-    from specengine.core.interfaces import AttentionLayer, AttentionLimits, KVPool, ReqToTokenTable
+    from specengine.core.interfaces import (
+        AttentionLayer,
+        AttentionLimits,
+        KVPool,
+        ReqToTokenTable,
+        StatePool,
+    )
     from specengine.core.sampling_batch import SamplingBatch
     from specengine.kernels.attention.types import PagedBatch
+    from specengine.kernels.delta.types import Save
 
 __all__ = [
     "AttentionBackend",
@@ -47,6 +54,7 @@ class ScheduleBatch:
     extend_lens: list[int]  # new tokens of each request
     samples: list[bool]  # False where no token follows: an unfinished chunk, a retracted request
     sampling: SamplingBatch  # row i belongs to reqs[i]
+    state_saves: tuple[Save, ...] = ()  # recurrent state to keep within these prompts
 
     @property
     def batch_size(self) -> int:
@@ -66,6 +74,7 @@ class ScheduleBatch:
             extend_lens=list(self.extend_lens),
             logits_rows=self._logits_rows(),
             sampling=self.sampling,
+            state_saves=self.state_saves,
         )
 
     def _logits_rows(self) -> list[int] | None:
@@ -102,6 +111,7 @@ class ModelWorkerBatch:
     logits_rows: list[int] | None  # flat rows to run the head on; None is every row
     sampling: SamplingBatch | None
     tree: Tree | None = None  # TARGET_VERIFY with branches only
+    state_saves: tuple[Save, ...] = ()  # recurrent state to keep within these prompts
 
     @property
     def batch_size(self) -> int:
@@ -226,6 +236,8 @@ class ForwardBatch:
     # int64, by row of the page table: tokens before it are not attended to, by backends that can
     first_keys: Tensor | None = None
 
+    state_saves: tuple[Save, ...] = ()
+    states: StatePool | None = None  # set by the runner, where its model keeps recurrent state
     attn_layers: tuple[AttentionLayer, ...] = ()  # set by the runner: those of its model, in order
     compiles: bool = False  # set by the runner: decoder layers go through torch.compile
     feature_layers: tuple[int, ...] = ()  # set by the runner: layers that leave their output below
@@ -292,4 +304,5 @@ class ForwardBatch:
             token_to_kv_pool=token_to_kv_pool,
             attn_backend=attn_backend,
             tree=batch.tree,
+            state_saves=batch.state_saves,
         )

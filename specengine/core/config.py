@@ -88,6 +88,11 @@ class MemoryConfig(Section):
     max_total_tokens: int | None = option(None, "KV slots; default: what the memory allows")
     page_size: int = option(1, "KV slots a page")
     disable_radix_cache: bool = option(False, "keep no KV of finished requests")
+    max_state_snapshots: int | None = option(
+        None,
+        "snapshots of recurrent state in the prefix cache, each as large as a request's; default "
+        "32, or as many as requests may run",
+    )
 
     def _check_ranges(self) -> None:
         fraction, size = self.mem_fraction_static, self.page_size
@@ -100,6 +105,7 @@ class MemoryConfig(Section):
             size >= 1 and size & (size - 1) == 0, "page_size", "must be a power of two, such as 16"
         )
         self._at_least(size, "max_total_tokens")  # a page
+        self._at_least(0, "max_state_snapshots")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from specengine.kernels.delta.types import DeltaState, NodeUpdates, StatePaths
     from specengine.kernels.kv.types import KVPaths
 
 
@@ -29,6 +30,22 @@ class KVPool(Protocol):
     def keep_paths(self, paths: KVPaths) -> None:
         """Move the KV of the accepted path of each tree, in every layer, to where a chain would
         have written it: kernels.kv.kv_move."""
+        ...
+
+
+class StatePool(Protocol):
+    """memory.StatePool: what layers keep of a request whatever its length."""
+
+    device: torch.device
+
+    def state(self, layer_id: int) -> DeltaState: ...
+
+    def updates(self, layer_id: int) -> NodeUpdates:
+        """Of the nodes of the last verification."""
+        ...
+
+    def keep_paths(self, paths: StatePaths) -> None:
+        """Move requests on to the last node of each accepted path: kernels.delta.delta_rule."""
         ...
 
 

@@ -39,6 +39,9 @@ MODEL_FAMILIES: dict[str, str] = {
     "Ernie4_5_MoeForCausalLM": "specengine.target.models.ernie_moe:Ernie4_5_MoeForCausalLM",
     "MiniMaxM2ForCausalLM": "specengine.target.models.minimax:MiniMaxM2ForCausalLM",
     "GptOssForCausalLM": "specengine.target.models.gpt_oss:GptOssForCausalLM",
+    "Qwen3NextForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5MoeForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

@@ -64,6 +64,10 @@ class Req:
     cached_len: int = 0  # leading slots that the radix cache owns
     last_node: Any = None  # radix node locked by this request
     prefix_hit_len: int = 0  # prompt tokens found in the cache when first admitted
+    # Of a target that keeps recurrent state: tokens whose KV the cache had, though no state to go
+    # on from; and slots taken for snapshots, each behind so many of its tokens.
+    state_branch: int = 0
+    state_saves: list[tuple[int, int]] = field(default_factory=list)
 
     # results, filled as tokens are committed
     logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -26,7 +26,7 @@ from specengine.engine.factories import make_drafter, make_verifier, max_nodes
 from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.loop import Engine
-from specengine.engine.memory_build import Memory, allocate, required
+from specengine.engine.memory_build import Memory, allocate, required, snapshots_of
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.parts import EngineParts
@@ -107,7 +107,7 @@ def build_engine(
     with phases.phase("allocate memory"):
         backends = make_attention_backends(config.model, loaded.device)
         memory = allocate(config, loaded, draft, backends)
-    pools = MemoryPools(memory.rows, memory.kv)
+    pools = MemoryPools(memory.rows, memory.kv, memory.states)
     graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
     runner = ModelRunner(
         loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
@@ -173,6 +173,7 @@ def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -
         memory.rows,
         TokenToKVPoolAllocator(memory.num_slots, page_size),
         RadixCache(page_size, config.memory.disable_radix_cache),
+        snapshots_of(memory),
     )
     policy = SchedulePolicy(
         context_len=context,

@@ -21,6 +21,7 @@ from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
+from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named
 from specengine.engine.outputs import EngineStats, RequestOutput
@@ -186,19 +187,20 @@ class Engine:
         A round on the device is launched by one call, and collected and committed by the next,
         which may launch another before.
         """
-        if self.pipeline is not None and self.pipeline.has_in_flight:
-            self._collect(self.pipeline)
-            return self.take_changed()
-        batch = self.scheduler.schedule()
-        self._release_requests()
-        if batch is not None:
-            if batch.forward_mode.is_prefill():
-                self._prefill(batch)
-            elif self.pipeline is not None and self._runs_on_device(self.pipeline, batch):
-                self.pipeline.launch(batch)
-            else:
-                self._commit(batch.reqs, self._run(batch))
+        with requests_start_anew(self.scheduler, self.pipeline):
+            if self.pipeline is not None and self.pipeline.has_in_flight:
+                self._collect(self.pipeline)
+                return self.take_changed()
+            batch = self.scheduler.schedule()
             self._release_requests()
+            if batch is not None:
+                if batch.forward_mode.is_prefill():
+                    self._prefill(batch)
+                elif self.pipeline is not None and self._runs_on_device(self.pipeline, batch):
+                    self.pipeline.launch(batch)
+                else:
+                    self._commit(batch.reqs, self._run(batch))
+                self._release_requests()
         return self.take_changed()
 
     def _collect(self, pipeline: RoundPipeline) -> None:

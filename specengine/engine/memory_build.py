@@ -9,15 +9,21 @@ from typing import TypeVar
 import torch
 
 from specengine.core.config import EngineConfig
+from specengine.core.model import DecoderModel
 from specengine.draft.loaded import LoadedDraft
+from specengine.engine.factories import max_nodes
 from specengine.engine.forward_graphs_build import graph_bytes
 from specengine.engine.precompile import can_precompile, precompile_calls
 from specengine.engine.resolve import torch_dtype
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
+from specengine.memory.state_pool import StatePool, StateSizes
+from specengine.memory.state_snapshots import StateSnapshots
 from specengine.runner.attention import AttentionBackends
+from specengine.runner.forward_graphs.keys import MAX_TOKENS
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.memory.device import DeviceMemory
+from specengine.runner.memory.kept_state import make_states, state_shape_of
 from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.memory.plan import MemoryPlan
 from specengine.runner.memory.profile import peak_of_forward
@@ -26,6 +32,8 @@ T = TypeVar("T")
 
 # Rows of logits in the forward that memory is measured with.
 MAX_PROFILED_REQUESTS = 64
+# Snapshots of recurrent state that the prefix cache may keep, where nothing else is asked for.
+DEFAULT_SNAPSHOTS = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Memory:
     rows: ReqToTokenPool
     kv: MHATokenToKVPool
     draft_kv: MHATokenToKVPool  # the same slots
+    states: StatePool | None  # of a target that keeps recurrent state
     num_slots: int
     graph_budget: int
 
@@ -51,9 +60,35 @@ def allocate(
         rows=ReqToTokenPool(rows, required(config.model.context_length), loaded.device),
         kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
         draft_kv=MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device),
+        states=make_states(loaded.model, state_sizes(config, loaded.model), loaded.device),
         num_slots=num_slots,
         graph_budget=least.graph_budget,
     )
+
+
+def state_sizes(config: EngineConfig, model: DecoderModel) -> StateSizes:
+    """Of the state pool, for as many requests as may run. All sizes are 0 where the model keeps no
+    recurrent state."""
+    if state_shape_of(model) is None:
+        return StateSizes(0)
+    requests = required(config.schedule.max_running_requests)
+    wanted = config.memory.max_state_snapshots
+    snapshots = min(requests, DEFAULT_SNAPSHOTS) if wanted is None else wanted
+    nodes = requests * max_nodes(config.spec)
+    return StateSizes(
+        rows=requests + 1,
+        snapshots=0 if config.memory.disable_radix_cache else snapshots,
+        # Verifications in graphs are padded, up to twice their nodes or to MAX_TOKENS.
+        nodes=min(2 * nodes, max(nodes, MAX_TOKENS)),
+    )
+
+
+def snapshots_of(memory: Memory) -> StateSnapshots | None:
+    """None where the target keeps no recurrent state."""
+    if memory.states is None:
+        return None
+    sizes = memory.states.sizes
+    return StateSnapshots(sizes.rows, sizes.snapshots, memory.states.copy)
 
 
 def _kv_shape(loaded: LoadedModel) -> KVShape:
@@ -93,11 +128,17 @@ def _plan_memory(
         limit_tokens=limit,
         page_size=config.memory.page_size,
         graphs=graphs,
+        states=_state_bytes(config, loaded.model),
     )
     page_size = config.memory.page_size
     plan.check(min(context, limit // page_size * page_size))
     plan.log()
     return plan
+
+
+def _state_bytes(config: EngineConfig, model: DecoderModel) -> int:
+    shape = state_shape_of(model)
+    return 0 if shape is None else state_sizes(config, model).num_bytes(shape)
 
 
 def _peak(

@@ -58,6 +58,8 @@ class EngineStats:
     num_free_slots: int = 0  # held by no request; those that the prefix cache would give up count
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # of the prompt tokens, those found in the prefix cache
+    num_state_snapshots: int | None = None  # None: the target keeps no recurrent state
+    num_evicted_snapshots: int = 0  # for the sake of newer ones
     num_generated_tokens: int = 0
     num_retractions: int = 0
     num_aborts: int = 0  # requests, one a choice, that did not finish: left, or given up

@@ -21,6 +21,7 @@ def engine_stats(
     """rounds: on the device, or why there are none. ragged: counters of the other graphs, by kind.
     choosers: of depths, those of rounds on the device first; the first that has chosen tells."""
     scheduler, graphs = parts.scheduler, _graph_stats(parts, rounds, ragged)
+    snapshots = scheduler.ledger.snapshots
     chosen = (one.current for one in choosers)
     return EngineStats(
         num_running=scheduler.num_running,
@@ -29,6 +30,8 @@ def engine_stats(
         num_free_slots=scheduler.num_free_slots,
         num_prompt_tokens=scheduler.num_prompt_tokens,
         num_cached_tokens=scheduler.num_cached_tokens,
+        num_state_snapshots=None if snapshots is None else snapshots.num_kept,
+        num_evicted_snapshots=0 if snapshots is None else snapshots.num_evicted,
         num_generated_tokens=scheduler.num_generated_tokens,
         num_retractions=scheduler.num_retractions,
         num_aborts=scheduler.exits.num_aborts,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
@@ -23,11 +21,12 @@ from specengine.layers.compiled import (
     behind_attention,
     compiled,
 )
-from specengine.layers.experts import SparseMLP
+from specengine.layers.experts import SparseMLP, feed_forward
+from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
-from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
-from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, RMSNorm, make_norm
+from specengine.layers.mlp import FeedForward, GatedMLP
+from specengine.layers.norm import NORM_PLACES, Norm, PartNorm, PreNorms, RMSNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -37,20 +36,16 @@ if TYPE_CHECKING:
 PACKED_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
-
-
-@dataclass(frozen=True)
-class PreNorms:
-    """Of a layer with RMS norms: before attention, and before feed-forward."""
-
-    input: RMSNorm
-    middle: RMSNorm
 
 
 class SelfAttention(nn.Module):
     """q, k, v projections, optional q/k norm, attention over the KV pool, output projection. A rank
-    has some of the heads, and the inputs of the output projection that come from them."""
+    has some of the heads, and the inputs of the output projection that come from them. With a gate,
+    each head of q_proj gives head_dim queries, then as many numbers whose sigmoid scales what the
+    head gives."""
 
     def __init__(
         self,
@@ -65,10 +60,13 @@ class SelfAttention(nn.Module):
         spec.check_ranks()
         heads = head_cuts(spec.num_heads, spec.num_kv_heads)
         parts = [one.times(spec.head_dim) for one in (heads.q, heads.kv, heads.kv)]
+        self.has_gate = spec.attention_gate
+        if self.has_gate:
+            parts[0] = heads.q.times(2 * spec.head_dim)
         self.sizes = [one.size for one in parts]
-        size, whole = input_size or spec.hidden_size, parts[0].whole
+        size, out = input_size or spec.hidden_size, heads.q.times(spec.head_dim)
         self.qkv_proj = MergedLinear(size, self.sizes, spec.qkv_bias, parts)
-        self.o_proj = RowParallelLinear(whole, spec.hidden_size, spec.o_bias, parts[0])
+        self.o_proj = RowParallelLinear(out.whole, spec.hidden_size, spec.o_bias, out)
         self.heads, self.ranks = heads, communicator()
         self.q_norm, self.k_norm = self._qk_norms(spec)
         self.sinks = (
@@ -113,13 +111,16 @@ class SelfAttention(nn.Module):
     def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
         q, k, v = torch.split(qkv, self.sizes, dim=-1)
+        if self.has_gate:
+            pairs = q.view(len(q), self.attn.num_heads, 2 * self.head_dim).chunk(2, -1)
+            q, gate = (one.flatten(1) for one in pairs)
         if isinstance(self.q_norm, PartNorm) and isinstance(self.k_norm, PartNorm):
             q, k = self._normed_over_ranks(q, self.q_norm, k, self.k_norm)
         elif self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
             k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
         out: Tensor = self.attn(positions, q, k, v, batch)
-        return out
+        return out * torch.sigmoid(gate) if self.has_gate else out
 
     def _normed_over_ranks(
         self, q: Tensor, q_norm: PartNorm, k: Tensor, k_norm: PartNorm
@@ -140,27 +141,18 @@ def tail_weights(attention: SelfAttention, norm: RMSNorm, mlp: GatedMLP) -> Tail
     )
 
 
-def is_plain(attention: SelfAttention, mlp: FeedForward | SparseMLP) -> bool:
+def is_plain(attention: SelfAttention | GatedDelta, mlp: FeedForward | SparseMLP) -> bool:
     """Whether all products of a layer multiply plain weights; but for those of a mixture of
     experts, which every path leaves to it."""
     parts = *attention.children(), *(mlp.children() if isinstance(mlp, FeedForward) else ())
     return all(one.is_plain for one in parts if isinstance(one, Linear))
 
 
-def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
-    """What a layer's description asks for behind attention. Raises ModelLoadError where nothing
-    computes it."""
-    if spec.experts is not None:
-        if spec.activation not in ("silu", spec.experts.activation):
-            raise ModelLoadError(f"activation {spec.activation!r} is not supported of experts")
-        return SparseMLP(spec.hidden_size, spec.experts)
-    return make_mlp(spec)
-
-
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, with norms where the description has them. The residual stream is
-    carried beside the layer's output and added inside the next norm.
+    """Attention, or linear attention, and feed-forward, with norms where the description has them.
+    The residual stream is carried beside the layer's output and added inside the next norm.
 
+    Of self_attn and linear_attn a layer has one, which `attention` is.
     input_layernorm and post_attention_layernorm stand before attention and before feed-forward,
     attention_out_norm and mlp_out_norm behind them; those that a layer lacks are None.
     """
@@ -172,7 +164,10 @@ class DecoderLayer(nn.Module):
         self.spec = spec
         places = NORM_PLACES[spec.norm_places]
         self.input_layernorm = self._norm(spec.stream_eps, places.before)
-        self.self_attn = SelfAttention(spec, layer_id, rotary)
+        if spec.gated_delta is None:
+            self.self_attn = SelfAttention(spec, layer_id, rotary)
+        else:
+            self.linear_attn = GatedDelta(spec, layer_id)
         self.attention_out_norm = self._norm(spec.rms_norm_eps, places.behind)
         self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
         self.mlp = feed_forward(spec)
@@ -199,11 +194,11 @@ class DecoderLayer(nn.Module):
             return self.forward_few_rows(positions, stream, batch)
         hidden, residual = self._enter(self.input_layernorm, hidden, residual)
         if self.spec.norm_places == "shared":
-            return self.self_attn(positions, hidden, batch) + self.mlp(hidden), residual
+            return self.attention(positions, hidden, batch) + self.mlp(hidden), residual
         if self.attention_out_norm is None:
-            heads = self.self_attn.parts(positions, hidden, batch)
+            heads = self.attention.parts(positions, hidden, batch)
         else:
-            heads = self.attention_out_norm(self.self_attn(positions, hidden, batch))
+            heads = self.attention_out_norm(self.attention(positions, hidden, batch))
         hidden, residual = self._enter(self.post_attention_layernorm, heads, residual)
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual
@@ -217,6 +212,10 @@ class DecoderLayer(nn.Module):
             return norm.add(hidden, residual)
         stream = hidden if residual is None else hidden + residual
         return self.spec.true_stream(stream), stream
+
+    @property
+    def attention(self) -> SelfAttention | GatedDelta:
+        return self.self_attn if self.spec.gated_delta is None else self.linear_attn
 
     @property
     def norms(self) -> PreNorms:
@@ -235,7 +234,7 @@ class DecoderLayer(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether every product multiplies a plain weight, which the fused paths read."""
-        return is_plain(self.self_attn, self.mlp)
+        return is_plain(self.attention, self.mlp)
 
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""

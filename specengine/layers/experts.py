@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator, even_cut
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
@@ -22,9 +23,9 @@ from specengine.kernels.experts.types import (
     Routing,
 )
 from specengine.kernels.experts.types import Router as RouterWeights
-from specengine.layers.layer_spec import ExpertsSpec
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.linear import Linear, LinearKernel
-from specengine.layers.mlp import GatedMLP
+from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import RMSNorm
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
@@ -197,6 +198,16 @@ class SparseMLP(nn.Module):
     def few_rows(self, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor | None]:
         """What this adds to the stream [T, hidden_size], behind its norm, and the stream."""
         return self.parts(norm(stream)), stream
+
+
+def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
+    """What a layer's description asks for behind attention. Raises ModelLoadError where nothing
+    computes it."""
+    if spec.experts is not None:
+        if spec.activation not in ("silu", spec.experts.activation):
+            raise ModelLoadError(f"activation {spec.activation!r} is not supported of experts")
+        return SparseMLP(spec.hidden_size, spec.experts)
+    return make_mlp(spec)
 
 
 def _parameter(*shape: int) -> nn.Parameter:

@@ -71,6 +71,25 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True)
+class GatedDeltaSpec:
+    """Linear attention by the gated delta rule (`layers/gated_delta.py`). Raises ModelLoadError for
+    numbers that do not fit together."""
+
+    num_key_heads: int
+    num_heads: int  # of values; those that read one key head stand side by side
+    key_dim: int
+    value_dim: int
+    conv_width: int  # inputs that each output of the convolution sees, its own included
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_key_heads or self.conv_width < 2:
+            raise ModelLoadError(
+                f"linear attention with {self.num_heads} value heads over {self.num_key_heads} key "
+                f"heads and a convolution of {self.conv_width} is not supported"
+            )
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """Sizes of a decoder layer, which every path computes, then what it may have beside them. The
     defaults are Llama's: every field but the sizes has one."""
@@ -106,6 +125,8 @@ class LayerSpec:
     attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
     attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
     experts: ExpertsSpec | None = None  # in place of the one feed-forward
+    attention_gate: bool = False  # a sigmoid of the row, beside q, scales what heads give
+    gated_delta: GatedDeltaSpec | None = None  # in place of attention
 
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
@@ -114,11 +135,11 @@ class LayerSpec:
             "activation": config_activation(config),
             "tp_size": communicator().size,
         }
-        if "rms_norm_eps" not in family:
-            stated["rms_norm_eps"] = config.rms_norm_eps
+        for name in ("rms_norm_eps", "intermediate_size"):
+            if name not in family:
+                stated[name] = getattr(config, name)
         return cls(
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
             head_dim=config_head_dim(config),
@@ -135,6 +156,11 @@ class LayerSpec:
             raise ConfigError(
                 f"--tp-size {self.tp_size}: q and k are normalised over all heads together, by "
                 f"{self.norm!r}, which is not split; leave it out"
+            )
+        if self.tp_size > 1 and (self.gated_delta is not None or self.attention_gate):
+            raise ConfigError(
+                f"--tp-size {self.tp_size}: gated delta layers and gated attention are not split "
+                "over ranks yet; leave it out"
             )
 
     @property
@@ -162,7 +188,8 @@ class LayerSpec:
         """Of a layer's matrices, but for experts, which have kernels of their own. input_size: of
         what attention reads, if not hidden_size."""
         heads, hidden = self.head_dim * self.num_heads, self.hidden_size
-        qkv = (heads + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
+        queries = 2 * heads if self.attention_gate else heads
+        qkv = (queries + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
         matrices = 0 if self.experts is not None else 3 if self.gated_mlp else 2
         return qkv + heads * hidden + matrices * hidden * self.intermediate_size
 
@@ -238,6 +265,7 @@ _ATTENTION = frozenset(
         "has_rotary",
         "rotary_kind",
         "rotary_fraction",
+        "attention_gate",
     }
 )
 # Folded into the stream and the epsilon of its norms.
@@ -249,9 +277,10 @@ _MODULES = frozenset({"activation", "gated_mlp", "norm", "norm_offset", "norm_pl
 
 _RANKS = frozenset({"tp_size"})  # by RowParallelLinear
 _EXPERTS = frozenset({"experts"})
+_STATE = frozenset({"gated_delta"})
 _SHARED = _ATTENTION | _FOLDED
 
-PLAIN = ComputePath("decoder layers", _SHARED | _BIASES | _MODULES | _RANKS | _EXPERTS)
+PLAIN = ComputePath("decoder layers", _SHARED | _BIASES | _MODULES | _RANKS | _EXPERTS | _STATE)
 COMPILED = ComputePath("compiled layers", _SHARED | _BIASES | _MODULES | _EXPERTS)
 FEW_ROWS = ComputePath("few_row", _SHARED | _RANKS | _EXPERTS | {"qkv_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
@@ -260,6 +289,7 @@ SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)
 FAST_PATHS = (COMPILED, FEW_ROWS, LAYER_TAIL, WHOLE_STACK, SPLIT_PREFILL)
 # A drafter's layer, whose stream starts with something else than the target's embedding.
 DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES | _RANKS)
+MTP_LAYER = ComputePath("MTP layers", DRAFT_LAYER.computes | _EXPERTS | {"norm_offset"})
 TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
 
 HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier", "logits_softcap"}))

@@ -118,6 +118,14 @@ class LayerNorm(Norm):
         return self(stream), stream
 
 
+@dataclass(frozen=True)
+class PreNorms:
+    """Of a layer with RMS norms: before attention, and before feed-forward."""
+
+    input: RMSNorm
+    middle: RMSNorm
+
+
 def make_norm(spec: LayerSpec, size: int, eps: float) -> Norm:
     """The one that a layer's description asks for."""
     if spec.norm == "rms":

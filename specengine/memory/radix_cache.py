@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,9 @@ class RadixNode:
     children: dict[bytes, RadixNode] = field(default_factory=dict)  # by their first page of tokens
     lock_ref: int = 0
     last_access: int = 0
+    # Of a target that keeps recurrent state: slots of the state pool, by how many of these tokens
+    # the state stands behind (memory/state_snapshots.py).
+    snapshots: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -35,6 +38,18 @@ class RadixNode:
     @property
     def is_evictable_leaf(self) -> bool:
         return not self.children and not self.lock_ref and self.parent is not None
+
+
+class NodeFollower(Protocol):
+    """What keeps things at places within nodes: memory.state_snapshots.StateSnapshots."""
+
+    def split(self, upper: RadixNode, lower: RadixNode) -> None:
+        """A node was cut in two. lower: what had all of it until now."""
+        ...
+
+    def forget(self, node: RadixNode) -> None:
+        """The node is no more."""
+        ...
 
 
 class RadixCache:
@@ -53,6 +68,7 @@ class RadixCache:
         self.page_size = page_size
         self.disable = disable
         self.lookahead = lookahead
+        self.follower: NodeFollower | None = None  # set by the ledger
         self.reset()
 
     def reset(self) -> None:
@@ -190,6 +206,8 @@ class RadixCache:
         node.tokens, node.slots = node.tokens[length:].copy(), node.slots[length:].copy()
         node.parent = upper
         upper.children[self._key(node.tokens)] = node
+        if self.follower is not None:
+            self.follower.split(upper, node)
         return upper
 
     def _remove(self, leaf: RadixNode) -> RadixNode:
@@ -197,6 +215,8 @@ class RadixCache:
         assert parent is not None, "the root is no leaf to remove"
         del parent.children[self._key(leaf.tokens)]
         self.evictable_size -= len(leaf)
+        if self.follower is not None:
+            self.follower.forget(leaf)
         return parent
 
     def _path(self, node: RadixNode) -> Iterator[RadixNode]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,16 +11,18 @@ from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
-from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable
+from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.model import DecoderModel
 from specengine.core.rows import RowBatch
 from specengine.core.tree import Tree
+from specengine.kernels.delta.types import StatePaths
 from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
+from specengine.memory.state_pool import StateSizes
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
-from specengine.runner.fallbacks import PADDING_OFF, PLANS_ON_HOST, NoGraphs
+from specengine.runner.fallbacks import KEEPS_STATE, PADDING_OFF, PLANS_ON_HOST, NoGraphs
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.forward_graphs.prepared import (
@@ -32,14 +34,17 @@ from specengine.runner.forward_graphs.prepared import (
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.memory.graph_memory import GraphMemory
+from specengine.runner.memory.kept_state import make_states
 
 
 @dataclass(frozen=True)
 class MemoryPools:
-    """The page table and the KV that it points into."""
+    """The page table, the KV that it points into, and recurrent state by its rows. states: None
+    lets the runner of a model that keeps any make a pool of its own, without snapshots."""
 
     req_to_token_pool: ReqToTokenTable
     token_to_kv_pool: KVPool
+    states: StatePool | None = None
 
 
 class ModelRunner:
@@ -62,6 +67,9 @@ class ModelRunner:
         engine, whose runners share it."""
         self.model = model
         self.device = device
+        if pools.states is None:
+            rows = pools.req_to_token_pool.req_to_token.shape[0]
+            pools = replace(pools, states=make_states(model, StateSizes(rows), device))
         self.pools = pools
         self.attn_backend = attn_backend
         self.attn_layers = attention_layers(model)
@@ -86,12 +94,18 @@ class ModelRunner:
             return
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
-        prompts = self.attn_backend.for_mode(ForwardMode.EXTEND)
-        if not padding or prompts.limits.plans_on_host:
-            self.prefill_graphs = NoGraphs("prefill", PLANS_ON_HOST if padding else PADDING_OFF)
+        if (reason := self._why_no_prefill_graphs(padding)) is not None:
+            self.prefill_graphs = NoGraphs("prefill", reason)
             return
         self.prefill_graphs = PrefillGraphs(self)
         self.prefill_graphs.capture()
+
+    def _why_no_prefill_graphs(self, padding: bool) -> str | None:
+        if not padding:
+            return PADDING_OFF
+        if self.attn_backend.for_mode(ForwardMode.EXTEND).limits.plans_on_host:
+            return PLANS_ON_HOST
+        return None if self.pools.states is None else KEEPS_STATE
 
     @property
     def page_table(self) -> Tensor:
@@ -104,6 +118,7 @@ class ModelRunner:
             "req_to_token_pool": self.pools.req_to_token_pool,
             "token_to_kv_pool": self.pools.token_to_kv_pool,
             "attn_backend": self.attn_backend,
+            "states": self.pools.states,
             "attn_layers": self.attn_layers,
             "feature_layers": self.feature_layers,
         }
@@ -116,6 +131,7 @@ class ModelRunner:
             self.pools.token_to_kv_pool,
             self.attn_backend,
         )
+        on_device.states = self.pools.states
         on_device.attn_layers = self.attn_layers
         on_device.feature_layers = self.feature_layers
         return on_device
@@ -169,6 +185,19 @@ class ModelRunner:
         )
         self.attn_backend.init_forward_metadata_capture(batch)
         return batch
+
+    def keep_states(
+        self, batch: ForwardBatch, accepted_B: Tensor, nodes_BW: Tensor | None = None
+    ) -> None:
+        """Behind a forward of nodes: move recurrent state on to the last accepted one of each
+        request. nodes_BW: int64, the accepted paths of trees. After a decode there is nothing to
+        do: what it wrote stands."""
+        if batch.states is None or batch.forward_mode.is_decode():
+            return
+        width = batch.max_extend_len if nodes_BW is None else nodes_BW.shape[1]
+        starts_B = batch.qo_indptr[:-1]
+        paths = StatePaths(batch.req_pool_indices, starts_B, accepted_B, nodes_BW, width)
+        batch.states.keep_paths(paths)
 
     def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
         """extend_lens and qo_indptr of requests of one width. Cached: a function runs once before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
@@ -29,6 +30,7 @@ class Chunk:
 
     req: Req
     length: int
+    saves: Sequence[tuple[int, int]] = ()  # as KVLedger.take_saves gives them
 
 
 @dataclass
@@ -136,7 +138,10 @@ class Admission:
                 plan.take(req, plan.left)
         order = {req: place for place, req in enumerate(pool)}
         self.queues.prefilling.sort(key=order.__getitem__)
-        return [Chunk(req, plan.lengths[req]) for req in pool if req in plan.lengths]
+        return [self._chunk(req, plan.lengths[req]) for req in pool if req in plan.lengths]
+
+    def _chunk(self, req: Req, length: int) -> Chunk:
+        return Chunk(req, length, self.ledger.take_saves(req, req.kv_len + length))
 
     def _start(self, req: Req, plan: PrefillPlan) -> bool:
         """Whether the request has its memory: a waiting one is admitted where it can be."""

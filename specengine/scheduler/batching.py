@@ -8,6 +8,7 @@ from specengine.core.batch import ScheduleBatch
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.request import Req
 from specengine.core.sampling_batch import SamplingBatch
+from specengine.kernels.delta.types import Save
 from specengine.scheduler.admission import Chunk
 
 
@@ -30,6 +31,11 @@ class BatchBuilder:
             end == req.prefill_len and not req.output_ids
             for req, end in zip(reqs, ends, strict=True)
         ]
+        state_saves = [
+            Save(index, length - chunk.req.kv_len, slot)
+            for index, chunk in enumerate(chunks)
+            for length, slot in chunk.saves
+        ]
         reqs += riders
         return ScheduleBatch(
             reqs=reqs,
@@ -39,6 +45,7 @@ class BatchBuilder:
             extend_lens=[chunk.length for chunk in chunks] + [1] * len(riders),
             samples=samples + [True] * len(riders),
             sampling=SamplingBatch.from_reqs(reqs, self.vocab_size, self.device),
+            state_saves=tuple(state_saves),
         )
 
     def decode(self, running: list[Req]) -> ScheduleBatch:

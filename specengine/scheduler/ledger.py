@@ -14,6 +14,7 @@ from specengine.core.request import Req
 from specengine.memory.allocator import IntArray, TokenToKVPoolAllocator
 from specengine.memory.radix_cache import RadixCache, RadixNode
 from specengine.memory.req_to_token import ReqToTokenPool
+from specengine.memory.state_snapshots import StateSnapshots
 
 
 class KVLedger:
@@ -27,11 +28,18 @@ class KVLedger:
     """
 
     def __init__(
-        self, rows: ReqToTokenPool, allocator: TokenToKVPoolAllocator, cache: RadixCache
+        self,
+        rows: ReqToTokenPool,
+        allocator: TokenToKVPoolAllocator,
+        cache: RadixCache,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
+        """snapshots: where a token's KV does not tell all of the text before it. A prefix is then
+        gone on from where there is a snapshot."""
         self.rows = rows
         self.allocator = allocator
         self.cache = cache
+        self.snapshots = cache.follower = snapshots
 
     @property
     def capacity(self) -> int:
@@ -60,14 +68,45 @@ class KVLedger:
         row = self.rows.alloc()
         if row is None:
             return False
-        visible = match_limit + self.cache.lookahead
-        slots, node = self.cache.match_prefix(req.token_ids[:visible])
+        slots, node = self._match(req, row, match_limit)
         self.cache.inc_lock_ref(node)
         if len(slots):
             self.rows.write(row, 0, slots)
         req.req_pool_idx, req.last_node = row, node
         req.kv_len = req.cached_len = req.reserved_len = len(slots)
         return True
+
+    def _match(self, req: Req, row: int, limit: int) -> tuple[IntArray, RadixNode]:
+        """As RadixCache.match_prefix, of `limit` tokens at most; with recurrent state, as far as a
+        snapshot reaches, which row `row` then goes on from."""
+        lookahead = self.cache.lookahead
+        slots, node = self.cache.match_prefix(req.token_ids[: limit + lookahead])
+        if self.snapshots is None:
+            return slots, node
+        known = len(slots)
+        length, snapshot = self.snapshots.longest(node, known)
+        req.state_branch = known
+        if length < known:
+            slots, node = self.cache.match_prefix(req.token_ids[: length + lookahead])
+        if snapshot is not None:
+            self.snapshots.restore(snapshot, row)
+        return slots, node
+
+    def take_saves(self, req: Req, end: int) -> list[tuple[int, int]]:
+        """For the forward over the tokens up to `end`: where snapshots are taken, and into which
+        slots. Where the text parts from one that is known, for those that share as much; and at the
+        last page boundary that the same prompt could go on from."""
+        if self.snapshots is None:
+            return []
+        size, last = self.allocator.page_size, min(end, req.prefill_len - 1)
+        wanted = sorted({req.state_branch, last // size * size})
+        found = []
+        for length in wanted:
+            slot = self.snapshots.take() if req.kv_len < length <= end else None
+            if slot is not None:
+                found.append((length, slot))
+        req.state_saves += found
+        return found
 
     def reserve(self, req: Req, length: int) -> bool:
         """Have slots for the first `length` tokens, evicting from the cache as far as needed.
@@ -116,6 +155,7 @@ class KVLedger:
         if req.req_pool_idx is None:
             return
         self._hand_over(req)
+        self._drop_saves(req)
         self._free(req, req.cached_len, req.reserved_len)
         self.cache.dec_lock_ref(req.last_node)
         self.rows.free(req.req_pool_idx)
@@ -123,8 +163,11 @@ class KVLedger:
         req.kv_len = req.cached_len = req.reserved_len = 0
 
     def flush(self) -> None:
-        """Send the changed rows to the device."""
+        """Send the changed rows to the device, and let requests have the states that they go on
+        from."""
         self.rows.flush()
+        if self.snapshots is not None:
+            self.snapshots.flush()
 
     def evict_all(self) -> None:
         """Free every slot of the cache that no request holds."""
@@ -148,6 +191,8 @@ class KVLedger:
             raise InvariantError(
                 f"{self.rows.num_free} free + {len(live)} used != {self.rows.size} request rows"
             )
+        if self.snapshots is not None:
+            self.snapshots.check(sum(len(req.state_saves) for req in live))
         for req in live:
             if not req.cached_len <= req.kv_len <= req.reserved_len:
                 raise InvariantError(
@@ -173,6 +218,22 @@ class KVLedger:
     def _hand_over(self, req: Req) -> RadixNode:
         """`share`, but for the lock, which stays where it was. Gives the node at which the shared
         tokens end."""
+        node = self._append(req)
+        if self.snapshots is not None and req.state_saves:
+            ready = [one for one in req.state_saves if one[0] <= min(req.cached_len, req.kv_len)]
+            for length, slot in ready:
+                self.snapshots.attach(node, req.cached_len, length, slot)
+            req.state_saves = [one for one in req.state_saves if one not in ready]
+        return node
+
+    def _drop_saves(self, req: Req) -> None:
+        """Those that no shared prefix has come to have."""
+        for _, slot in req.state_saves:
+            assert self.snapshots is not None
+            self.snapshots.give_back(slot)
+        req.state_saves = []
+
+    def _append(self, req: Req) -> RadixNode:
         page_size, start = self.allocator.page_size, req.cached_len
         end, node = self._final_len(req) // page_size * page_size, cast(RadixNode, req.last_node)
         if self.cache.disable or end <= start:

@@ -77,11 +77,15 @@ class Scheduler:
         their queue and write theirs again, what they have emitted included. No round is on its way.
         Returns the tokens that were forgotten."""
         tokens = sum(req.kv_len - req.cached_len for req in self.queues.live)
-        for req in sorted(self.queues.live, key=lambda one: one.rank, reverse=True):
-            self.exits.retract(req)
+        self.retract_all()
         tokens += self.ledger.cache.evictable_size
         self.ledger.evict_all()
         return tokens
+
+    def retract_all(self) -> None:
+        """Requests go back to their queue. No round is on its way."""
+        for req in sorted(self.queues.live, key=lambda one: one.rank, reverse=True):
+            self.exits.retract(req)
 
     def take_changed(self) -> list[Req]:
         """Requests that gained tokens or finished since the last call."""

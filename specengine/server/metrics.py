@@ -128,6 +128,7 @@ class EngineCollector(Collector):
         yield from _counters(stats)
         yield from _by_position(stats)
         yield from _graphs(stats)
+        yield from _snapshots(stats)
         if stats.depth is not None:
             yield from _depth(stats.depth)
 
@@ -177,6 +178,16 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     }
     for name, (text, value) in values.items():
         yield CounterMetricFamily(PREFIX + name, text, value=value)
+
+
+def _snapshots(stats: EngineStats) -> Iterable[Metric]:
+    """Of targets that keep recurrent state."""
+    if stats.num_state_snapshots is not None:
+        text = "Snapshots of recurrent state in the prefix cache"
+        yield GaugeMetricFamily(PREFIX + "state_snapshots", text, value=stats.num_state_snapshots)
+        text = "Snapshots evicted for newer ones"
+        name, count = PREFIX + "state_snapshot_evictions", stats.num_evicted_snapshots
+        yield CounterMetricFamily(name, text, value=count)
 
 
 def _depth(depth: Decision) -> Iterable[Metric]:

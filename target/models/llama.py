@@ -221,6 +221,11 @@ class LlamaForCausalLM(nn.Module):
         pairs = zip(cls.sliding_windows(config), cls.experts(config), strict=True)
         return [replace(spec, sliding_window=window, experts=one) for window, one in pairs]
 
+    @classmethod
+    def mtp_spec(cls, config: Any) -> LayerSpec:
+        """Of layers that predict further tokens (MTP): as the last one."""
+        return cls.layer_specs(config)[-1]
+
     @property
     def embed(self) -> VocabEmbedding:
         return self.model.embed_tokens

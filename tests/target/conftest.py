@@ -13,7 +13,9 @@ from torch import Tensor
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.layers.attention import attention_layers
 from specengine.memory.kv_cache import MHATokenToKVPool
+from specengine.memory.state_pool import StateSizes
 from specengine.runner.attention.torch_backend import TorchAttentionBackend
+from specengine.runner.memory.kept_state import make_states
 from specengine.runner.memory.kv_shape import kv_shape_of
 
 _ROOM = 160  # tokens a request
@@ -30,11 +32,14 @@ class MiniRunner:
     def __init__(self, model: Any, num_requests: int = 2) -> None:
         self.model = model
         slots = torch.randperm(num_requests * _ROOM, generator=torch.Generator().manual_seed(1)) + 1
-        self.table = _PageTable(slots.view(num_requests, _ROOM).to(torch.int32))
+        rows = torch.zeros(1 + num_requests, _ROOM, dtype=torch.int32)  # row 0 is no request's
+        rows[1:] = slots.view(num_requests, _ROOM)
+        self.table = _PageTable(rows)
         dtype = model.embed.weight.dtype
         shape = kv_shape_of([model], dtype)
         self.pool = MHATokenToKVPool(num_requests * _ROOM + 1, shape, torch.device("cpu"))
         self.backend = TorchAttentionBackend()
+        self.states = make_states(model, StateSizes(len(rows)), torch.device("cpu"))
         self.lens = [0] * num_requests
 
     def batch(self, mode: ForwardMode, tokens: Sequence[Sequence[int]]) -> ForwardBatch:
@@ -42,7 +47,7 @@ class MiniRunner:
         snapshot = ModelWorkerBatch(
             forward_mode=mode,
             input_ids=torch.tensor([t for new in tokens for t in new], dtype=torch.int64),
-            req_pool_indices=list(range(len(tokens))),
+            req_pool_indices=list(range(1, 1 + len(tokens))),
             prefix_lens=self.lens[: len(tokens)],
             extend_lens=[len(new) for new in tokens],
             logits_rows=None,
@@ -51,6 +56,7 @@ class MiniRunner:
         cpu = torch.device("cpu")
         batch = ForwardBatch.init_new(snapshot, cpu, self.table, self.pool, self.backend)
         batch.attn_layers = attention_layers(self.model)
+        batch.states = self.states
         if batch.num_tokens:
             self.backend.init_forward_metadata(batch)
         for index, new in enumerate(tokens):

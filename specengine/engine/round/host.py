@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import torch
 
-from specengine.core.batch import ScheduleBatch
+from specengine.core.batch import ModelWorkerBatch, ScheduleBatch
 from specengine.core.columns import joined_columns, parted_columns
 from specengine.core.drafter import Drafter
-from specengine.core.interfaces import KVPool, ReqToTokenTable
+from specengine.core.interfaces import KVPool, ReqToTokenTable, StatePool
 from specengine.core.spec import RoundRecorder, Verifier, VerifyResult
 from specengine.core.transfer import sent
 from specengine.engine.draft_depth import draft_within_limits
 from specengine.engine.draft_nodes import path_ranks
 from specengine.engine.grammar.drafts import constrain
+from specengine.kernels.delta.types import StatePaths
 from specengine.kernels.kv.types import KVPaths
 from specengine.runner.worker import TpModelWorker
 
@@ -59,13 +60,29 @@ class HostRound:
             output = self.worker.forward_batch_generation(verify_batch)
         result = self.verifier.accept(output, drafted.masked(batch), proposal)
         result.path_ranks = path_ranks(proposal, result)
+        pools = self.worker.get_memory_pool()
+        if pools.states is not None and verify_batch.forward_mode.is_target_verify():
+            keep_states(verify_batch, result, pools.states)
         if result.kv_keep is not None:
-            pools = self.worker.get_memory_pool()
             compact_kv(batch, result.kv_keep, pools.req_to_token_pool, pools.token_to_kv_pool)
         for recorder in self.recorders:
             recorder.record(batch, proposal, output, result)
         self.drafter.observe(batch, output, result)
         return result
+
+
+def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool) -> None:
+    """Move recurrent state on to the end of the accepted path of each request. batch: the
+    verification."""
+    starts, paths, width = [0, *accumulate(batch.extend_lens)][:-1], [], max(batch.extend_lens)
+    if result.kv_keep is not None:
+        width = max(map(len, result.kv_keep))
+        paths = [[*path, *[0] * (width - len(path))] for path in result.kv_keep]
+    given = batch.req_pool_indices, starts, result.num_accepted, [*chain(*paths)]
+    packed = sent(torch.from_numpy(joined_columns(given)), states.device)
+    rows_B, starts_B, accepted_B, nodes = parted_columns(packed, [len(one) for one in given])
+    nodes_BW = nodes.view(batch.batch_size, width) if paths else None
+    states.keep_paths(StatePaths(rows_B, starts_B, accepted_B, nodes_BW, width))
 
 
 def compact_kv(

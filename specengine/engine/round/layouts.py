@@ -93,6 +93,10 @@ class Layout(Protocol):
         """Move the KV of the accepted path to where a chain would have written it."""
         ...
 
+    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: Path) -> None:
+        """Move recurrent state on to the end of the accepted path. batch: the verification."""
+        ...
+
     def host_copy(self, drafts: Drafts) -> Tensor:
         """int64, what the host must know of the drafts to make token masks."""
         ...
@@ -172,6 +176,9 @@ class Chain:
 
     def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: Path) -> None:
         """It is in place."""
+
+    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: Path) -> None:
+        runner.keep_states(batch, path.accepted_B)
 
     def host_copy(self, drafts: Drafts) -> Tensor:
         return drafts.tokens_BK
@@ -257,6 +264,9 @@ class Branching:
         table = runner.pools.req_to_token_pool.req_to_token
         given = rows.rows_B, rows.lens_B, path.nodes_BW, path.accepted_B
         runner.pools.token_to_kv_pool.keep_paths(KVPaths(table, *given))
+
+    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: Path) -> None:
+        runner.keep_states(batch, path.accepted_B, path.nodes_BW)
 
     def host_copy(self, drafts: Drafts) -> Tensor:
         assert drafts.tree is not None

@@ -132,6 +132,7 @@ class Round:
             self.logprobs.take(raw_TV, tokens_T)
         self.sampling.count(rows, path.tokens_BW, path.accepted_B, key.sampling)
         layout.keep_kv(self.runner, rows, path)
+        layout.keep_states(self.runner, output.batch, path)
         if not key.paused:
             observed = RowsOutput(tokens_T, hidden_TH, features_TF)
             self.source.observe(key, rows, observed, path.tokens_BW, path.accepted_B)

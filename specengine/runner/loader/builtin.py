@@ -149,6 +149,30 @@ _GPT_OSS_20B = {
     "tie_word_embeddings": False,
 }
 
+_QWEN3_NEXT_80B_A3B = _QWEN3_30B_A3B | {
+    "model_type": "qwen3_next",
+    "architectures": ["Qwen3NextForCausalLM"],
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "max_position_embeddings": 262144,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+
 _MODELS = (
     BuiltinModel(
         "smollm2",
@@ -169,6 +193,9 @@ _MODELS = (
     BuiltinModel("llama-3.1-8b-shape", "shape of Llama-3.1-8B", "8.0B", config=_LLAMA_31_8B),
     BuiltinModel("qwen3-8b-shape", "shape of Qwen3-8B", "8.2B", config=_QWEN3_8B),
     BuiltinModel("qwen3-30b-a3b-shape", "shape of Qwen3-30B-A3B", "30.5B", config=_QWEN3_30B_A3B),
+    BuiltinModel(
+        "qwen3-next-shape", "shape of Qwen3-Next-80B-A3B", "79.7B", config=_QWEN3_NEXT_80B_A3B
+    ),
     BuiltinModel("gpt-oss-20b-shape", "shape of gpt-oss-20b", "20.9B", config=_GPT_OSS_20B),
 )
 

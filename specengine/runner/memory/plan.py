@@ -64,10 +64,11 @@ class MemoryPlan:
     limit_tokens: int  # rows x context, or --max-total-tokens
     page_size: int
     graphs: int = 0  # what CUDA graphs are expected to take
+    states: int = 0  # recurrent state of requests, snapshots and verified nodes
 
     @property
     def kv_budget(self) -> int:
-        held = self.used + self.peak - self.current + self.graphs
+        held = self.used + self.peak - self.current + self.graphs + self.states
         return int(self.total * self.fraction) - held
 
     @property
@@ -93,7 +94,14 @@ class MemoryPlan:
         missing = needed_tokens * self.bytes_per_token - self.kv_budget
         fraction = self.fraction + missing / self.total
         most = max(self.kv_budget, 0) // self.bytes_per_token
-        if fraction <= 0.98:
+        if self.states and self.kv_budget < needed_tokens * self.bytes_per_token <= (
+            self.kv_budget + self.states
+        ):
+            remedy = (
+                f"recurrent state takes {self.states / GIB:.2f} GiB of it: lower "
+                "--max-running-requests or --max-state-snapshots"
+            )
+        elif fraction <= 0.98:
             remedy = f"--mem-fraction-static {fraction + 0.005:.2f} fits"
         elif most >= self.page_size:
             remedy = f"--context-length {most} fits (or --max-total-tokens {most})"
@@ -111,7 +119,7 @@ class MemoryPlan:
         return (
             f"{self.total / GIB:.1f} GiB x {self.fraction:g} - {self.used / GIB:.2f} used - "
             f"{self.peak / GIB:.2f} peak + {self.current / GIB:.2f} current - "
-            f"{self.graphs / GIB:.2f} graphs"
+            f"{self.graphs / GIB:.2f} graphs - {self.states / GIB:.2f} states"
         )
 
     def log(self) -> None:

@@ -1,0 +1,107 @@
+"""The gated delta rule: over prompts and verified nodes, and what of these stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specengine.kernels.delta import delta_chunks_ref, delta_rule_ref
+from specengine.kernels.delta.types import (
+    DeltaInputs,
+    DeltaShape,
+    DeltaState,
+    DeltaWeights,
+    NodeBatch,
+    NodeUpdates,
+    PromptBatch,
+    StatePaths,
+)
+from specengine.kernels.dispatch import Backend, use_triton
+
+
+def extend(
+    given: DeltaInputs,
+    weights: DeltaWeights,
+    state: DeltaState,
+    batch: PromptBatch,
+    shape: DeltaShape,
+) -> Tensor:
+    """Prompts: the rule over the tokens of each request, in chunks, from the state in its slot,
+    which holds the state behind the last one afterwards -> float32 [T, M, E]. PyTorch on any
+    device; launches depend on the lengths, so that no graph captures it."""
+    return delta_chunks_ref.extend(given, weights, state, batch, shape)
+
+
+def verify(
+    given: DeltaInputs,
+    weights: DeltaWeights,
+    state: DeltaState,
+    updates: NodeUpdates,
+    nodes: NodeBatch,
+    shape: DeltaShape,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Verification: the rule at each node, from the state in the slot, which stays as it is. Row t
+    of `updates` then says how node t changes its parent's state -> float32 [T, M, E].
+
+    Any device; one Triton kernel on CUDA, whose launch depends on neither lengths nor trees.
+    """
+    if use_triton(backend, given.mixed_TC):
+        from specengine.kernels.delta import delta_rule_triton
+
+        out: Tensor = delta_rule_triton.verify(given, weights, state, updates, nodes, shape)
+        return out
+    return delta_rule_ref.verify(given, weights, state, updates, nodes, shape)
+
+
+def decode(
+    given: DeltaInputs,
+    weights: DeltaWeights,
+    state: DeltaState,
+    updates: NodeUpdates,
+    nodes: NodeBatch,
+    shape: DeltaShape,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """One token a request, all of which stand: `verify`, then `keep` of what it wrote. updates:
+    scratch. Any device; two Triton kernels on CUDA."""
+    if use_triton(backend, given.mixed_TC):
+        from specengine.kernels.delta import delta_rule_triton
+
+        out: Tensor = delta_rule_triton.decode(given, weights, state, updates, nodes, shape)
+        return out
+    out = delta_rule_ref.verify(given, weights, state, updates, nodes, shape)
+    none_B = nodes.rows_B.new_zeros(len(nodes.rows_B))
+    paths = StatePaths(nodes.rows_B, nodes.starts[:-1], none_B, None, 1)
+    delta_rule_ref.keep([state], [updates], paths, shape)
+    return out
+
+
+def keep(
+    states: Sequence[DeltaState],
+    updates: Sequence[NodeUpdates],
+    paths: StatePaths,
+    shape: DeltaShape,
+    *,
+    backend: Backend = "auto",
+) -> None:
+    """Commit: move the state of each request on to the last node of its accepted path, in every
+    layer::
+
+        for b in range(B):
+            for k in range(accepted[b] + 1):
+                node = starts[b] + nodes[b, k]
+                memory[rows[b]] = decays[node] * memory[rows[b]] + keys[node] outer deltas[node]
+
+    and its last inputs likewise. One a layer each, views of tensors [L, ...]. Any device; one
+    Triton kernel on CUDA, for all layers together.
+    """
+    if use_triton(backend, paths.rows_B):
+        from specengine.kernels.delta import delta_rule_triton
+
+        delta_rule_triton.keep(states, updates, paths, shape)
+        return
+    delta_rule_ref.keep(list(states), list(updates), paths, shape)

@@ -1,0 +1,125 @@
+"""What a layer of the gated delta rule reads, keeps of each request, and keeps of verified nodes.
+
+Shape legend, beside that of core/batch.py: G key heads, M value heads (a multiple of G), C channels
+of the convolution, K and E dimensions of a key and of a value, P slots of the state pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """Sizes of a layer. Value heads that read one key head stand side by side."""
+
+    num_key_heads: int
+    num_heads: int  # of values, and of the state
+    key_dim: int
+    value_dim: int
+    conv_width: int  # inputs that each output of the convolution sees, its own included
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """C: queries, keys, values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def group(self) -> int:
+        """Value heads of each key head."""
+        return self.num_heads // self.num_key_heads
+
+
+@dataclass(frozen=True)
+class DeltaWeights:
+    conv_CW: Tensor  # [C, conv_width], the oldest input first
+    decay_log_M: Tensor  # log of the decay's rate
+    time_bias_M: Tensor
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """Projections of T tokens."""
+
+    mixed_TC: Tensor  # before the convolution: queries, keys, values
+    write_TM: Tensor  # before the sigmoid: how much of a value is written
+    decay_TM: Tensor  # before the softplus: how much of the state is kept
+
+
+@dataclass(frozen=True)
+class DeltaState:
+    """What a layer keeps of the text before the next token, one slot a request."""
+
+    inputs: Tensor  # [P, conv_width - 1, C], the last inputs of the convolution, the oldest first
+    memory: Tensor  # float32 [P, M, K, E]
+
+
+@dataclass(frozen=True)
+class NodeUpdates:
+    """How each verified node changes the state of its parent, one row a node::
+
+        memory = decay * memory + key outer delta
+
+    So a node's state follows from the state before the tree and the updates along its path. They
+    are a node's checkpoint, in K + E + 1 numbers a head instead of K * E.
+    """
+
+    inputs: Tensor  # [N, C]
+    keys: Tensor  # float32 [N, G, K], of length 1
+    deltas: Tensor  # float32 [N, M, E]
+    decays: Tensor  # float32 [N, M]
+
+
+@dataclass(frozen=True)
+class NodeBatch:
+    """The nodes of a verification; a decode is one node a request, the root.
+
+    Node i of request b is row starts[b] + i. It sees the nodes before it, or under a tree those of
+    its row of mask_BNN, whose numbers rise along a path.
+    """
+
+    rows_B: Tensor  # int64, slots of the state pool; 0 pads
+    starts: Tensor  # int64 [B + 1]
+    width: int  # nodes of a request at most
+    mask_BNN: Tensor | None = None  # bool; of trees
+
+
+@dataclass(frozen=True)
+class Save:
+    """Keep the state behind the first `length` of a request's new tokens in a slot."""
+
+    request: int  # index into the batch
+    length: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Whole runs of tokens, all of which stand, several a request. lens, are_new: of the host."""
+
+    rows_B: Tensor  # int64, slots of the state pool
+    lens: Sequence[int]
+    are_new: Sequence[bool]  # requests without tokens before these, whose slot holds nothing yet
+    saves: Sequence[Save] = ()  # rising within a request
+
+
+@dataclass(frozen=True)
+class StatePaths:
+    """Which nodes of each request stand."""
+
+    rows_B: Tensor  # int64, slots of the state pool; row 0 pads
+    starts_B: Tensor  # int64, row of each root among the updates
+    accepted_B: Tensor  # int64, nodes below the root that stand
+    nodes_BW: Tensor | None  # int64, the path, the root first; None: nodes 0 .. W - 1
+    width: int  # W, above every accepted_B

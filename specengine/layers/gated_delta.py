@@ -1,0 +1,141 @@
+"""Gated DeltaNet: linear attention in place of attention (Yang et al. 2024, arXiv:2412.06464), as
+Qwen3-Next has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specengine.core.forward_mode import ForwardMode
+from specengine.kernels.delta import delta_rule
+from specengine.kernels.delta.types import (
+    DeltaInputs,
+    DeltaShape,
+    DeltaWeights,
+    NodeBatch,
+    PromptBatch,
+)
+from specengine.layers.layer_spec import LayerSpec
+from specengine.layers.linear import Linear, MergedLinear
+
+if TYPE_CHECKING:
+    from specengine.core.batch import ForwardBatch
+    from specengine.core.interfaces import StatePool
+
+
+def delta_layers(model: object) -> tuple[GatedDelta, ...]:
+    """Those of a model, in the order in which a forward comes to them: the layers that keep
+    recurrent state."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers = [module for module in modules if isinstance(module, GatedDelta)]
+    return tuple(sorted(layers, key=lambda layer: layer.layer_id))
+
+
+class GatedNorm(nn.Module):
+    """x / rms(x) * weight * silu(gate), over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """float32 [..., size], [..., size] -> the shape and dtype of gate."""
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        normed = self.weight * (x * scale).to(gate.dtype)
+        return (normed * F.silu(gate.float())).to(gate.dtype)
+
+
+class CausalConv(nn.Module):
+    """Weights of a convolution of each channel by itself, as checkpoints have them."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, width), requires_grad=False)
+
+
+class GatedDelta(nn.Module):
+    """Projections, the rule over what the state pool keeps, a gated norm, output projection."""
+
+    def __init__(self, spec: LayerSpec, layer_id: int) -> None:
+        super().__init__()
+        assert spec.gated_delta is not None
+        spec.check_ranks()
+        self.layer_id = layer_id
+        self.kept = shape = DeltaShape(
+            spec.gated_delta.num_key_heads,
+            spec.gated_delta.num_heads,
+            spec.gated_delta.key_dim,
+            spec.gated_delta.value_dim,
+            spec.gated_delta.conv_width,
+        )
+        heads, size = shape.num_heads, spec.hidden_size
+        self.in_proj_qkvz = MergedLinear(size, [shape.channels, shape.value_size])
+        self.in_proj_ba = MergedLinear(size, [heads, heads])
+        self.conv1d = CausalConv(shape.channels, shape.conv_width)
+        self.A_log, self.dt_bias = (_numbers(heads) for _ in range(2))
+        self.norm = GatedNorm(shape.value_dim, spec.rms_norm_eps)
+        self.out_proj = Linear(shape.value_size, size)
+
+    def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
+        out: Tensor = self.out_proj(self._heads(hidden, batch))
+        return out
+
+    def parts(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """The same, perhaps in parts, for RMSNorm.add."""
+        return self.out_proj.parts(self._heads(hidden, batch))
+
+    def _heads(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """[T, hidden_size] -> [T, value_size]."""
+        shape = self.kept
+        joined: Tensor = self.in_proj_qkvz(hidden)
+        mixed, gate = torch.split(joined, [shape.channels, shape.value_size], -1)
+        write, decay = self.in_proj_ba(hidden).chunk(2, -1)
+        if not len(hidden):
+            return gate
+        out = self._run(DeltaInputs(mixed, write, decay), batch)
+        normed: Tensor = self.norm(out, gate.view(out.shape))
+        return normed.flatten(1)
+
+    def _run(self, given: DeltaInputs, batch: ForwardBatch) -> Tensor:
+        """float32 [T, M, E]. Raises ValueError for a forward that says neither that its tokens
+        stand nor that they are verified."""
+        pool, weights = states_of(batch), self._weights
+        state, updates = pool.state(self.layer_id), pool.updates(self.layer_id)
+        if batch.forward_mode.is_prefill():
+            return delta_rule.extend(given, weights, state, prompts_of(batch), self.kept)
+        nodes = nodes_of(batch)
+        if batch.forward_mode.is_decode():
+            return delta_rule.decode(given, weights, state, updates, nodes, self.kept)
+        if batch.forward_mode is ForwardMode.TARGET_VERIFY:
+            return delta_rule.verify(given, weights, state, updates, nodes, self.kept)
+        raise ValueError(f"recurrent state does not follow a forward of mode {batch.forward_mode}")
+
+    @property
+    def _weights(self) -> DeltaWeights:
+        return DeltaWeights(self.conv1d.weight[:, 0], self.A_log, self.dt_bias)
+
+
+def states_of(batch: ForwardBatch) -> StatePool:
+    assert batch.states is not None, "a runner whose model keeps state has a pool for it"
+    return batch.states
+
+
+def prompts_of(batch: ForwardBatch) -> PromptBatch:
+    are_new = [length == 0 for length in batch.prefix_lens_cpu]
+    return PromptBatch(batch.req_pool_indices, batch.extend_lens_cpu, are_new, batch.state_saves)
+
+
+def nodes_of(batch: ForwardBatch) -> NodeBatch:
+    mask_BNN = None if batch.tree is None else batch.tree.mask_BNN
+    width = max(batch.extend_lens_cpu)
+    return NodeBatch(batch.req_pool_indices, batch.qo_indptr, width, mask_BNN)
+
+
+def _numbers(count: int) -> nn.Parameter:
+    """In float32 whatever the model's dtype: exponents are taken of them."""
+    return nn.Parameter(torch.empty(count, dtype=torch.float32), requires_grad=False)

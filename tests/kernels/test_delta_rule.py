@@ -1,0 +1,219 @@
+"""The gated delta rule: its forms agree, and Triton's kernels with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specengine.kernels.delta import delta_rule
+from specengine.kernels.delta.types import (
+    DeltaInputs,
+    DeltaShape,
+    DeltaState,
+    DeltaWeights,
+    NodeBatch,
+    NodeUpdates,
+    PromptBatch,
+    Save,
+    StatePaths,
+)
+from specengine.kernels.dispatch import Backend
+
+SHAPE = DeltaShape(num_key_heads=2, num_heads=4, key_dim=8, value_dim=12, conv_width=4)
+SLOTS = 7  # of the state pool
+# Numbers of the nodes that each node sees, itself included: two branches, a leaf of the root.
+TREE = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4], [0, 1, 3, 5], [0, 6]]
+
+
+@dataclass
+class World:
+    weights: DeltaWeights
+    states: list[DeltaState]  # two layers
+    updates: list[NodeUpdates]
+
+    def copy(self) -> World:
+        return World(self.weights, _copies(self.states), _copies(self.updates))
+
+    def assert_near(self, other: World) -> None:
+        pairs = zip([*self.states, *self.updates], [*other.states, *other.updates], strict=True)
+        for one, its in pairs:
+            for field in fields(one):
+                found, expected = getattr(one, field.name), getattr(its, field.name)
+                if isinstance(one, DeltaState):  # row 0 pads, and means nothing
+                    found, expected = found[1:], expected[1:]
+                torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-5)
+
+
+def _copies(layers: list[Any]) -> list[Any]:
+    stacked = [
+        torch.stack([getattr(one, field.name) for one in layers]) for field in fields(layers[0])
+    ]
+    return [type(layers[0])(*parts) for parts in zip(*stacked, strict=True)]
+
+
+@pytest.fixture
+def world() -> World:
+    torch.manual_seed(3)
+    C, M, K, E = SHAPE.channels, SHAPE.num_heads, SHAPE.key_dim, SHAPE.value_dim
+    weights = DeltaWeights(torch.randn(C, 4), torch.randn(M), torch.randn(M))
+    states = [DeltaState(torch.randn(SLOTS, 3, C), torch.randn(SLOTS, M, K, E)) for _ in range(2)]
+    updates = [
+        NodeUpdates(
+            torch.zeros(20, C), torch.zeros(20, 2, K), torch.zeros(20, M, E), torch.zeros(20, M)
+        )
+        for _ in range(2)
+    ]
+    return World(weights, _copies(states), _copies(updates))
+
+
+def inputs(count: int, seed: int = 1) -> DeltaInputs:
+    """As parts of wider products, which is what layers give."""
+    made = torch.randn(count, SHAPE.channels + 8, generator=torch.Generator().manual_seed(seed))
+    mixed, write, decay = made.split([SHAPE.channels, 4, 4], -1)
+    return DeltaInputs(mixed, write, decay)
+
+
+def cut(given: DeltaInputs, rows: slice | list[int]) -> DeltaInputs:
+    return DeltaInputs(given.mixed_TC[rows], given.write_TM[rows], given.decay_TM[rows])
+
+
+def decode(world: World, given: DeltaInputs, row: int) -> Tensor:
+    """One token after the other, in layer 0."""
+    nodes = NodeBatch(torch.tensor([row]), torch.tensor([0, 1]), 1)
+    state, updates = world.states[0], world.updates[0]
+    return torch.cat(
+        [
+            delta_rule.decode(
+                cut(given, slice(at, at + 1)), world.weights, state, updates, nodes, SHAPE
+            )
+            for at in range(len(given.mixed_TC))
+        ]
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 63, 64, 65, 150])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_prompt_in_chunks_equals_steps(count: int, is_new: bool, world: World) -> None:
+    given, other = inputs(count), world.copy()
+    batch = PromptBatch(torch.tensor([2]), [count], [is_new])
+    found = delta_rule.extend(given, world.weights, world.states[0], batch, SHAPE)
+    if is_new:
+        other.states[0].inputs[2], other.states[0].memory[2] = 0, 0
+    torch.testing.assert_close(found, decode(other, given, 2), atol=1e-5, rtol=1e-4)
+    for name in ("inputs", "memory"):
+        one, its = getattr(world.states[0], name), getattr(other.states[0], name)
+        torch.testing.assert_close(one, its, atol=1e-5, rtol=1e-4)
+
+
+def test_saved_state_is_that_behind_its_prefix(world: World) -> None:
+    given, other = inputs(90), world.copy()
+    saves = (Save(0, 70, 5), Save(1, 2, 4), Save(1, 9, 6))
+    batch = PromptBatch(torch.tensor([1, 3]), [80, 10], [True, False], saves)
+    whole = delta_rule.extend(given, world.weights, world.states[0], batch, SHAPE)
+    for row, rows, is_new, slot in (
+        (1, slice(0, 70), True, 5),
+        (3, slice(80, 82), False, 4),
+        (3, slice(82, 89), False, 6),
+    ):
+        part = PromptBatch(torch.tensor([row]), [rows.stop - rows.start], [is_new])
+        out = delta_rule.extend(cut(given, rows), other.weights, other.states[0], part, SHAPE)
+        torch.testing.assert_close(out, whole[rows], atol=1e-5, rtol=1e-4)
+        for name in ("inputs", "memory"):
+            found = getattr(world.states[0], name)[slot]
+            expected = getattr(other.states[0], name)[row]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def tree_nodes(rows: list[int], trees: list[list[list[int]]]) -> NodeBatch:
+    width = max(map(len, trees))
+    mask = torch.zeros(len(rows), width + 1, width + 1, dtype=torch.bool)
+    for request, tree in enumerate(trees):
+        for node, seen in enumerate(tree):
+            mask[request, node, seen] = True
+    starts = torch.tensor([0, *accumulate(map(len, trees))])
+    return NodeBatch(torch.tensor(rows), starts, width, mask)
+
+
+def test_each_node_of_a_tree_follows_its_path(world: World) -> None:
+    given, before = inputs(len(TREE)), world.copy()
+    nodes = tree_nodes([3], [TREE])
+    given_to = (world.weights, world.states[0], world.updates[0], nodes, SHAPE)
+    out = delta_rule.verify(given, *given_to)
+    assert torch.equal(world.states[0].memory, before.states[0].memory)
+    for node, path in enumerate(TREE):
+        alone, kept = before.copy(), world.copy()
+        expected = decode(alone, cut(given, path), 3)[-1]
+        torch.testing.assert_close(out[node], expected)
+        missing = [0] * (len(TREE) - len(path))
+        keep(kept, torch.tensor([[*path, *missing]]), [len(path) - 1])
+        torch.testing.assert_close(kept.states[0].memory[3], alone.states[0].memory[3])
+        assert torch.equal(kept.states[0].inputs[3], alone.states[0].inputs[3])
+
+
+def keep(world: World, nodes_BW: Tensor, accepted: list[int]) -> None:
+    rows, starts = torch.tensor([3]), torch.tensor([0])
+    paths = StatePaths(rows, starts, torch.tensor(accepted), nodes_BW, nodes_BW.shape[1])
+    delta_rule.keep(world.states, world.updates, paths, SHAPE)
+
+
+def in_interpreter(world: World) -> Backend:
+    pytest.importorskip("triton")
+    return "triton"
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_triton_verifies_and_keeps_as_the_reference(is_tree: bool, world: World) -> None:
+    backend = in_interpreter(world)
+    rows, trees = [3, 0, 5], [TREE, TREE[:1], TREE[:4]]
+    nodes = tree_nodes(rows, trees)
+    if not is_tree:
+        nodes = NodeBatch(nodes.rows_B, nodes.starts, nodes.width)
+    other = world.copy()
+    for layer, seed in enumerate((1, 2)):
+        given = inputs(12, seed)
+        outs = [
+            delta_rule.verify(
+                given, world.weights, one.states[layer], one.updates[layer], nodes, SHAPE,
+                backend=name,
+            )
+            for one, name in ((world, backend), (other, "torch"))
+        ]  # fmt: skip
+        torch.testing.assert_close(*outs, atol=2e-6, rtol=2e-5)
+    world.assert_near(other)
+    paths_BW = torch.tensor([[0, 1, 3, 5], [0, 0, 0, 0], [0, 2, 0, 0]]) if is_tree else None
+    accepted = torch.tensor([3, 0, 1])
+    paths = StatePaths(nodes.rows_B, nodes.starts[:-1], accepted, paths_BW, 4)
+    delta_rule.keep(world.states, world.updates, paths, SHAPE, backend=backend)
+    delta_rule.keep(other.states, other.updates, paths, SHAPE, backend="torch")
+    world.assert_near(other)
+
+
+def test_triton_decodes_as_the_reference(world: World) -> None:
+    backend = in_interpreter(world)
+    nodes = NodeBatch(torch.tensor([4, 0, 1]), torch.tensor([0, 1, 2, 3]), 1)
+    other = world.copy()
+    for step in range(5):
+        given = inputs(3, step)
+        outs = [
+            delta_rule.decode(
+                given, world.weights, one.states[0], one.updates[0], nodes, SHAPE, backend=name
+            )
+            for one, name in ((world, backend), (other, "torch"))
+        ]
+        torch.testing.assert_close(*outs, atol=2e-6, rtol=2e-5)
+    world.assert_near(other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_kernels_on_a_gpu_equal_the_reference(dtype: torch.dtype, width: int) -> None:
+    from benchmarks.kernels.delta_rule import compare
+
+    compare(dtype, width)
