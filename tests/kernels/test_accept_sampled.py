@@ -218,7 +218,7 @@ def test_tensors_may_lie_anyhow(name: str, device: torch.device) -> None:
         assert found.tokens_B.tolist() == expected.tokens_B.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from(KINDS))
 def test_the_reference_does_not_feel_the_batch(seed: int, kind: tuple[str, bool]) -> None:
     name, tree = kind
