@@ -33,6 +33,9 @@ class ForwardMode(Enum):
     def is_idle(self) -> bool:
         return self is ForwardMode.IDLE
 
+    def is_target_verify(self) -> bool:
+        return self is ForwardMode.TARGET_VERIFY
+
     def is_split_prefill(self) -> bool:
         return self is ForwardMode.SPLIT_PREFILL
 
