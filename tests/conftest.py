@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tests.interpreter import keep_patched
 from tests.support.families import VOCAB, SmallModels
@@ -24,6 +26,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# Nothing is timed in a test: on a busy machine examples take as long as they take.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def save_tokenizer(folder: Path) -> None:
@@ -78,18 +84,24 @@ def _interpreter_keeps_its_language() -> None:
         keep_patched()
 
 
+def kept_folder(config: pytest.Config, name: str, digest: str) -> Path:
+    """In pytest's cache, for what follows from files of this digest alone; older ones go."""
+    folder = Path(config.cache.mkdir(f"{name}-{digest}"))
+    for older in folder.parent.glob(f"{name}-*"):
+        if older != folder:
+            shutil.rmtree(older, ignore_errors=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
-    """Compiles CUDA C++ for this machine's processor, each form once in all processes of a run."""
-    from tests.kernels.emulated_cuda import COMPILER, compiler_into
+def emulated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """Compiles CUDA C++ for this machine's processor, each form once until a source changes."""
+    from tests.kernels.emulated_cuda import COMPILER, compiler_into, digest_of_sources
 
     if COMPILER is None:
         pytest.skip("no C++ compiler, or not Linux")
-    folder = tmp_path_factory.mktemp("emulated")
-    of_run = folder.parents[1] if "PYTEST_XDIST_WORKER" in os.environ else folder
-    libraries = of_run / "emulated-libraries"
-    libraries.mkdir(exist_ok=True)
-    return compiler_into(folder, libraries)
+    libraries = kept_folder(request.config, "emulated", digest_of_sources())
+    return compiler_into(tmp_path_factory.mktemp("emulated"), libraries)
 
 
 @pytest.fixture(scope="session")

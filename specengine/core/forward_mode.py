@@ -20,10 +20,6 @@ class ForwardMode(Enum):
     DRAFT_EXTEND = auto()
     SPLIT_PREFILL = auto()
 
-    def is_extend(self) -> bool:
-        """Several tokens a request, written after its KV and seen causally or under a mask."""
-        return self in _EXTEND_LIKE
-
     def is_prefill(self) -> bool:
         """Takes prompt tokens in (EXTEND, MIXED, SPLIT_PREFILL)."""
         return self in _PREFILL
@@ -40,17 +36,8 @@ class ForwardMode(Enum):
     def is_target_verify(self) -> bool:
         return self is ForwardMode.TARGET_VERIFY
 
-    def is_draft_extend(self) -> bool:
-        return self is ForwardMode.DRAFT_EXTEND
-
     def is_split_prefill(self) -> bool:
         return self is ForwardMode.SPLIT_PREFILL
 
-    def is_cuda_graph(self) -> bool:
-        """Shapes repeat from round to round, so a captured graph can serve it."""
-        return self in _CUDA_GRAPH
-
 
 _PREFILL = frozenset({ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.SPLIT_PREFILL})
-_EXTEND_LIKE = _PREFILL | {ForwardMode.TARGET_VERIFY, ForwardMode.DRAFT_EXTEND}
-_CUDA_GRAPH = frozenset({ForwardMode.DECODE, ForwardMode.TARGET_VERIFY})

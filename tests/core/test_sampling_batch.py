@@ -114,7 +114,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(

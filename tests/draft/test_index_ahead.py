@@ -38,7 +38,7 @@ def texts(made: Any) -> list[dict[Req, Any]]:
 
 
 @pytest.mark.parametrize("name", MAKE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(RUNS, RUNS, st.integers(1, 4))
 def test_index_ahead_changes_no_draft(
     name: str, runs: list[list[int]], others: list[list[int]], most: int

@@ -33,7 +33,7 @@ def in_python(**options: int) -> NgramDrafter:
         return drafter(lambda req: len(req.output_ids) % 7, **options)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.lists(st.lists(FEW, max_size=30), min_size=3, max_size=3), min_size=1, max_size=6),
     st.integers(1, 9),

@@ -36,7 +36,7 @@ def test_only_the_end_of_a_huge_output_is_kept() -> None:
     assert found(corpus, [95, 96], 2) == [[97, 98]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=30), st.integers(4, 50))
 def test_never_above_capacity(outputs: list[list[int]], capacity: int) -> None:
     corpus = SharedCorpus(capacity, 1, 3)

@@ -94,7 +94,7 @@ def test_branches_that_never_differ_are_a_chain() -> None:
     assert nodes(proposal) == ([2, 3, 4, 1, 2], [-1, 0, 1, 2, 3])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=3),
     st.integers(1, 4),

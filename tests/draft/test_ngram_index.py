@@ -30,7 +30,7 @@ def matches(text: list[int], tail: list[int], low: int, high: int) -> list[int]:
 
 
 @pytest.mark.parametrize("most_whole", [3, 256])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.lists(TOKENS, max_size=20), max_size=5),
     st.integers(1, 3),
@@ -73,7 +73,7 @@ def test_no_lookup_splits_many_ends_at_once() -> None:
     assert next(index.lookup([2] + [1] * 11)) == 4998
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(TOKENS, max_size=60), st.lists(TOKENS, max_size=6))
 def test_lookup_of_a_foreign_tail(text: list[int], tail: list[int]) -> None:
     index = NgramIndex(2, 4)

@@ -13,7 +13,7 @@ def corpus(capacity: int) -> RotatingCorpus[SuffixTree]:
     return RotatingCorpus(capacity, lambda: SuffixTree(8))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OUTPUTS, st.integers(4, 50))
 def test_the_latest_outputs_within_capacity(outputs: list[list[int]], capacity: int) -> None:
     made, half = corpus(capacity), capacity // 2

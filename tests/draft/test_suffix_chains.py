@@ -77,7 +77,7 @@ def assert_equal(found: DraftProposal, expected: DraftProposal) -> None:
     assert (found.is_chain, found.draft_probs) == (True, None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=1, max_size=6),
     OPTIONS,
@@ -104,7 +104,7 @@ def test_drafts_are_the_same(
     assert all(isinstance(text, RequestText) for text in theirs._texts.values())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, OPTIONS, st.sampled_from([-1, 0, 1, 2, 7, 100]))
 def test_after_every_token(text: list[int], options: dict[str, Any], most: int) -> None:
     spec = SpecConfig(algorithm="SUFFIX", **options)

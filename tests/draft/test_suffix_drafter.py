@@ -77,7 +77,7 @@ def test_text_grows_between_rounds() -> None:
     assert nodes(made.draft(batch))[0] == [3, 4, 9]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=3),
     st.integers(1, 4),

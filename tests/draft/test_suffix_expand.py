@@ -76,7 +76,7 @@ def greedy_total(found: list[Path], branches: int, min_prob: float, max_tokens: 
     return total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.sampled_from([2, 4]),
@@ -108,7 +108,7 @@ def test_the_most_probable_paths(
     assert ordered == sorted(ordered, reverse=True), "the first n nodes are the best n"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, HORIZON - 1))
 def test_a_chain_takes_the_most_frequent_then_latest(text: list[int], max_tokens: int) -> None:
     match = Match.own(tree_of(text))

@@ -27,7 +27,7 @@ def check(match: Match, text: list[int]) -> None:
     assert match.node is tree.deepest(tree.root, length, match.start)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=6), st.sampled_from([2, 3, 5, 8, 64])
 )
@@ -44,7 +44,7 @@ def test_the_longest_suffix_while_both_grow(
         check(follower.match, text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=40), st.sampled_from([3, 5, 64]))
 def test_shortened_down_to_nothing(text: list[int], max_depth: int) -> None:
     tree = SuffixTree(max_depth)

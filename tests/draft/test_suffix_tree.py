@@ -58,7 +58,7 @@ def check(tree: SuffixTree, node: Node) -> None:
         assert node.count == sum(count for count, _, _ in counts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, DEPTHS, st.data())
 def test_everything_is_counted(text: list[int], max_depth: int, data: st.DataObject) -> None:
     tree, done = SuffixTree(max_depth), 0
@@ -71,7 +71,7 @@ def test_everything_is_counted(text: list[int], max_depth: int, data: st.DataObj
     assert tree.tokens == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, DEPTHS)
 def test_the_repeated_suffix_has_its_deepest_node(text: list[int], max_depth: int) -> None:
     tree = SuffixTree(max_depth)
@@ -84,7 +84,7 @@ def test_the_repeated_suffix_has_its_deepest_node(text: list[int], max_depth: in
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TEXTS, DEPTHS, st.lists(st.integers(0, 3), min_size=1, max_size=5))
 def test_contains_what_it_has_counted(
     text: list[int], max_depth: int, substring: list[int]

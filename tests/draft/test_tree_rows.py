@@ -81,7 +81,7 @@ def grow_by_kernels(
     static=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_trees_of_the_host(
     batch_size: int, topk: int, steps: int, share: float, static: bool, seed: int
 ) -> None:
@@ -132,7 +132,7 @@ def check_limited(
 
 
 @given(st.data(), st.integers(1, 4), st.integers(2, 5), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_limited_trees_of_the_host(
     drawn: st.DataObject, batch_size: int, topk: int, steps: int
 ) -> None:
@@ -140,7 +140,7 @@ def test_limited_trees_of_the_host(
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_limited_trees_of_the_kernel(drawn: st.DataObject) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")

@@ -103,7 +103,7 @@ def trees(draw: st.DrawFn) -> list[tuple[int, float, int]]:
 
 
 @given(rows=trees(), wanted=st.integers(1, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_equals_taking_the_best_one_after_the_other(
     rows: list[tuple[int, float, int]], wanted: int
 ) -> None:

@@ -4,6 +4,7 @@ expected."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ FIRST, COUNT = 1, 3  # the tokens that are looked at: the first one comes from t
 CELLS = 4  # for each of these tokens, CELLS ** COUNT in all
 CHAIN: dict[str, Any] = {"num_steps": 3, "draft_sampling": True}
 TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 3, "num_draft_tokens": 7}
+_known: dict[tuple[int, ...], Tensor] = {}  # probabilities by text: rules share most texts
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("rejection", CHAIN),
     ("block", CHAIN),
@@ -45,15 +47,23 @@ def filtered(logits_RV: Tensor) -> Tensor:
 
 def next_probs(prompt: list[int], texts_SL: Tensor) -> Tensor:
     """float64 [S, COUNT, V]: of the tokens from place FIRST on, given those before them."""
+    unique_UL, where_S = texts_SL[:, : FIRST + COUNT - 1].unique(dim=0, return_inverse=True)
+    texts = [tuple(text) for text in unique_UL.tolist()]
+    new = torch.tensor([text for text in texts if text not in _known])
+    for part_RL in new.split(256) if len(new) else ():
+        rows_RT = torch.cat([torch.tensor(prompt).expand(len(part_RL), -1), part_RL], dim=1)
+        with torch.inference_mode():
+            logits_RCV = reference_model()(rows_RT).logits[:, -COUNT:]
+        probs_RCV = filtered(logits_RCV.flatten(0, 1)).view(len(part_RL), COUNT, -1)
+        _known.update(zip(map(tuple, part_RL.tolist()), probs_RCV, strict=True))
+    return torch.stack([_known[text] for text in texts])[where_S]
+
+
+@cache
+def reference_model() -> Any:
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(TINY).float().eval()
-    unique_UL, where_S = texts_SL[:, : FIRST + COUNT - 1].unique(dim=0, return_inverse=True)
-    rows_UT = torch.cat([torch.tensor(prompt).expand(len(unique_UL), -1), unique_UL], dim=1)
-    with torch.inference_mode():
-        logits = [model(rows_RT).logits[:, -COUNT:] for rows_RT in rows_UT.split(256)]
-    probs_UCV = filtered(torch.cat(logits).flatten(0, 1)).view(len(unique_UL), COUNT, -1)
-    return probs_UCV[where_S]
+    return transformers.AutoModelForCausalLM.from_pretrained(TINY).float().eval()
 
 
 def uniforms(probs_SCV: Tensor, tokens_SC: Tensor) -> Tensor:

@@ -236,7 +236,7 @@ def trees(draw: st.DrawFn) -> tuple[str, list[int]]:
     return letters, [-1, *(draw(st.integers(0, node - 1)) for node in range(1, size))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees(), st.sampled_from(["[ab]{1,9}", "(ab?c)+", "a*b", "(a|bc|cab){2,3}"]))
 def test_legal_nodes_are_those_whose_text_is_legal(
     world: World, tree: tuple[str, list[int]], pattern: str
@@ -279,7 +279,7 @@ def test_unfinished_walk_leaves_the_grammar_as_it_was(world: World) -> None:
     ),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_masks_of_chains_made_at_once_are_those_of_the_walk(
     world: World, drawn: list[tuple[str, list[int]]], ignore_eos: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,3 +54,10 @@ def row_backend(
 @pytest.fixture
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def triton_cache(request: pytest.FixtureRequest) -> Path:
+    """Kept from run to run: Triton compiles a kernel again when its source or the compiler is
+    another."""
+    return Path(request.config.cache.mkdir("triton"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import random
 import shutil
 import subprocess
@@ -13,12 +15,16 @@ from pathlib import Path
 
 from torch import Tensor
 
+from specengine.kernels.cuda import program
 from specengine.kernels.cuda.program import Argument
 
 COMPILER = (shutil.which("c++") or shutil.which("g++")) if sys.platform == "linux" else None
 SHARED_BYTES = 227 * 1024  # the most that a block of an H100 or H200 may have
 
 _HEADERS = Path(__file__).parent / "emulator"
+_SOURCES = Path(program.__file__).parent
+# Fortified, jumps from stack to stack are forbidden.
+_FLAGS = ["-std=c++17", "-O1", "-w", "-fPIC", "-U_FORTIFY_SOURCE"]
 
 Compiled = Callable[[Path, str, tuple[tuple[str, int], ...], int, int], "EmulatedKernel"]
 
@@ -53,14 +59,22 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_floa
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_int(argument)
 
 
+def digest_of_sources() -> str:
+    """Of all that a library is made of, but its name: another digest, another library."""
+    version = subprocess.run([str(COMPILER), "--version"], check=True, capture_output=True).stdout
+    found = hashlib.sha256(version + " ".join(_FLAGS).encode())
+    for path in sorted([*_SOURCES.glob("*.cu*"), *_HEADERS.iterdir(), Path(__file__)]):
+        if path.is_file():
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def compiler_into(folder: Path, libraries: Path) -> Compiled:
     """What stands for program.compiled. folder: of this process. libraries: where those are kept
     that any process has made of these sources."""
 
     def compile_(*given: str) -> None:
-        # Fortified, jumps from stack to stack are forbidden.
-        flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-U_FORTIFY_SOURCE"]
-        subprocess.run([str(COMPILER), *flags, *given], check=True, cwd=folder)
+        subprocess.run([str(COMPILER), *_FLAGS, *given], check=True, cwd=folder)
 
     def compiled(
         source: Path, name: str, defines: tuple[tuple[str, int], ...], shared: int, device: int
@@ -77,7 +91,8 @@ def compiler_into(folder: Path, libraries: Path) -> Compiled:
             unit = "\n".join(['#include "cuda.h"', *lines, '#include "launch.cpp"', ""])
             (folder / "unit.cpp").write_text(unit)
             compile_("-shared", "-o", file, "unit.cpp", "shared.cpp")
-            (folder / file).replace(libraries / file)
+            part = Path(shutil.copy(folder / file, libraries / f"{file}.{os.getpid()}"))
+            part.replace(libraries / file)
         return EmulatedKernel(ctypes.CDLL(str(libraries / file)))
 
     return compiled

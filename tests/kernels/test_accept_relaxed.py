@@ -31,7 +31,7 @@ def decided(
     return found.ends_B.tolist(), found.tokens_B.tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10**6), st.sampled_from(RULES), st.booleans(), st.integers(1, 12))
 def test_the_reference_is_the_definition(
     seed: int, rule: tuple[int, float], tree: bool, vocab: int

@@ -149,9 +149,11 @@ def test_of_equal_scores_the_first_expert_is_chosen(backend: Any, device: torch.
 
 
 @pytest.mark.slow
-def test_all_forms_compile_for_hopper(tmp_path: Path) -> None:
+def test_all_forms_compile_for_hopper(triton_cache: Path) -> None:
     """The interpreter takes what the compiler does not, and has no end of shared memory."""
-    found = offline_triton.run("tests.kernels.offline_experts", tmp_path, "2", "20", "70", "600")
+    found = offline_triton.run(
+        "tests.kernels.offline_experts", triton_cache, "2", "20", "70", "600"
+    )
     assert len(found) == 9
     assert max(found.values()) <= MOST_SHARED
 

@@ -52,6 +52,6 @@ def test_ragged_trees(num_past: int, device: torch.device) -> None:
     lens=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=4),
     num_past=st.integers(0, 4),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_lengths(lens: list[tuple[int, int]], num_past: int) -> None:
     check(lens, num_past, torch.device("cpu"), "torch")

@@ -145,6 +145,6 @@ def test_no_rows(device: torch.device) -> None:
     assert int_linear(x, int_weight(4, "none", device)).shape == (0, OUTS)
 
 
-def test_products_compile_for_hopper(tmp_path: Path) -> None:
-    names = offline_triton.run("tests.kernels.offline_quantised", tmp_path)
+def test_products_compile_for_hopper(triton_cache: Path) -> None:
+    names = offline_triton.run("tests.kernels.offline_quantised", triton_cache)
     assert names == 2 * ["_quantise_kernel", "_fp8_kernel", "_fp8_kernel", "_int_kernel"]

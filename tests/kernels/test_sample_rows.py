@@ -105,7 +105,7 @@ logits_lists = st.lists(
 ).filter(lambda logits: max(logits) > -math.inf)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logits_lists, st.sampled_from(EVERY_KIND), st.integers(0, 10**6))
 def test_the_reference_reads_as_its_docstring(
     logits: list[float], option: Params, start: int

@@ -131,7 +131,7 @@ def test_rows_taken_in_parts_choose_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert (sample(logits, reqs), sample(logits, reqs, rows)) == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.sampled_from([0.0, 0.0, 1e-30, 1e-9, 0.3, 1.0]), min_size=1, max_size=12).filter(
         lambda weights: max(weights) > 0.1

@@ -88,7 +88,7 @@ def test_all_of_them_in_one_batch() -> None:
 token_lists = st.lists(st.integers(0, VOCAB - 1), max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.tuples(st.sampled_from(OPTIONS), token_lists, token_lists, token_lists),
@@ -126,7 +126,7 @@ def test_rows_count_the_tokens_above_them(
     torch.testing.assert_close(got.cpu(), torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 5000), st.floats(0.05, 0.999), st.sampled_from([0, 0, 300, 700]))
 def test_nuclei_larger_than_the_first_candidates(seed: int, top_p: float, top_k: int) -> None:
     logits = random_logits(2, seed, vocab=1500) / 4

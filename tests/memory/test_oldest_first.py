@@ -16,7 +16,7 @@ class Thing:
     last_access: int
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(1, 300))
 def test_the_least_recently_used_goes_first(seed: int, steps: int) -> None:
     """Times differ, for things of the same time may go in any order."""

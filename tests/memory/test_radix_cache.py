@@ -120,7 +120,7 @@ class Session:
             assert len(self.model.match(list(prefix))) == len(prefix), "a prefix lost its beginning"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from([1, 2, 3]), st.integers(0, 2**32), st.integers(1, 60))
 def test_equals_a_dictionary(page_size: int, seed: int, steps: int) -> None:
     session = Session(page_size, seed)

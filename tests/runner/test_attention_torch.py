@@ -111,7 +111,7 @@ def test_trees(window: int | None) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_any_tree(data: st.DataObject) -> None:
     """Some of whose first nodes may be there already."""
     trees, past = [], data.draw(st.integers(0, 5))

@@ -97,7 +97,7 @@ def check_all_memory_is_back(work: Workload) -> None:
     assert ledger.rows.num_free == ledger.rows.size
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(setups, st.integers(0, 2**32), st.sampled_from([0.0, 0.05, 0.3]))
 def test_random_workload(setup: Setup, seed: int, abort_rate: float) -> None:
     work = Workload(setup, seed)

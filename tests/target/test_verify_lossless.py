@@ -54,7 +54,7 @@ def outputs(verifier: MatchVerifier, seed: int, tree: bool, draft: bool = True) 
     return generate(TableTarget(VOCAB, seed), verifier, reqs, LENGTH, drafted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.booleans())
 def test_identical_to_plain_decoding(seed: int, tree: bool) -> None:
     assert outputs(MatchVerifier(), seed, tree) == outputs(MatchVerifier(), seed, tree, draft=False)

@@ -28,7 +28,7 @@ trees = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(trees)
 def test_masks_and_depths_follow_the_parents(parents: list[list[int]]) -> None:
     proposal = propose([0] * len(parents), [([1] * len(p), p) for p in parents])

@@ -64,7 +64,7 @@ def test_layout_of_a_batch(tmp_path: Path) -> None:
     lengths=st.lists(st.integers(1, 8), min_size=1, max_size=40),
     batch_tokens=st.integers(8, 24),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_batches_are_as_full_as_whole_documents_allow(
     lengths: list[int], batch_tokens: int
 ) -> None:

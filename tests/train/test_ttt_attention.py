@@ -52,7 +52,7 @@ def written_out(q: Tensor, steps: list[StepKV], lens: list[int]) -> Tensor:
     return torch.einsum("hqk,khd->qhd", shares, v)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 4))
 def test_padded_form_is_the_mask_written_out(lens: list[int], num_steps: int) -> None:
     q, steps = draw(sum(lens), num_steps)
@@ -101,7 +101,7 @@ def test_merging_has_the_gradient_of_the_mask_written_out() -> None:
         assert torch.allclose(one, other, atol=1e-4)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=5))
 def test_block_mask_holds_every_block_that_is_seen(lens: list[int]) -> None:
     """And calls those full that are seen whole, so that no mask is applied to them."""
