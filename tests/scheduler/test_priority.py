@@ -1,12 +1,15 @@
-"""Requests of a lower number of priority go before others."""
+"""Requests of a lower number of priority go before others, and choices of one call take turns."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from specengine.core.errors import RequestError
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
+from specengine.scheduler.queues import TURN
 from tests.scheduler.fake_engine import FakeEngine, Setup, expected_output
 from tests.scheduler.test_scheduler import add, prompt
 
@@ -76,3 +79,68 @@ def test_a_retracted_request_goes_before_its_own_priority_alone() -> None:
 def test_priorities_are_whole_numbers(priority: object) -> None:
     with pytest.raises(RequestError, match="priority"):
         SamplingParams(priority=priority)  # type: ignore[arg-type]
+
+
+def choices(engine: FakeEngine, owner: str, count: int, **sampling: Any) -> list[Req]:
+    """Added as one call's."""
+    made = []
+    for number in range(count):
+        params = SamplingParams(**sampling)
+        req = Req(f"{owner}#{number}", prompt(4, first=number % 5), params, owner=owner)
+        engine.scheduler.add(req)
+        made.append(req)
+    return made
+
+
+def test_a_later_call_goes_before_most_choices_of_one_call() -> None:
+    engine = FakeEngine(Setup(rows=1))
+    many = choices(engine, "many", 100)
+    add(engine, "late", prompt(4))
+    before = waiting(engine).index("late")
+    assert before == 100 // (TURN + 1) + 1
+    assert waiting(engine)[:3] == [req.rid for req in many[:3]]
+
+
+def test_choices_are_not_overtaken_for_ever() -> None:
+    engine = FakeEngine(Setup(rows=1))
+    choices(engine, "many", 3)
+    for number in range(100):
+        add(engine, str(number), prompt(4))
+    assert waiting(engine).index("many#2") == 2 + 2 * TURN - 1
+
+
+def test_owner_is_forgotten_with_its_last_choice() -> None:
+    engine = FakeEngine(Setup(rows=8))
+    choices(engine, "many", 20, max_tokens=2)
+    engine.scheduler.abort("many#3")
+    assert engine.scheduler.queues.owners == {"many": 19}
+    engine.run()
+    assert not engine.scheduler.queues.owners
+
+
+@pytest.mark.parametrize("setup", [Setup(num_slots=512, rows=64), Setup(num_slots=2048, rows=8)])
+def test_late_call_is_served_while_choices_hold_all_memory_or_rows(setup: Setup) -> None:
+    engine = FakeEngine(setup)
+    many = choices(engine, "many", 40, max_tokens=60, ignore_eos=True)
+    while not any(len(req.output_ids) > 30 for req in many):
+        engine.step()
+    late = add(engine, "late", prompt(4, first=7), max_tokens=1)
+    for _ in range(4):
+        engine.step()
+    assert late.is_finished
+    assert not any(req.is_finished for req in many)
+    assert sum(req.num_retractions for req in many) <= 2
+    engine.run()
+    for req in many:
+        assert req.output_ids == expected_output(req, engine.setup.context_len)
+
+
+def test_first_choices_of_a_call_are_not_interrupted() -> None:
+    engine = FakeEngine(Setup(rows=4))
+    first = choices(engine, "first", 1, max_tokens=40, ignore_eos=True)
+    first += choices(engine, "second", 1, max_tokens=40, ignore_eos=True)
+    first += [add(engine, rid, prompt(4), max_tokens=40, ignore_eos=True) for rid in "ab"]
+    engine.step()
+    add(engine, "late", prompt(4), max_tokens=1)
+    engine.run()
+    assert not any(req.num_retractions for req in first)

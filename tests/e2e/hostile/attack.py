@@ -33,8 +33,9 @@ from tests.e2e.hostile.watch import (
     Probes,
     flush,
     hold,
-    operator_state,
     probing,
+    settled,
+    used_slots,
 )
 from tests.support.processes import Served, serving
 
@@ -196,20 +197,6 @@ def attack(served: Served, count: int, seed: int = 0, warm_up: int = 300) -> Out
     flush(served)
     outcome.used_slots = used_slots(served)
     return outcome
-
-
-def settled(served: Served, before: Holdings, seconds: float = 30) -> Holdings:
-    """What is held once memory has been given back, or after that time."""
-    deadline = time.monotonic() + seconds
-    while (now := hold(served)).total > before.total * GROWTH and time.monotonic() < deadline:
-        time.sleep(1)
-    return now
-
-
-def used_slots(served: Served) -> int:
-    """KV slots that are not free once the prefix cache is empty."""
-    state = operator_state(served)
-    return int(state["num_slots"] - state["num_free_slots"])
 
 
 def report(outcome: Outcome) -> dict[str, Any]:

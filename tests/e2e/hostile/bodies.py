@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.protocol.table import BASE, CHAT, GENERATE, RESPONSES, TEXT, cases
+from tests.protocol.table import BASE, CHAT, TEXT, cases
 
 JSON_TYPE = "application/json"
 

@@ -1,4 +1,4 @@
-"""What a server of several processes holds: memory, pages, queues, and the probes that it answers."""
+"""What a server of several processes holds (memory, pages, queues), and which probes it answers."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Holdings:
     memory: dict[str, float]
     in_use: dict[str, float]
     pids: tuple[int, ...]
+    descriptors: int  # open files and connections of all of them
 
     @property
     def total(self) -> float:
@@ -43,7 +44,22 @@ def hold(served: Served) -> Holdings:
     pids = {"supervisor": served.process.pid, "engine": served.engine}
     pids |= {f"front end {number}": pid for number, pid in enumerate(sorted(served.front_ends()))}
     memory = {name: resident(pid) for name, pid in pids.items()}
-    return Holdings(memory, in_use(served), tuple(pids.values()))
+    descriptors = sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids.values())
+    return Holdings(memory, in_use(served), tuple(pids.values()), descriptors)
+
+
+def settled(served: Served, before: Holdings, seconds: float = 30) -> Holdings:
+    """What is held once memory has been given back, or after that time."""
+    deadline = time.monotonic() + seconds
+    while (now := hold(served)).total > before.total * GROWTH and time.monotonic() < deadline:
+        time.sleep(1)
+    return now
+
+
+def used_slots(served: Served) -> int:
+    """KV slots that are not free; the prefix cache is empty."""
+    state = operator_state(served)
+    return int(state["num_slots"] - state["num_free_slots"])
 
 
 def in_use(served: Served) -> dict[str, float]:
