@@ -11,7 +11,7 @@ from specengine.core.request import Req, ReqState
 # Requests that may go before a choice, for each unfinished one of the same owner: a single call for
 # a hundred choices does not keep later calls waiting until the last of them is served. A number of
 # requests, not of seconds: all ranks of a tensor-parallel engine must find the same order.
-TURN = 8
+TURN = 16
 
 
 @dataclass

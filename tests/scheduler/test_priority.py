@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from specengine.core.errors import RequestError
-from specengine.core.request import Req
+from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
+from specengine.scheduler.admission import MOST_PASSED
 from specengine.scheduler.queues import TURN
 from tests.scheduler.fake_engine import FakeEngine, Setup, expected_output
 from tests.scheduler.test_scheduler import add, prompt
@@ -144,3 +145,23 @@ def test_first_choices_of_a_call_are_not_interrupted() -> None:
     add(engine, "late", prompt(4), max_tokens=1)
     engine.run()
     assert not any(req.num_retractions for req in first)
+
+
+def test_small_request_does_not_wait_for_memory_that_a_larger_one_waits_for() -> None:
+    engine = FakeEngine(Setup(num_slots=1500, rows=64, chunk=64, disable_cache=True))
+    for number in range(30):
+        add(engine, f"large {number}", prompt(40, first=number), max_tokens=50, ignore_eos=True)
+    while engine.scheduler.num_waiting > 10:
+        engine.step()
+    engine.step()
+    first = engine.scheduler.queues.waiting[0]
+    small = add(engine, "small", prompt(1), max_tokens=1)
+    first.num_passed = MOST_PASSED
+    engine.step()
+    assert small.state is ReqState.WAITING, "not for ever"
+    first.num_passed = 0
+    for _ in range(3):
+        engine.step()
+    assert small.is_finished
+    assert engine.scheduler.queues.waiting[0] is first
+    assert first.num_passed == 1

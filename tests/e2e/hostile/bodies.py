@@ -178,7 +178,10 @@ class Mutations:
 
     def _change(self, body: dict[str, Any]) -> str:
         """Change one place of it; says what."""
-        holder, key = self._random.choice(list(_places(body)))
+        places = list(_places(body))
+        if not places:
+            return "nothing left"
+        holder, key = self._random.choice(places)
         if self._random.random() < 0.4:
             holder[key] = self._nudged(holder[key])
             return f"another {key}"
