@@ -58,7 +58,7 @@ class Req:
     needs_all_rows: bool = False  # of the prompt: no KV of it may come from the prefix cache
     owner: str = ""
     place: int = 0
-    num_passed: int = 0  # small requests that were admitted while it was the first to wait
+    num_passed: int = 0  # requests that were admitted while it was the first to wait
     output_ids: list[int] = field(default_factory=list)
     state: ReqState = ReqState.WAITING
     finish_reason: FinishReason | None = None

@@ -165,3 +165,23 @@ def test_small_request_does_not_wait_for_memory_that_a_larger_one_waits_for() ->
     assert small.is_finished
     assert engine.scheduler.queues.waiting[0] is first
     assert first.num_passed == 1
+
+
+def test_short_prompt_is_read_beside_long_ones() -> None:
+    """And the long ones go on: a part of each forward is theirs."""
+    engine = FakeEngine(Setup(num_slots=2000, rows=32, chunk=16))
+    long = [add(engine, f"long {n}", prompt(90, first=n), max_tokens=1) for n in range(10)]
+    engine.step()
+    short = [add(engine, f"short {n}", prompt(4, first=n + 5), max_tokens=1) for n in range(12)]
+    for _ in range(2):
+        engine.step()
+    assert any(req.is_finished for req in short)
+    before = long[0].kv_len
+    engine.step()
+    assert long[0].kv_len > before
+    while not all(req.is_finished for req in short):
+        engine.step()
+    assert not long[3].is_finished
+    engine.run()
+    for req in [*long, *short]:
+        assert req.output_ids == expected_output(req, engine.setup.context_len)
