@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import chain, islice, repeat
 from pathlib import Path
 from random import Random
@@ -113,11 +114,10 @@ class Attack:
         self._served = served
         self._count = count
         self._random = Random(seed)
-        document = httpx.get(f"{served.url}/openapi.json").json()
-        self._sources: dict[str, Callable[[], Hostile]] = {
-            "mutated": Mutations(seed).next,
-            "schemathesis": Drawn(document, seed).next,
-        }
+        self._sources: dict[str, Callable[[], Hostile]] = {"mutated": Mutations(seed).next}
+        if find_spec("schemathesis") is not None:
+            document = httpx.get(f"{served.url}/openapi.json").json()
+            self._sources["schemathesis"] = Drawn(document, seed).next
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=AT_ONCE)
@@ -132,6 +132,7 @@ class Attack:
     def _plan(self) -> list[str | Hostile]:
         """What is sent, in random order; a name is a source."""
         kinds = [name for name, share in SHARES.items() for _ in range(int(share * self._count))]
+        kinds = ["mutated" if one not in (*self._sources, "raw") else one for one in kinds]
         examples = list(known())
         rest = self._count - len(kinds)
         rounds = chain.from_iterable(repeat(examples))

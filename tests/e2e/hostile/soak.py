@@ -109,7 +109,7 @@ class Soak:
     def __init__(self, url: str, expected: dict[str, Any], seed: int) -> None:
         self._url = url
         self._expected = expected
-        self._bodies = bodies()
+        self._bodies = [one for one in bodies() if one.name in expected]
         self._random = Random(seed)
         self.outcome = Outcome()
 
@@ -150,10 +150,10 @@ class Soak:
             outcome.wrong.append(f"{body.name}: {error!r}"[:1000])
 
 
-async def answers(url: str) -> dict[str, Any]:
-    """One after the other."""
+async def answers(url: str, asked: list[Body], changed: dict[str, Any]) -> dict[str, Any]:
+    """One after the other. changed: fields of every body."""
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        return {one.name: await answer_to(http, one.path, one.fields) for one in bodies()}
+        return {one.name: await answer_to(http, one.path, one.fields | changed) for one in asked}
 
 
 def flags(folder: Path) -> tuple[str, ...]:
@@ -164,15 +164,23 @@ def flags(folder: Path) -> tuple[str, ...]:
 
 def plain_answers(folder: Path) -> dict[str, Any]:
     with serving(folder, *flags(folder)) as served:
-        return asyncio.run(answers(served.url))
+        return asyncio.run(answers(served.url, bodies(), {}))
 
 
-def soak(served: Served, expected: dict[str, Any], count: int, seed: int = 0) -> Outcome:
-    asyncio.run(Soak(served.url, expected, seed + 1).run(300))  # until all is loaded
+def answers_without_drafts(served: Served, asked: list[Body]) -> dict[str, Any]:
+    """By the same server, which drafts for other requests."""
+    return asyncio.run(answers(served.url, asked, {"speculative": {"enabled": False}}))
+
+
+def soak(
+    served: Served, expected: dict[str, Any], count: int, seed: int = 0, warm_up: int = 300
+) -> Outcome:
+    """warm_up: requests before memory is looked at, so that all is loaded."""
+    asyncio.run(Soak(served.url, expected, seed + 1).run(warm_up))
     one = Soak(served.url, expected, seed)
     outcome = one.outcome
     outcome.before = hold(served)
-    aborts, retractions = (served.metric(f"request_{one}_total") for one in COUNTERS)
+    aborts, retractions = (served.metric(f"request_{name}_total") for name in COUNTERS)
     began = time.monotonic()
     asyncio.run(one.run(count))
     outcome.seconds = time.monotonic() - began
