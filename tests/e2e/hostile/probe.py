@@ -1,4 +1,5 @@
-"""One small request every 50 ms: `python -m tests.e2e.hostile.probe URL`, until its input ends.
+"""One small request every 50 ms: `python -m tests.e2e.hostile.probe URL PID...`, until its input
+ends. PID: processes of the server.
 
 It prints a line of JSON a request. It starts each one on time, however long the last one takes.
 """
@@ -25,8 +26,15 @@ REQUEST = b"\r\n".join(LINES) + b"\r\n\r\n" + BODY
 
 
 def starved() -> float:
-    """Seconds that this process was ready to run and had no core."""
-    return int(Path("/proc/self/schedstat").read_text().split()[1]) / 1e9
+    """Seconds so far that the main threads of these processes were ready to run and had no core."""
+    return sum(map(_waited, ("self", *sys.argv[2:])))
+
+
+def _waited(pid: str) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # it has ended
+        return 0.0
 
 
 async def probe(host: str, port: int) -> None:

@@ -22,7 +22,16 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.hostile.watch import GROWTH, KEY, Holdings, flush, hold, settled, used_slots
+from tests.e2e.hostile.watch import (
+    GROWTH,
+    KEY,
+    Holdings,
+    flush,
+    hold,
+    settled,
+    touch_all_memory,
+    used_slots,
+)
 from tests.protocol.answers import answer_to, assert_same, flags_of, num_accepted
 from tests.protocol.answers import settled as comparable
 from tests.protocol.table import CHAT, PROMPT, RESPONSES, TEXT, cases
@@ -176,6 +185,8 @@ def soak(
     served: Served, expected: dict[str, Any], count: int, seed: int = 0, warm_up: int = 300
 ) -> Outcome:
     """warm_up: requests before memory is looked at, so that all is loaded."""
+    if warm_up:
+        touch_all_memory(served)
     asyncio.run(Soak(served.url, expected, seed + 1).run(warm_up))
     one = Soak(served.url, expected, seed)
     outcome = one.outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,6 +57,15 @@ def settled(served: Served, before: Holdings, seconds: float = 30) -> Holdings:
     return now
 
 
+def touch_all_memory(served: Served) -> None:
+    """Write every KV slot once: until then the system has given most of that memory in name
+    alone."""
+    slots, length = int(served.metric("kv_slots")), 1500
+    for number in range(slots // length + 2):
+        prompt = [number % 50 + 5, *range(5, length + 4)]
+        assert served.complete(prompt=prompt, max_tokens=1).status_code == 200
+
+
 def used_slots(served: Served) -> int:
     """KV slots that are not free; the prefix cache is empty."""
     state = operator_state(served)
@@ -89,14 +99,19 @@ def resident(pid: int) -> float:
 
 @dataclass
 class Probes:
-    """Seconds that each probe took, its status, and the seconds meanwhile in which the probing
-    process itself waited for a core."""
+    """Seconds that each probe took, its status, and the seconds meanwhile in which the processes
+    on its way (its own, the supervisor, front ends, the engine) were ready to run and had no core:
+    summed, so that more may be taken off than it waited for them."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def slow(self) -> list[dict[str, Any]]:
         return [one for one in self.rows if one["seconds"] - one["starved"] > SLOWEST]
+
+    @property
+    def num_over(self) -> int:
+        return sum(one["seconds"] > SLOWEST for one in self.rows)
 
     @property
     def failed(self) -> list[dict[str, Any]]:
@@ -108,18 +123,21 @@ class Probes:
 
 
 @contextmanager
-def probing(url: str) -> Iterator[Probes]:
+def probing(served: Served) -> Iterator[Probes]:
     """A request every 50 ms, from a process of its own. Filled in at the end."""
     probes = Probes()
-    command = [sys.executable, "-m", "tests.e2e.hostile.probe", url]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pids = [str(pid) for pid in (served.process.pid, served.engine, *served.front_ends())]
+    command = [sys.executable, "-m", "tests.e2e.hostile.probe", served.url, *pids]
+    with (
+        tempfile.TemporaryFile("w+") as rows,  # a pipe would be full after a while
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=rows) as process,
+    ):
         try:
             yield probes
         finally:
-            found, _ = process.communicate()
-            probes.rows += map(json.loads, found.splitlines())
+            process.communicate()
+            rows.seek(0)
+            probes.rows += map(json.loads, rows)
 
 
 def pressure() -> float:
