@@ -118,7 +118,10 @@ class Attack:
         self._sources: dict[str, Callable[[], Hostile]] = {"mutated": Mutations(seed).next}
         if find_spec("schemathesis") is not None:
             document = httpx.get(f"{served.url}/openapi.json").json()
-            self._sources["schemathesis"] = Drawn(document, seed).next
+            drawn = Drawn(document, seed)
+            # At once: some take seconds to draw, in which no client would get its turn.
+            ready = [drawn.next() for _ in range(int(SHARES["schemathesis"] * count))]
+            self._sources["schemathesis"] = ready.pop
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=AT_ONCE)
@@ -160,7 +163,7 @@ class Attack:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             # A body too large is refused while it is sent; another early end would be a fault.
             is_large = len(hostile.body) > 8 * 2**20
-            problem = None if is_large else f"{error!r} for {hostile}"[:1500]
+            problem = None if is_large else f"{error!r} for {hostile}"
             self.outcome.note(kind, type(error).__name__, problem)
         else:
             problem = verdict(answer.status_code, answer.text)
