@@ -109,8 +109,8 @@ class Admission:
 
     The first of the queue, which is by priority, then first come, first served, is served first:
     where it lacks memory, choices of one call whose turn comes later give way to it, and small
-    requests alone are admitted before it, for a while. Where the prompts are more than a forward takes, half
-    of it goes to those that are shorter than the first, and of no lower priority, the shortest
+    requests alone are admitted before it. Where the prompts are more than a forward takes, half of
+    it goes to those that are shorter than the first, and of no lower priority, the shortest
     first, so that a short one does not wait for many long ones. The first has the other half at
     least, so that it never starves.
     """
@@ -211,17 +211,20 @@ class Admission:
         req.state = ReqState.PREFILLING
         self._count_hits(req)
         plan.kept.add(req, self._expected_need(req))
-        if plan.blocked is not None:
-            plan.blocked.num_passed += 1
+        if self.queues.waiting and self.queues.waiting[0].rank < req.rank:
+            self.queues.waiting[0].num_passed += 1
         return True
 
     def _may_try(self, req: Req, plan: PrefillPlan) -> bool:
-        """One that asks for little need not wait for the memory that one before it waits for."""
+        """Not all may pass the first for ever. One that asks for little need not wait for the
+        memory that one before it waits for."""
+        if req is not self.queues.waiting[0] and self.queues.waiting[0].num_passed >= MOST_PASSED:
+            return False
         first = plan.blocked
         if first is None:
             return True
         plan.num_tried += 1
-        if plan.num_tried > LOOK_BEHIND or first.num_passed >= MOST_PASSED or req is first:
+        if plan.num_tried > LOOK_BEHIND or req is first:
             return False
         is_equal = req.sampling.priority == first.sampling.priority
         return is_equal and self._is_small(self._expected_need(req))
