@@ -42,6 +42,9 @@ class TokenLogprob:
 class Req:
     """A request and its place in the KV memory.
 
+    owner: what it is a choice of, together with others; "" where it stands alone. place: in the
+    order in which requests are served, set when it is queued (scheduler/queues.py).
+
     While it runs, `kv_len == len(token_ids) - 1`: the last token (the root of the next round) has
     been chosen, but its KV is not written yet.
     """
@@ -53,6 +56,9 @@ class Req:
     seed: int = 0  # sampling.seed, or one drawn on arrival
     grammar: GrammarState | None = None  # stands after output_ids
     needs_all_rows: bool = False  # of the prompt: no KV of it may come from the prefix cache
+    owner: str = ""
+    place: int = 0
+    num_passed: int = 0  # requests that were admitted while it was the first to wait
     output_ids: list[int] = field(default_factory=list)
     state: ReqState = ReqState.WAITING
     finish_reason: FinishReason | None = None
@@ -111,9 +117,9 @@ class Req:
         return self.seq_len - 1 if self.output_ids else len(self.prompt_ids)
 
     @property
-    def rank(self) -> tuple[int, float]:
+    def rank(self) -> tuple[int, int]:
         """The lower, the earlier it is served and the later it is retracted."""
-        return self.sampling.priority, self.arrival_time
+        return self.sampling.priority, self.place
 
     @property
     def is_finished(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
@@ -119,6 +119,21 @@ class AsyncEngine:
         finally:
             self._release(loop)
 
+    def connect(self, key: Hashable, send: Callable[[Reply], bool]) -> None:
+        """For callers that speak in messages: hear by `send`, in the engine's thread, what comes of
+        what they `tell`. See EngineHost."""
+        self._host.post(lambda: self._host.connect(key, send))
+
+    def tell(self, key: Hashable, message: Request) -> None:
+        """Raises EngineStoppedError."""
+        if not self.is_ready:
+            raise self._end()
+        self._host.post(lambda: self._host.receive(key, message))
+
+    def disconnect(self, key: Hashable) -> None:
+        """Its open requests end."""
+        self._host.post(lambda: self._host.disconnect(key))
+
     def shutdown(self) -> None:
         """Stop the thread; requests in flight end with an error."""
         self._stopped = True
@@ -132,7 +147,7 @@ class AsyncEngine:
             if streams is None:
                 streams = Streams(self.tokenizer, lambda message: self._post(loop, message))
                 self._streams[loop] = streams
-                self._host.post(lambda: self._host.connect(loop, self._sender(loop, streams)))
+                self.connect(loop, self._sender(loop, streams))
             return streams
 
     def _release(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -141,7 +156,7 @@ class AsyncEngine:
             streams = self._streams.get(loop)
             if streams is not None and streams.is_idle:
                 del self._streams[loop]
-                self._host.post(lambda: self._host.disconnect(loop))
+                self.disconnect(loop)
 
     def _sender(self, loop: asyncio.AbstractEventLoop, streams: Streams) -> Any:
         def send(reply: Reply) -> bool:
@@ -154,9 +169,7 @@ class AsyncEngine:
         return send
 
     def _post(self, loop: asyncio.AbstractEventLoop, message: Request) -> None:
-        if not self.is_ready:
-            raise self._end()
-        self._host.post(lambda: self._host.receive(loop, message))
+        self.tell(loop, message)
 
     def _run(self) -> None:
         try:

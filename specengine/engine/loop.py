@@ -23,7 +23,7 @@ from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
-from specengine.engine.outgoing import Choice, is_named
+from specengine.engine.outgoing import Choice, is_named, owner_of
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
@@ -97,6 +97,7 @@ class Engine:
                 eos_ids=self.parts.eos_ids,
                 seed=choice_seed(base, index),
                 grammar=self._start_grammar(sampling, grammar),
+                owner=owner_of(rid),
             )
             self.scheduler.add(req)
             self.choices[req] = Choice(req, rid, index, self.parts.tokenizer, stream)

@@ -21,6 +21,12 @@ def request_id(label: str, job: str, prompt: int) -> str:
     return f"{label}:{job}-{prompt}"
 
 
+def owner_of(rid: str) -> str:
+    """The job of a request_id; "" for other ids."""
+    label, _, rest = rid.rpartition(":")
+    return rest.rpartition("-")[0] if label or rid.startswith(":") else ""
+
+
 def is_named(rid: str, names: Sequence[str]) -> bool:
     """Whether one of `names` is the label or the job of a request_id, or all of it."""
     label, _, rest = rid.rpartition(":")

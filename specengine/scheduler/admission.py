@@ -21,6 +21,13 @@ SHARED_PREFIX = 64
 # Longest output, in tokens, that admission keeps memory for.
 LOOKAHEAD = 4096
 
+# A request is small that is expected to take this part of the free memory: it need not wait until
+# there is memory for all that others are expected to take.
+SMALL = 64
+LOOK_BEHIND = 16  # waiting requests among which those are looked for that pass the first
+MOST_PASSED = 1000  # requests that may pass the same one
+
+Rank = tuple[int, int]
 Head = tuple[int, tuple[int, ...]]  # tokens that came from the cache, the SHARED_PREFIX behind them
 
 
@@ -50,15 +57,38 @@ class Demand:
         self.share = max(0.1, self.share * 0.995)
 
 
+class Kept:
+    """Slots to keep free for the live requests: for those that go before the one that asks, as the
+    others are retracted before it is."""
+
+    def __init__(self) -> None:
+        self._needs: list[tuple[Rank, int]] = []
+        self._total = 0
+        self._last: Rank | None = None
+
+    def add(self, req: Req, slots: int) -> None:
+        rank = req.rank
+        self._needs.append((rank, slots))
+        self._total += slots
+        self._last = rank if self._last is None else max(self._last, rank)
+
+    def before(self, req: Req) -> int:
+        rank = req.rank
+        if self._last is None or self._last <= rank:
+            return self._total  # nearly always
+        return sum(slots for other, slots in self._needs if other <= rank)
+
+
 @dataclass
 class PrefillPlan:
     """The prompt tokens of one forward, while they are being shared out."""
 
     left: int  # tokens that the forward may still take
-    expected: int  # slots to keep free for live requests
+    kept: Kept = field(default_factory=Kept)
     lengths: dict[Req, int] = field(default_factory=dict)
     heads: set[Head] = field(default_factory=set)  # of the prompts that are taken in
-    is_full: bool = False  # a request has to wait for memory: none behind it is admitted
+    blocked: Req | None = None  # it waits for memory: of those behind it, small ones are admitted
+    num_tried: int = 0  # of those
 
     def take(self, req: Req, most: int) -> None:
         taken = self.lengths.get(req, 0)
@@ -78,8 +108,9 @@ class Admission:
     """Which prompts a forward takes in, as far as request rows and KV memory reach.
 
     The first of the queue, which is by priority, then first come, first served, is served first:
-    where it lacks memory, none is admitted. Where the prompts are more than a forward takes, half
-    of it goes to those that are shorter than the first, and of no lower priority, the shortest
+    where it lacks memory, choices of one call whose turn comes later give way to it, and small
+    requests alone are admitted before it. Where the prompts are more than a forward takes, half of
+    it goes to those that are shorter than the first, and of no lower priority, the shortest
     first, so that a short one does not wait for many long ones. The first has the other half at
     least, so that it never starves.
     """
@@ -119,13 +150,16 @@ class Admission:
         limit = self.policy.chunked_prefill_size
         budget = limit if limit > 0 else sys.maxsize
         started = list(self.queues.prefilling)
-        room = max(self.policy.max_running_requests - self.queues.num_live, 0)
-        pool = started + list(islice(self.queues.waiting, room))
-        plan = PrefillPlan(budget, sum(self._expected_need(req) for req in self.queues.live))
-        if not pool or not self._start(pool[0], plan):
+        pool = started + self._next_waiting()
+        plan = PrefillPlan(budget)
+        for req in self.queues.live:
+            plan.kept.add(req, self._expected_need(req))
+        if not pool:
             return []
-        plan.note_head(pool[0])
-        kept = budget - budget // 2  # for the first
+        has_first = self._start(pool[0], plan)
+        if has_first:
+            plan.note_head(pool[0])
+        kept = budget - budget // 2 if has_first else 0
         for req in _shorter(pool, budget):
             if plan.left <= kept:
                 break
@@ -143,30 +177,68 @@ class Admission:
     def _chunk(self, req: Req, length: int) -> Chunk:
         return Chunk(req, length, self.ledger.take_saves(req, req.kv_len + length))
 
+    def _next_waiting(self) -> list[Req]:
+        """Those that may be admitted: no more than there are rows for, or look behind the first
+        for small ones."""
+        waiting = self.queues.waiting
+        room = self.policy.max_running_requests - self.queues.num_live
+        if room <= 0 and waiting and (later := self.queues.overtaken(waiting[0])) is not None:
+            self.exits.retract(later)
+            room = 1
+        return list(islice(waiting, max(room, LOOK_BEHIND))) if room > 0 else []
+
     def _start(self, req: Req, plan: PrefillPlan) -> bool:
         """Whether the request has its memory: a waiting one is admitted where it can be."""
         if req.state is ReqState.PREFILLING:
             return True
-        if req.is_finished or plan.is_full:
+        if req.is_finished or not self._may_try(req, plan):
             return False
         if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and has grown
             self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
             return False
-        if not self.ledger.open(req, self._match_limit(req)):
-            plan.is_full = True
-            return False
-        waits = self._waits_for_prefix(req, plan.heads)
-        if waits or not self._fits(req, plan.expected):
+        while not self._opens(req, plan):
+            later = self.queues.overtaken(req) if plan.blocked is None else None
+            if later is None:
+                plan.blocked = plan.blocked or req
+                return False
+            self.exits.retract(later)
+        if self._waits_for_prefix(req, plan.heads):
             self.ledger.release(req)
-            plan.is_full = not waits
             return False
         self._reserve(req)
         self.queues.waiting.remove(req)
         self.queues.prefilling.append(req)
         req.state = ReqState.PREFILLING
         self._count_hits(req)
-        plan.expected += self._expected_need(req)
+        plan.kept.add(req, self._expected_need(req))
+        if self.queues.waiting and self.queues.waiting[0].rank < req.rank:
+            self.queues.waiting[0].num_passed += 1
         return True
+
+    def _may_try(self, req: Req, plan: PrefillPlan) -> bool:
+        """Not all may pass the first for ever. One that asks for little need not wait for the
+        memory that one before it waits for."""
+        if req is not self.queues.waiting[0] and self.queues.waiting[0].num_passed >= MOST_PASSED:
+            return False
+        first = plan.blocked
+        if first is None:
+            return True
+        plan.num_tried += 1
+        if plan.num_tried > LOOK_BEHIND or req is first:
+            return False
+        is_equal = req.sampling.priority == first.sampling.priority
+        return is_equal and self._is_small(self._expected_need(req))
+
+    def _opens(self, req: Req, plan: PrefillPlan) -> bool:
+        """Give it a row and what the cache has of it, if row and memory are there."""
+        if self.queues.num_live >= self.policy.max_running_requests:
+            return False
+        if not self.ledger.open(req, self._match_limit(req)):
+            return False
+        if self._fits(req, plan.kept.before(req)):
+            return True
+        self.ledger.release(req)
+        return False
 
     def _reserve(self, req: Req) -> None:
         """Slots of its prompt, and of its first round where it can be: between the two the device
@@ -183,8 +255,13 @@ class Admission:
         return 0 if wants_rows else req.prefill_len - 1
 
     def _fits(self, req: Req, expected: int) -> bool:
-        alone = self.queues.num_live == 0
-        return alone or self._expected_need(req) + expected <= self.ledger.obtainable
+        if self.queues.num_live == 0:
+            return True
+        need = self._expected_need(req)
+        return need + expected <= self.ledger.obtainable or self._is_small(need)
+
+    def _is_small(self, slots: int) -> bool:
+        return slots * SMALL <= self.ledger.obtainable
 
     def _expected_need(self, req: Req) -> int:
         """Slots that the request is expected to ask for from now on."""

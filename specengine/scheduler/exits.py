@@ -22,7 +22,7 @@ class Exits:
 
     def finish(self, req: Req, reason: FinishReason) -> None:
         self._release(req)
-        del self.queues.by_rid[req.rid]
+        self.queues.forget(req)
         req.state = ReqState.FINISHED
         req.finish_reason = reason
         self.num_aborts += reason.kind in ("abort", "error")
@@ -30,7 +30,7 @@ class Exits:
         self.note_change(req)
 
     def retract(self, req: Req) -> None:
-        """Back to the front of its priority's queue. Its output stays; its KV is found in the cache
+        """Back to its place in the queue. Its output stays; its KV is found in the cache
         or written again."""
         self._release(req)
         req.state = ReqState.WAITING

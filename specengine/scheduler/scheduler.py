@@ -115,8 +115,7 @@ class Scheduler:
         something else is to run first or memory is short."""
         if self.holds:
             return []
-        waits = self.queues.waiting and self.ledger.rows.num_free
-        if waits or self.queues.prefilling:
+        if self._would_admit() or self.queues.prefilling:
             return []
         going = self.policy.going_on(reqs)
         if not self.rounds.reserve_unseen(going, slots):
@@ -218,6 +217,13 @@ class Scheduler:
             raise InvariantError(f"{len(self.queues.by_rid)} requests, {queued} of them queued")
 
     # ---- steps
+
+    def _would_admit(self) -> bool:
+        """Whether a waiting request may find a row: a free one, or one that is given up for it."""
+        waiting = self.queues.waiting
+        if not waiting:
+            return False
+        return bool(self.ledger.rows.num_free) or self.queues.overtaken(waiting[0]) is not None
 
     def _prefill(self) -> ScheduleBatch | None:
         if not self.queues.waiting and not self.queues.prefilling:

@@ -86,6 +86,9 @@ def add_admin(app: FastAPI, service: Service) -> None:
             {
                 "version": __version__,
                 "model_name": engine.model_name,
+                # Where sglang-router looks for the name that requests give.
+                "served_model_name": service.names(engine)[0],
+                "model_path": engine.config.model.model,
                 "served_model_names": service.names(engine),
                 "context_length": engine.context_length,
                 "config": shown(engine.config),

@@ -107,6 +107,22 @@ def _add_models(app: FastAPI, service: Service) -> None:
         names = service.names(service.require())
         return json_response({"object": "list", "data": [card(name) for name in names]})
 
+    @app.get("/model_info")
+    @app.get("/get_model_info", operation_id="model_info_by_its_older_name")
+    async def model_info() -> Response:
+        """What sglang-router asks a worker for."""
+        engine = service.require()
+        model = engine.config.model
+        return json_response(
+            {
+                "model_path": model.model,
+                "tokenizer_path": model.model,
+                "served_model_name": service.names(engine)[0],
+                "is_generation": not engine.is_embedding,
+                "max_model_len": engine.context_length,
+            }
+        )
+
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return json_response(card(name))
@@ -138,7 +154,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
     @app.post("/generate")
     async def generate(body: NativeRequest, request: Request) -> Response:
-        job = await native_job(service.require_generator(), body, label_of(request))
+        job = await native_job(service.require_generator(body.model), body, label_of(request))
         answer = NativeAnswer(Run(job, service, request), body)
         return await respond(request, answer, bool(body.stream))
 

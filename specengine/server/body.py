@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import json
 from collections.abc import Callable, Coroutine
@@ -14,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from specengine.core.limits import LimitConfig
+from specengine.core.trim import trim_memory
 from specengine.server.bounds import check_bounds, check_text
 from specengine.server.errors import ApiError, BodyRefused
 from specengine.server.service import Service
@@ -33,13 +33,6 @@ def _loads(body: bytes) -> Any:
     finally:
         if collects:
             gc.enable()
-
-
-def _trim_memory() -> None:
-    """glibc's; other allocators are left alone."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 class BodyReader:
@@ -89,7 +82,7 @@ class BodyReader:
 
             def trim() -> None:
                 self._trim = None
-                loop.run_in_executor(None, _trim_memory)
+                loop.run_in_executor(None, trim_memory)
 
             self._trim = loop.call_later(TRIM_AFTER, trim)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import h11
-import orjson
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from specengine.core.limits import LimitConfig
 from specengine.server.errors import ApiError
+from specengine.server.json_bytes import dumps
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class LimitedProtocol(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self.transport.is_closing():
             error = ApiError(status, message, code="connection_refused")
-            body = orjson.dumps(error.body())
+            body = dumps(error.body())
             headers = {
                 "content-type": "application/json",
                 "content-length": str(len(body)),

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from specengine.core.errors import EngineStoppedError, QueueFullError, RequestError, SpecEngineError
+from specengine.server.json_bytes import dumps
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ApiError(Exception):
         return named.get(self.status, {})
 
     def response(self) -> Response:
-        content = orjson.dumps(self.body())
+        content = dumps(self.body())
         return Response(content, self.status, self.headers(), media_type="application/json")
 
 
@@ -58,7 +58,7 @@ class BodyRefused(HTTPException):
 
 
 def json_response(payload: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(payload), status, media_type="application/json")
+    return Response(dumps(payload), status, media_type="application/json")
 
 
 def as_api_error(error: Exception) -> ApiError:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import uuid4
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,6 +17,7 @@ from specengine.core.spec_stats import SpecStats
 from specengine.engine.outgoing import request_id
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
 from specengine.server.errors import ApiError
+from specengine.server.json_bytes import dumps
 from specengine.server.logprobs import LOWEST
 from specengine.server.request_log import record_of
 from specengine.server.service import ServedEngine, Service, system_fingerprint
@@ -315,4 +315,4 @@ async def respond(
     body = await until_disconnect(request.receive, answer.whole())
     if body is None:
         return Response(status_code=499)  # nobody reads it
-    return Response(orjson.dumps(body), media_type="application/json")
+    return Response(dumps(body), media_type="application/json")

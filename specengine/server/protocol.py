@@ -31,6 +31,13 @@ class StreamOptions(Strict):
         return self
 
 
+# Fields of SGLang's that its router adds to every request.
+SGLANG_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+}
+
+
 class GenerationRequest(SamplingFields):
     """What chat and text completions share."""
 
@@ -76,7 +83,9 @@ class GenerationRequest(SamplingFields):
 
 class ChatRequest(ToolFields, GenerationRequest):
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **SGLANG_DEFAULTS,
         "audio": (),
+        "continue_final_message": (False,),
         "function_call": ("none",),
         "functions": (),
         "modalities": (["text"],),
@@ -84,8 +93,10 @@ class ChatRequest(ToolFields, GenerationRequest):
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory",),
+        "separate_reasoning": (True,),
         "service_tier": ("auto", "default"),
         "store": (False,),
+        "stream_reasoning": (True,),
         "verbosity": (),
         "web_search_options": (),
     }
@@ -124,7 +135,7 @@ def as_prompts(value: Any) -> list[Prompt]:
 
 
 class CompletionRequest(GenerationRequest):
-    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": ()}
+    unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {"suffix": (), **SGLANG_DEFAULTS}
 
     prompt: Annotated[list[Any], BeforeValidator(as_prompts)] = Field(
         description="a text, a list of texts, a list of token ids, or a list of such lists"

@@ -83,6 +83,9 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         given = Headers(scope=scope).get(HEADER, "")
         record = RequestRecord(given if _GOOD_ID.fullmatch(given) else uuid4().hex)
         scope.setdefault("state", {})["record"] = record

@@ -8,11 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from specengine.server.errors import as_api_error
+from specengine.server.json_bytes import dumps
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -27,19 +27,19 @@ class Streaming:
 
 
 def event(payload: Mapping[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+    return b"data: " + dumps(payload) + b"\n\n"
 
 
 class EventWriter:
     """Events of one stream: what all of them share is encoded once."""
 
     def __init__(self, head: Mapping[str, Any]) -> None:
-        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._start = b"data: " + dumps(head)[:-1] + b',"choices":['
 
     def event(self, choice: Mapping[str, Any] | None, more: Mapping[str, Any]) -> bytes:
         """choice: None for a chunk without any. more: fields behind the choices."""
-        encoded = b"" if choice is None else orjson.dumps(choice)
-        rest = b"," + orjson.dumps(more)[1:] if more else b"}"
+        encoded = b"" if choice is None else dumps(choice)
+        rest = b"," + dumps(more)[1:] if more else b"}"
         return self._start + encoded + b"]" + rest + b"\n\n"
 
 

@@ -51,7 +51,7 @@ BASE: dict[str, Json] = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24},
     TEXT: {"model": "tiny", "prompt": PROMPT, "max_tokens": 24},
     RESPONSES: {"model": "tiny", "input": QUESTION, "max_output_tokens": 24},
-    GENERATE: {"text": PROMPT, "max_tokens": 24},
+    GENERATE: {"model": "tiny", "text": PROMPT, "max_tokens": 24},
 }
 
 

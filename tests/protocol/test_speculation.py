@@ -7,125 +7,63 @@ small model would hardly be drafted for.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
+from pathlib import Path
 
-import httpx
 import pytest
 
 from specengine.core.config import SpecConfig
+from tests.protocol.answers import Answers, ask, assert_same, flags_of, num_accepted, settled
 from tests.protocol.table import Case, cases
 from tests.support.live_server import live_server
+from tests.support.processes import serving
 
 SPEC = SpecConfig(algorithm="EAGLE3", adaptive=False, num_steps=4)
-AT_ONCE = 16  # requests
-TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and not enable_thinking %}Well. {% endif %}{% endif %}"""
-# What no two answers share, and what drafts change.
-VOLATILE = {
-    *("id", "created", "created_at", "completed_at", "metrics", "item_id", "call_id"),
-    *("e2e_latency", "cached_tokens", "system_fingerprint"),
-}
-Answers = dict[str, Any]
+SPEC_FLAGS = ("--speculative-algorithm", "EAGLE3", "--no-speculative-adaptive")
+NUM_STEPS = ("--speculative-num-steps", "4")
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Answers, Answers]:
-    """Of all cases by name: without drafts, and with them."""
-    template = tmp_path_factory.mktemp("template") / "chat.jinja"
-    template.write_text(TEMPLATE)
-    flags = {
-        "model": "tiny",
-        "dtype": "float32",
-        "max_total_tokens": 8192,
-        "chat_template": str(template),
-        "tool_call_parser": "hermes",
-    }
-    return answers_of(flags, None), answers_of(flags, SPEC)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("template")
 
 
-def answers_of(flags: dict[str, Any], spec: SpecConfig | None) -> Answers:
-    with live_server(flags, spec) as live:
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Answers:
+    """Of all cases by name."""
+    return answers_of_one_process(folder, None)
+
+
+@pytest.fixture(scope="module", params=["one process", "several"])
+def drafted(folder: Path, request: pytest.FixtureRequest) -> Answers:
+    if request.param == "several":
+        return answers_of_several(folder)
+    return answers_of_one_process(folder, SPEC)
+
+
+def answers_of_one_process(folder: Path, spec: SpecConfig | None) -> Answers:
+    with live_server(flags_of(folder), spec) as live:
         return asyncio.run(ask(live.url))
 
 
-async def ask(url: str) -> Answers:
-    turn = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-
-        async def one(case: Case) -> Any:
-            async with turn:
-                answer = await http.post(case.path, json=case.body)
-            assert answer.status_code == 200, f"{case.name}: {answer.text}"
-            return joined(answer.text) if case.body.get("stream") else answer.json()
-
-        given = list(cases())
-        found = await asyncio.gather(*map(one, given))
-    return {case.name: answer for case, answer in zip(given, found, strict=True)}
-
-
-def joined(text: str) -> Any:
-    """A stream as one answer: how it was cut into events depends on the rounds."""
-    lines = [one.partition("data: ")[2] for one in text.split("\n") if "data: " in one]
-    events = [json.loads(one) for one in lines if one != "[DONE]"]
-    last = events[-1]
-    if "meta_info" in last or "response" in last:
-        return last.get("response", last)
-    pieces = [choice for one in events for choice in one["choices"]]
-    texts = [one["text"] if "text" in one else one["delta"].get("content", "") for one in pieces]
-    ends = [one["finish_reason"] for one in pieces if one["finish_reason"]]
-    (metrics,) = [one["metrics"] for one in events if "metrics" in one]
-    return {"text": "".join(texts), "ends": ends, "usage": last.get("usage"), "metrics": metrics}
-
-
-def settled(value: Any) -> Any:
-    """Without what is volatile."""
-    if isinstance(value, dict):
-        kept = {k: v for k, v in value.items() if k not in VOLATILE and not k.startswith("spec_")}
-        return {name: settled(one) for name, one in kept.items()}
-    return [settled(one) for one in value] if isinstance(value, list) else value
-
-
-def assert_same(one: Any, other: Any, place: str) -> None:
-    """Numbers may differ in their last digits: a batch of several rows is summed otherwise."""
-    if isinstance(one, float) and isinstance(other, float):
-        assert one == pytest.approx(other, abs=2e-3), place
-    elif isinstance(one, dict) and isinstance(other, dict):
-        assert one.keys() == other.keys(), place
-        for name in one:
-            assert_same(one[name], other[name], f"{place}.{name}")
-    elif isinstance(one, list) and isinstance(other, list):
-        assert len(one) == len(other), place
-        for number, pair in enumerate(zip(one, other, strict=True)):
-            assert_same(*pair, f"{place}[{number}]")
-    else:
-        assert one == other, place
-
-
-def num_accepted(answer: Any) -> int:
-    if isinstance(answer, list):
-        return sum(map(num_accepted, answer))
-    if "meta_info" in answer:
-        return int(answer["meta_info"]["spec_accept_token_num"])
-    return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])
+def answers_of_several(folder: Path) -> Answers:
+    """Front ends and the engine apart."""
+    template = flags_of(folder)["chat_template"]
+    flags = ("--chat-template", template, "--tool-call-parser", "hermes", "--api-workers", "2")
+    with serving(folder, *flags, *SPEC_FLAGS, *NUM_STEPS) as served:
+        return asyncio.run(ask(served.url))
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
 def test_answers_are_the_same_with_drafts_that_stand(
-    answers: tuple[Answers, Answers], case: Case
+    plain: Answers, drafted: Answers, case: Case
 ) -> None:
-    plain, drafted = answers
     assert_same(settled(plain[case.name]), settled(drafted[case.name]), case.name)
     assert num_accepted(plain[case.name]) == 0
     assert num_accepted(drafted[case.name]) > 0
 
 
-def test_a_request_limits_its_drafts(answers: tuple[Answers, Answers]) -> None:
+def test_a_request_limits_its_drafts(drafted: Answers) -> None:
     """`speculative` is honoured."""
-    _, drafted = answers
     limited = drafted["speculative /v1/completions"]["metrics"]["speculative_decoding"]
     free = drafted["model /v1/completions"]["metrics"]["speculative_decoding"]
     assert limited["num_accepted_draft_tokens"] <= limited["num_spec_steps"]

@@ -1,12 +1,16 @@
-"""Requests of a lower number of priority go before others."""
+"""Requests of a lower number of priority go before others, and choices of one call take turns."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from specengine.core.errors import RequestError
-from specengine.core.request import Req
+from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
+from specengine.scheduler.admission import MOST_PASSED
+from specengine.scheduler.queues import TURN
 from tests.scheduler.fake_engine import FakeEngine, Setup, expected_output
 from tests.scheduler.test_scheduler import add, prompt
 
@@ -76,3 +80,108 @@ def test_a_retracted_request_goes_before_its_own_priority_alone() -> None:
 def test_priorities_are_whole_numbers(priority: object) -> None:
     with pytest.raises(RequestError, match="priority"):
         SamplingParams(priority=priority)  # type: ignore[arg-type]
+
+
+def choices(engine: FakeEngine, owner: str, count: int, **sampling: Any) -> list[Req]:
+    """Added as one call's."""
+    made = []
+    for number in range(count):
+        params = SamplingParams(**sampling)
+        req = Req(f"{owner}#{number}", prompt(4, first=number % 5), params, owner=owner)
+        engine.scheduler.add(req)
+        made.append(req)
+    return made
+
+
+def test_a_later_call_goes_before_most_choices_of_one_call() -> None:
+    engine = FakeEngine(Setup(rows=1))
+    many = choices(engine, "many", 100)
+    add(engine, "late", prompt(4))
+    before = waiting(engine).index("late")
+    assert before == 100 // (TURN + 1) + 1
+    assert waiting(engine)[:3] == [req.rid for req in many[:3]]
+
+
+def test_choices_are_not_overtaken_for_ever() -> None:
+    engine = FakeEngine(Setup(rows=1))
+    choices(engine, "many", 3)
+    for number in range(100):
+        add(engine, str(number), prompt(4))
+    assert waiting(engine).index("many#2") == 2 + 2 * TURN - 1
+
+
+def test_owner_is_forgotten_with_its_last_choice() -> None:
+    engine = FakeEngine(Setup(rows=8))
+    choices(engine, "many", 20, max_tokens=2)
+    engine.scheduler.abort("many#3")
+    assert engine.scheduler.queues.owners == {"many": 19}
+    engine.run()
+    assert not engine.scheduler.queues.owners
+
+
+@pytest.mark.parametrize("setup", [Setup(num_slots=512, rows=64), Setup(num_slots=2048, rows=8)])
+def test_late_call_is_served_while_choices_hold_all_memory_or_rows(setup: Setup) -> None:
+    engine = FakeEngine(setup)
+    many = choices(engine, "many", 40, max_tokens=60, ignore_eos=True)
+    while not any(len(req.output_ids) > 30 for req in many):
+        engine.step()
+    late = add(engine, "late", prompt(4, first=7), max_tokens=1)
+    for _ in range(4):
+        engine.step()
+    assert late.is_finished
+    assert not any(req.is_finished for req in many)
+    assert sum(req.num_retractions for req in many) <= 2
+    engine.run()
+    for req in many:
+        assert req.output_ids == expected_output(req, engine.setup.context_len)
+
+
+def test_first_choices_of_a_call_are_not_interrupted() -> None:
+    engine = FakeEngine(Setup(rows=4))
+    first = choices(engine, "first", 1, max_tokens=40, ignore_eos=True)
+    first += choices(engine, "second", 1, max_tokens=40, ignore_eos=True)
+    first += [add(engine, rid, prompt(4), max_tokens=40, ignore_eos=True) for rid in "ab"]
+    engine.step()
+    add(engine, "late", prompt(4), max_tokens=1)
+    engine.run()
+    assert not any(req.num_retractions for req in first)
+
+
+def test_small_request_does_not_wait_for_memory_that_a_larger_one_waits_for() -> None:
+    engine = FakeEngine(Setup(num_slots=1500, rows=64, chunk=64, disable_cache=True))
+    for number in range(30):
+        add(engine, f"large {number}", prompt(40, first=number), max_tokens=50, ignore_eos=True)
+    while engine.scheduler.num_waiting > 10:
+        engine.step()
+    engine.step()
+    first = engine.scheduler.queues.waiting[0]
+    small = add(engine, "small", prompt(1), max_tokens=1)
+    first.num_passed = MOST_PASSED
+    engine.step()
+    assert small.state is ReqState.WAITING, "not for ever"
+    first.num_passed = 0
+    for _ in range(3):
+        engine.step()
+    assert small.is_finished
+    assert engine.scheduler.queues.waiting[0] is first
+    assert first.num_passed == 1
+
+
+def test_short_prompt_is_read_beside_long_ones() -> None:
+    """And the long ones go on: a part of each forward is theirs."""
+    engine = FakeEngine(Setup(num_slots=2000, rows=32, chunk=16))
+    long = [add(engine, f"long {n}", prompt(90, first=n), max_tokens=1) for n in range(10)]
+    engine.step()
+    short = [add(engine, f"short {n}", prompt(4, first=n + 5), max_tokens=1) for n in range(12)]
+    for _ in range(2):
+        engine.step()
+    assert any(req.is_finished for req in short)
+    before = long[0].kv_len
+    engine.step()
+    assert long[0].kv_len > before
+    while not all(req.is_finished for req in short):
+        engine.step()
+    assert not long[3].is_finished
+    engine.run()
+    for req in [*long, *short]:
+        assert req.output_ids == expected_output(req, engine.setup.context_len)

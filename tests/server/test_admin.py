@@ -12,7 +12,7 @@ import pytest
 from specengine.core.config import EngineConfig, ServerConfig
 from specengine.core.errors import ConfigError
 from specengine.core.options import HIDDEN
-from specengine.engine.outgoing import is_named
+from specengine.engine.outgoing import is_named, owner_of, request_id
 from specengine.server.app import create_app
 from specengine.server.run import background_server
 from specengine.server.service import Service
@@ -126,3 +126,9 @@ def test_update_weights_from_disk(guarded: Any) -> None:
 def test_weights_that_do_not_fit_are_refused(guarded: Any, body: dict[str, str]) -> None:
     answer = guarded[0].post("/update_weights_from_disk", headers=key(ADMIN), json=body)
     assert answer.status_code == 400
+
+
+def test_prompts_of_one_call_have_one_owner() -> None:
+    for label in ("a", "a:b-c", "", "-"):
+        assert {owner_of(request_id(label, "job", prompt)) for prompt in (0, 7)} == {"job"}
+    assert owner_of("17") == owner_of("data-3") == ""

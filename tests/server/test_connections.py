@@ -222,7 +222,7 @@ def test_memory_of_large_bodies_is_given_back_once_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trims: list[int] = []
-    monkeypatch.setattr(body, "_trim_memory", lambda: trims.append(1))
+    monkeypatch.setattr(body, "trim_memory", lambda: trims.append(1))
     monkeypatch.setattr(body, "TRIM_AFTER", 0.05)
     reader = BodyReader(LIMITS)
 

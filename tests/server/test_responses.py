@@ -281,3 +281,27 @@ def test_store_may_be_false(site: Any, engine: Any) -> None:
     include = ["reasoning.encrypted_content"]
     body = {"model": "fake", "input": "hi", "store": False, "include": include}
     assert site.post(PATH, **body).json()["store"] is False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_come_back_may_hold_any_json(site: Any, stream: bool) -> None:
+    metadata = rb'{"whole": 99999999999999999999, "text": "\ud800", "no number": NaN, "list": [1]}'
+    body = b'{"model": "fake", "input": "x", "max_output_tokens": 18446744073709551616, "stream": '
+    body += (b"true" if stream else b"false") + b', "metadata": ' + metadata + b"}"
+    answer = site.http.post("/v1/responses", content=body, headers=JSON)
+    assert answer.status_code == 200
+    lines = [one[6:] for one in answer.text.split("\n") if one.startswith("data: ")]
+    found = json.loads(lines[-1])["response"] if stream else answer.json()
+    whole = {"whole": 99999999999999999999, "text": "\ud800", "no number": None, "list": [1]}
+    assert found["metadata"] == whole
+    assert found["max_output_tokens"] == 2**64
+
+
+def test_field_that_is_no_text_is_refused(site: Any) -> None:
+    body = rb'{"model": "fake", "input": "x", "\ud800": 1}'
+    answer = site.http.post("/v1/responses", content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+JSON = {"Content-Type": "application/json"}

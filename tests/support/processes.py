@@ -36,25 +36,30 @@ def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
 
 @dataclass
 class Served:
-    """A server. Each call has a connection of its own."""
+    """A server. Each call has a connection of its own. verify: httpx's, where it speaks TLS."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
+    verify: Any = True
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60)
+        return httpx.get(self.url + path, timeout=60, verify=self.verify)
 
     def complete(self, **more: Any) -> httpx.Response:
         body = {"model": "tiny", "prompt": "Once", "max_tokens": 8, "temperature": 0, **more}
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
+        url = f"{self.url}/v1/completions"
+        return httpx.post(url, json=body, timeout=120, verify=self.verify)
 
     @contextmanager
     def stream(self, **more: Any) -> Iterator[Iterator[dict[str, Any]]]:
         """The events of an answer. After the first, it is being decoded."""
         body = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": True, **more}
         url = f"{self.url}/v1/completions"
-        with httpx.stream("POST", url, json=body | {"stream": True}, timeout=120) as response:
+        asked = httpx.stream(
+            "POST", url, json=body | {"stream": True}, timeout=120, verify=self.verify
+        )
+        with asked as response:
             lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
             yield (json.loads(line) for line in lines if line != "[DONE]")
 
@@ -103,9 +108,15 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def serving(
-    folder: Path, *flags: str, log: Path | None = None, port: int = 0, model: str = "tiny"
+    folder: Path,
+    *flags: str,
+    log: Path | None = None,
+    port: int = 0,
+    model: str = "tiny",
+    verify: Any = None,
 ) -> Iterator[Served]:
-    """A server that is ready. log: where its standard error goes; its port must be told then."""
+    """A server that is ready. log: where its standard error goes; its port must be told then.
+    verify: httpx's, of a server that speaks TLS."""
     command = [sys.executable, "-m", "specengine", "serve", model, "--port", str(port)]
     log = log or folder / "log"
     with log.open("wb") as file:
@@ -114,7 +125,8 @@ def serving(
         if not port:
             found = until(lambda: re.findall(r"listening on \S+:(\d+)", log.read_text()))
             port = int(found[0])
-        served = Served(process, f"http://127.0.0.1:{port}", log)
+        scheme = "http" if verify is None else "https"
+        served = Served(process, f"{scheme}://127.0.0.1:{port}", log, verify or True)
         until(lambda: connects(port) and served.is_ready(), 120)
         yield served
     finally:

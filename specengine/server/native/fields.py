@@ -130,10 +130,12 @@ class NativeRequest(Strict):
         **dict.fromkeys(("lora_path", "session_params", "token_ids_logprob"), ()),
         **dict.fromkeys(("custom_logit_processor", "conversation_id"), ()),
         **dict.fromkeys(("return_hidden_states", "return_routed_experts"), (False,)),
+        **dict.fromkeys(("background", "no_logs", "return_bytes", "return_entropy"), (False,)),
         "modalities": (["text"], []),
         "log_metrics": (True, False),
     }
 
+    model: str | None = Field(default=None, description="a served name")
     text: Annotated[str | list[str] | None, BeforeValidator(_texts)] = None
     input_ids: Annotated[Ids | list[Ids] | None, BeforeValidator(_ids)] = None
     sampling_params: NativeSampling = Field(default_factory=NativeSampling)

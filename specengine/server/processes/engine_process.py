@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from specengine.core.errors import SpecEngineError
+from specengine.core.trim import IdleTrim
 from specengine.engine.serving.host import EngineHost
 from specengine.engine.serving.messages import Hello, Reply, Request
 from specengine.server.processes.alive import Alive
@@ -107,9 +108,11 @@ class EngineProcess:
         alive = Alive(start.alive)
         alive.beat()
         self._channel.send(info)
+        trim = IdleTrim()
         while not self._stopped:
             seconds = host.turn()
             alive.beat()
+            trim.note(works=seconds == 0.0)
             self._receive(host, BEAT if seconds is None else min(seconds, BEAT))
         host.close()
         self._router.close()

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from specengine.core.limits import LimitConfig
+from specengine.core.trim import IdleTrim
 from specengine.server.app import create_app
 from specengine.server.connection import LimitedProtocol, limited_protocol
 from specengine.server.processes.channel import (
@@ -153,8 +154,11 @@ class FrontEnd(uvicorn.Server):
         self._mailbox.send(Drained())
 
     async def _beat(self) -> None:
+        trim, seen = IdleTrim(), 0
         while True:
             self._report()
+            trim.note(works=self.server_state.total_requests != seen)
+            seen = self.server_state.total_requests
             await asyncio.sleep(BEAT)
 
     def _note_closed(self) -> None:

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import zmq
 
-from specengine.core.config import EngineConfig
-from specengine.core.errors import EngineStoppedError, RequestError, SpecEngineError
-from specengine.core.sampling import SamplingParams
-from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.serving.messages import Hello, Reply, Request
-from specengine.engine.serving.streams import Streams, decode_answer
-from specengine.engine.tokens import check_token_ids, is_text
+from specengine.server.distant import DistantEngine
 from specengine.server.processes.channel import EngineInfo
 
 # As plain numbers: operations on ZeroMQ's enumerations take a microsecond each.
 READABLE, AT_ONCE = int(zmq.POLLIN), int(zmq.NOBLOCK)
-ANSWERED = 2.0  # seconds that /metrics waits for an engine that is busy
 MOST_TAKEN = 256  # messages before other work of the event loop gets its turn
 
 
-class RemoteEngine:
+class RemoteEngine(DistantEngine):
     """Made in the event loop that it serves. name: of the front end."""
 
     def __init__(self, info: EngineInfo, tokenizer: Any, name: str) -> None:
-        self.tokenizer = tokenizer
-        self._info = info
-        self._end: str | None = None  # why it has ended
-        self._stats = EngineStats()
+        super().__init__(info, tokenizer)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-        self._streams = Streams(tokenizer, self._post)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -46,107 +34,11 @@ class RemoteEngine:
         self._loop.add_reader(self._descriptor, self._take)
         self._post(Hello())
 
-    @property
-    def config(self) -> EngineConfig:
-        return self._info.config
-
-    @property
-    def model_name(self) -> str:
-        return self._info.model_name
-
-    @property
-    def context_length(self) -> int:
-        return self._info.context_length
-
-    @property
-    def is_embedding(self) -> bool:
-        return self._info.is_embedding
-
-    @property
-    def is_ready(self) -> bool:
-        return self._end is None
-
-    def stats(self) -> EngineStats:
-        """As of the last `refresh`."""
-        return self._stats
-
-    async def refresh(self) -> None:
-        """Ask for the counters. Those that were told last stay where no answer comes in time."""
-        try:
-            async with asyncio.timeout(ANSWERED):
-                answer = await self._streams.ask("stats")
-        except (TimeoutError, SpecEngineError):
-            return
-        self._stats = decode_answer(answer, EngineStats)
-
-    async def generate(
-        self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
-    ) -> AsyncIterator[RequestOutput]:
-        """See AsyncEngine.generate."""
-        check_token_ids(prompt_ids, sampling, self._info.vocab_size)
-        sendable = self._sendable(sampling)
-        outputs: Any = self._streams.generate(prompt_ids, sampling, rid, stream, sendable)
-        try:
-            async for output in outputs:
-                yield output
-        finally:
-            await outputs.aclose()
-
-    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
-        """See AsyncEngine.embed."""
-        return await self._streams.embed(prompt_ids, rid)
-
-    async def give_up(self, names: list[str] | None = None) -> int:
-        """See AsyncEngine.give_up."""
-        return await self._streams.give_up(names)
-
-    async def flush_cache(self) -> int:
-        """See AsyncEngine.flush_cache."""
-        return await self._streams.flush_cache()
-
-    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        """See AsyncEngine.update_weights."""
-        return await self._streams.update_weights(model, draft_model)
-
-    def shutdown(self) -> None:
-        """Requests in flight end with an error; the engine itself goes on."""
-        self.end("the engine is shutting down")
-
-    def end(self, message: str) -> None:
-        """Nothing more comes from the engine; open requests end with this message."""
-        if self._end is not None:
-            return
-        self._end = message
+    def _disconnect(self) -> None:
         self._loop.remove_reader(self._descriptor)
         self._socket.close()
-        self._streams.fail(self._error)
 
-    def _error(self) -> EngineStoppedError:
-        return EngineStoppedError(self._end or "")
-
-    def _sendable(self, sampling: SamplingParams) -> SamplingParams:
-        """The same in the engine, and no number or text beyond what MessagePack can carry."""
-        if sampling.grammar is not None and not is_text(sampling.grammar.text):
-            param = sampling.grammar.param
-            raise RequestError(f"{param} has half a surrogate pair in it, which is no text", param)
-        limit, info = sampling.max_tokens, self._info
-        steps = sampling.speculative.num_steps
-        return replace(
-            sampling,
-            temperature=float(sampling.temperature),
-            top_k=min(sampling.top_k, info.vocab_size),
-            max_tokens=None if limit is None else min(limit, info.context_length),
-            min_tokens=min(sampling.min_tokens, info.context_length),
-            stop=tuple(filter(is_text, sampling.stop)),  # others match nothing
-            speculative=replace(
-                sampling.speculative,
-                num_steps=None if steps is None else min(steps, info.context_length),
-            ),
-        )
-
-    def _post(self, message: Request) -> None:
-        if self._end is not None:
-            raise self._error()
+    def _carry(self, message: Request) -> None:
         self._socket.send(self._encoder.encode(message), AT_ONCE)
         self._loop.call_soon(self._take)  # its descriptor tells of a change once
 

@@ -48,6 +48,10 @@ SHARED_MEMORY = Path("/dev/shm")  # a full disk does not reach it
 LEAST_FREE = 64 * 2**20  # bytes there; else the usual place for temporary files
 FRONT_END_ENDS = ENDING + 5.0  # seconds from Stop
 ENGINE_ENDS = 10.0
+# Of the engine's: OpenMP's threads sleep while they wait for each other. Where front ends need the
+# cores as well, threads that spin take them away from the ones they wait for: on two busy cores a
+# linear layer took ten times as long.
+SLEEPS = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Supervisor:
         restarts = Restarts(self.config.server.max_restarts)
         while not self._ending.is_set():
             number = next(self._numbers)
-            self.engine = child = await spawn("engine", self.programs.engine, {}, self._note)
+            self.engine = child = await spawn("engine", self.programs.engine, SLEEPS, self._note)
             child.mailbox.send(
                 StartEngine(
                     self.config,

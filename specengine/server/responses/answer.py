@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from specengine.core.errors import RequestError
 from specengine.engine.outputs import RequestOutput
 from specengine.engine.tokens import encode_text, vocabulary_of
 from specengine.server.chat_plan import plan_chat
 from specengine.server.errors import ApiError, as_api_error
 from specengine.server.generation import Job, Json, Run, check_context, checked, make_job
+from specengine.server.json_bytes import dumps
 from specengine.server.responses.fields import NamedFunction, ResponsesRequest, renamed
 from specengine.server.responses.writer import OutputWriter
 from specengine.server.service import ServedEngine
@@ -93,7 +92,7 @@ class ResponsesAnswer:
     def _event(self, payload: Json) -> bytes:
         numbered = {**payload, "sequence_number": self._num_events}
         self._num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), orjson.dumps(numbered))
+        return b"event: %b\ndata: %b\n\n" % (payload["type"].encode(), dumps(numbered))
 
     def _response(self, status: str, error: ApiError | None = None) -> Json:
         has_ended = status in _ENDS

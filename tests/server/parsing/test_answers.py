@@ -77,14 +77,19 @@ def written(name: str, city: str, days: int, more: Any) -> str:
         "glm45": f"<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{city}</arg_value>\n"
         f"<arg_key>days</arg_key>\n<arg_value>{days}</arg_value>\n"
         f"<arg_key>more</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>",
+        "qwen3_coder": f"<tool_call>\n<function=weather>\n<parameter=city>\n{city}\n</parameter>\n"
+        f"<parameter=days>\n{days}\n</parameter>\n"
+        f"<parameter=more>\n{value}\n</parameter>\n</function>\n</tool_call>",
+        "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        f"```json\n{arguments}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+        f"{arguments}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "gpt_oss": "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
         + arguments,
     }[name]
 
 
-@pytest.mark.parametrize(
-    "name", ["hermes", "llama3_json", "mistral", "pythonic", "glm45", "gpt_oss"]
-)
+@pytest.mark.parametrize("name", FORMATS)
 @given(TEXTS, st.integers(), VALUES, st.integers(1, 7))
 def test_any_arguments_come_back(name: str, city: str, days: int, more: Any, size: int) -> None:
     text = written(name, city, days, more)

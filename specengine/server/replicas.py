@@ -1,0 +1,136 @@
+"""Several engines of one model, as one: each request goes to the replica that `routing` chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import fields, replace
+from itertools import zip_longest
+from typing import Any
+
+from specengine.core.config import EngineConfig
+from specengine.core.errors import EngineStoppedError
+from specengine.core.sampling import SamplingParams
+from specengine.core.spec_totals import SpecTotals
+from specengine.engine.outputs import EngineStats, RequestOutput
+from specengine.runner.fallbacks import GraphStats
+from specengine.server.routing import PrefixRouter
+from specengine.server.service import ServedEngine
+from specengine.server.streaming import closing
+
+
+class Replicas:
+    """A ServedEngine. engines: of the same model and configuration; at least one. Requests of a
+    replica that fails fail with it; later ones go to the others."""
+
+    def __init__(self, engines: Sequence[ServedEngine]) -> None:
+        self.engines = list(engines)
+        self.router = PrefixRouter(len(self.engines), self.config.memory.page_size)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engines[0].tokenizer
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.engines[0].config
+
+    @property
+    def model_name(self) -> str:
+        return self.engines[0].model_name
+
+    @property
+    def context_length(self) -> int:
+        return self.engines[0].context_length
+
+    @property
+    def is_embedding(self) -> bool:
+        return self.engines[0].is_embedding
+
+    @property
+    def is_ready(self) -> bool:
+        """One replica is enough."""
+        return bool(self._able())
+
+    async def generate(
+        self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
+    ) -> AsyncIterator[RequestOutput]:
+        """See ServedEngine."""
+        chosen = self._choose(prompt_ids)
+        try:
+            outputs = self.engines[chosen].generate(prompt_ids, sampling, rid, stream)
+            async with closing(outputs) as found:
+                async for output in found:
+                    yield output
+        finally:
+            self.router.finish(chosen)
+
+    async def embed(self, prompt_ids: list[int], rid: str) -> list[float]:
+        """See ServedEngine."""
+        chosen = self._choose(prompt_ids)
+        try:
+            return await self.engines[chosen].embed(prompt_ids, rid)
+        finally:
+            self.router.finish(chosen)
+
+    async def give_up(self, names: list[str] | None = None) -> int:
+        """See ServedEngine."""
+        return sum(await asyncio.gather(*(one.give_up(names) for one in self._able_engines())))
+
+    async def flush_cache(self) -> int:
+        """See ServedEngine."""
+        for number in range(len(self.engines)):
+            self.router.forget(number)
+        return sum(await asyncio.gather(*(one.flush_cache() for one in self._able_engines())))
+
+    async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        """See ServedEngine. One replica after the other; where one refuses, those before it have
+        the new weights already."""
+        for number in range(len(self.engines)):
+            self.router.forget(number)
+        return sum([await one.update_weights(model, draft_model) for one in self._able_engines()])
+
+    def stats(self) -> EngineStats:
+        """Sums over the replicas; the choice of depth is the first one's."""
+        return added([one.stats() for one in self.engines])
+
+    async def refresh(self) -> None:
+        await asyncio.gather(*(one.refresh() for one in self._able_engines()))
+
+    def shutdown(self) -> None:
+        for one in self.engines:
+            one.shutdown()
+
+    def _choose(self, prompt_ids: list[int]) -> int:
+        able = self._able()
+        if not able:
+            raise EngineStoppedError("no replica serves; the server's log says why")
+        return self.router.choose(prompt_ids, able)
+
+    def _able(self) -> list[int]:
+        return [number for number, one in enumerate(self.engines) if one.is_ready]
+
+    def _able_engines(self) -> list[ServedEngine]:
+        return [self.engines[number] for number in self._able()]
+
+
+def added(stats: Sequence[EngineStats]) -> EngineStats:
+    """Counters and gauges are summed; what is no number is the first one's."""
+    total: EngineStats = _sum(stats)
+    return total
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, bool) or not values[1:]:
+        return first
+    if isinstance(first, int | float):
+        return sum(values)
+    if isinstance(first, list):
+        return [sum(numbers) for numbers in zip_longest(*values, fillvalue=0)]
+    if isinstance(first, dict):
+        return {key: _sum([one[key] for one in values if key in one]) for key in first}
+    if isinstance(first, EngineStats | SpecTotals | GraphStats):
+        names = [one.name for one in fields(first)]
+        return replace(first, **{name: _sum([getattr(v, name) for v in values]) for name in names})
+    return first

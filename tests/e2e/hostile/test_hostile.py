@@ -1,0 +1,96 @@
+"""A server of several processes under attack, and under a soak: small versions of what attack.py
+and soak.py do with 10,000 requests. Only the slow ones look at the time of probes and at memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.hostile import attack, soak
+from tests.e2e.hostile.bodies import GRAMMARS, Mutations, known
+from tests.e2e.hostile.watch import GROWTH, Holdings, Probes
+from tests.support.processes import Served, serving
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    with serving(folder, *soak.flags(folder), *soak.DRAFTS) as served:
+        yield served
+
+
+def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
+    outcome = attack.attack(served, 120, warm_up=0)
+    assert outcome.num_sent == 120
+    assert outcome.bad == []
+    assert outcome.probes.failed == []
+    assert (outcome.used_slots, outcome.restarted) == (0, 0)
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_mixed_requests_answer_as_without_drafts(served: Served) -> None:
+    expected = soak.answers_without_drafts(served, soak.bodies()[::5])
+    outcome = soak.soak(served, expected, 60, warm_up=0)
+    assert outcome.problems() == []
+    assert outcome.num_cancelled > 5
+    assert outcome.num_drafted_for > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_hostile_requests(tmp_path: Path) -> None:
+    pytest.importorskip("schemathesis")
+    with serving(tmp_path, *attack.FLAGS) as served:
+        outcome = attack.attack(served, 10_000)
+    assert outcome.problems() == []
+    assert "schemathesis" in outcome.statuses
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_soak_of_ten_thousand_requests(tmp_path: Path) -> None:
+    expected = soak.plain_answers(tmp_path)
+    with serving(tmp_path, *soak.flags(tmp_path), *soak.DRAFTS) as served:
+        outcome = soak.soak(served, expected, 10_000)
+    assert outcome.problems() == []
+    assert outcome.growth <= GROWTH
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "may_be"),
+    [
+        (200, "", True),
+        (400, '{"error": {}}', True),
+        (400, "Bad Request", False),
+        (500, '{"error": {}}', False),
+        (501, '{"error": {}}', True),
+        (503, '{"error":{"code":"queue_full"}}', True),
+        (503, '{"error":{"code":"stopped"}}', False),
+    ],
+)
+def test_what_an_answer_may_be(status: int, text: str, may_be: bool) -> None:
+    assert (attack.verdict(status, text) is None) == may_be
+
+
+def test_what_is_lost_shows() -> None:
+    before = Holdings({"engine": 100.0}, {}, (1, 2), 5)
+    after = Holdings({"engine": 120.0}, {}, (1, 3), 5)
+    probes = Probes([{"seconds": 0.7, "starved": 0.1, "status": 200}])
+    probes.rows.append({"seconds": 0.7, "starved": 0.3, "status": 503})
+    outcome = attack.Outcome(before=before, after=after, probes=probes, used_slots=3, restarted=1)
+    outcome.note("x", "500", "500: oh")
+    assert len(outcome.problems()) == 6
+
+
+def test_mutations_are_many_and_the_same_for_a_seed() -> None:
+    first, again = Mutations(3), Mutations(3)
+    made = [first.next() for _ in range(200)]
+    assert made == [again.next() for _ in range(200)]
+    assert len({one.body for one in made}) > 180
+    assert GRAMMARS.keys() <= {one.name for one in known()}

@@ -1,0 +1,105 @@
+"""Answers to the bodies of the protocol's table, such that they can be compared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.protocol.table import Case, cases
+
+AT_ONCE = 16  # requests
+TEMPLATE = """{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}Well. {% endif %}{% endif %}"""
+# What no two answers share, and what drafts change.
+VOLATILE = {
+    *("id", "created", "created_at", "completed_at", "metrics", "item_id", "call_id"),
+    *("e2e_latency", "cached_tokens", "system_fingerprint"),
+}
+Answers = dict[str, Any]
+
+
+def flags_of(folder: Path) -> dict[str, Any]:
+    """Of a server that takes every body. folder: its chat template goes there."""
+    template = folder / "chat.jinja"
+    template.write_text(TEMPLATE)
+    return {
+        "model": "tiny",
+        "dtype": "float32",
+        "max_total_tokens": 8192,
+        "chat_template": str(template),
+        "tool_call_parser": "hermes",
+    }
+
+
+async def ask(url: str) -> Answers:
+    """The answers to all cases, by name."""
+    turn = asyncio.Semaphore(AT_ONCE)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+
+        async def one(case: Case) -> Any:
+            async with turn:
+                return await answer_to(http, case.path, case.body)
+
+        given = list(cases())
+        found = await asyncio.gather(*map(one, given))
+    return {case.name: answer for case, answer in zip(given, found, strict=True)}
+
+
+async def answer_to(http: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
+    answer = await http.post(path, json=body)
+    assert answer.status_code == 200, f"{path} {body}: {answer.text}"
+    return joined(answer.text) if body.get("stream") else answer.json()
+
+
+def joined(text: str) -> Any:
+    """A stream as one answer: how it was cut into events depends on the rounds."""
+    lines = [one.partition("data: ")[2] for one in text.split("\n") if "data: " in one]
+    events = [json.loads(one) for one in lines if one != "[DONE]"]
+    last = events[-1]
+    if "meta_info" in last or "response" in last:
+        return last.get("response", last)
+    pieces = [choice for one in events for choice in one["choices"]]
+    texts = [one["text"] if "text" in one else one["delta"].get("content", "") for one in pieces]
+    ends = [one["finish_reason"] for one in pieces if one["finish_reason"]]
+    (metrics,) = [one["metrics"] for one in events if "metrics" in one]
+    return {"text": "".join(texts), "ends": ends, "usage": last.get("usage"), "metrics": metrics}
+
+
+def settled(value: Any) -> Any:
+    """Without what is volatile."""
+    if isinstance(value, dict):
+        kept = {k: v for k, v in value.items() if k not in VOLATILE and not k.startswith("spec_")}
+        return {name: settled(one) for name, one in kept.items()}
+    return [settled(one) for one in value] if isinstance(value, list) else value
+
+
+def assert_same(one: Any, other: Any, place: str) -> None:
+    """Numbers may differ in their last digits: a batch of several rows is summed otherwise."""
+    if isinstance(one, float) and isinstance(other, float):
+        assert one == pytest.approx(other, abs=2e-3), place
+    elif isinstance(one, dict) and isinstance(other, dict):
+        assert one.keys() == other.keys(), place
+        for name in one:
+            assert_same(one[name], other[name], f"{place}.{name}")
+    elif isinstance(one, list) and isinstance(other, list):
+        assert len(one) == len(other), place
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            assert_same(*pair, f"{place}[{number}]")
+    else:
+        assert one == other, place
+
+
+def num_accepted(answer: Any) -> int:
+    if isinstance(answer, list):
+        return sum(map(num_accepted, answer))
+    if "meta_info" in answer:
+        return int(answer["meta_info"]["spec_accept_token_num"])
+    return int(answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"])

@@ -1,0 +1,137 @@
+"""Replicas: a prompt goes where its beginning is cached, unless that replica is much busier."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from specengine.core.errors import EngineStoppedError
+from specengine.core.sampling import SamplingParams
+from specengine.core.spec_totals import SpecTotals
+from specengine.engine.outputs import EngineStats
+from specengine.runner.fallbacks import GraphStats
+from specengine.server.replicas import Replicas, added
+from specengine.server.routing import MORE_REQUESTS, PrefixRouter, page_keys
+from tests.server.conftest import FakeEngine
+
+PAGE = 16
+
+
+def tokens(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+@pytest.mark.parametrize(("length", "pages"), [(0, 0), (15, 0), (16, 0), (17, 1), (33, 2), (48, 2)])
+def test_prompts_are_chains_of_whole_pages_before_their_last_token(length: int, pages: int) -> None:
+    assert len(list(page_keys(tokens(length), PAGE))) == pages
+
+
+def test_key_of_a_page_depends_on_all_before_it() -> None:
+    one = list(page_keys(tokens(80), PAGE))
+    assert list(page_keys(tokens(40), PAGE)) == one[:2]
+    other = list(page_keys([99, *tokens(80)[1:]], PAGE))
+    assert not set(one) & set(other)
+
+
+def test_prompt_follows_its_longest_known_beginning() -> None:
+    router, able = PrefixRouter(3, 1), [0, 1, 2]
+    shared = tokens(64)
+    assert router.choose(shared + tokens(64, 200), able) == 0
+    assert router.choose(tokens(64, 500), able) == 1
+    assert router.choose(tokens(64, 900), able) == 2
+    router.finish(0)
+    assert router.choose(tokens(64, 500) + tokens(9, 3), able) == 1, "not the idle one"
+    assert router.choose(shared + tokens(64, 300), able) == 0
+    assert router.num_open == [1, 2, 1]
+
+
+def test_busy_replica_is_left_alone_and_the_prefix_lives_in_two() -> None:
+    router, able = PrefixRouter(2, PAGE), [0, 1]
+    places = [router.choose(tokens(64), able) for _ in range(2 * MORE_REQUESTS + 4)]
+    assert places[: MORE_REQUESTS + 1] == [0] * (MORE_REQUESTS + 1)
+    assert 1 in places
+    assert abs(router.num_open[0] - router.num_open[1]) <= MORE_REQUESTS + 1
+
+
+def test_short_prompts_go_to_whoever_has_the_fewest() -> None:
+    router = PrefixRouter(3, PAGE)
+    assert [router.choose([1, 2], [0, 1, 2]) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_replica_that_does_not_serve_gets_nothing() -> None:
+    router = PrefixRouter(2, PAGE)
+    assert router.choose(tokens(64), [0, 1]) == 0
+    router.finish(0)
+    assert router.choose(tokens(64), [1]) == 1
+    router.forget(1)
+    assert router.choose(tokens(64, 300), [0, 1]) == 0
+
+
+def test_pages_of_a_cache_of_single_slots_are_put_together() -> None:
+    router = PrefixRouter(2, 1)
+    router.choose(tokens(16), [0, 1])
+    assert router.choose(tokens(16), [0, 1]) == 1, "no whole page of 16 before the last token"
+
+
+async def ask(replicas: Replicas, prompt: list[int], rid: str = "a:b-0") -> str:
+    sampling = SamplingParams(max_tokens=4)
+    async with aclosing(replicas.generate(prompt, sampling, rid)) as outputs:  # type: ignore[type-var]
+        found = [output async for output in outputs]
+    return found[-1].text
+
+
+def test_requests_of_one_conversation_stay_together() -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    replicas = Replicas(engines)
+
+    async def run() -> None:
+        for first in (2, 30, 2, 30, 2):
+            await ask(replicas, tokens(40, first))
+
+    asyncio.run(run())
+    assert [len(one.prompts) for one in engines] == [5, 0], "nobody else was open"
+    assert replicas.router.num_open == [0, 0]
+
+
+def test_caller_that_leaves_is_no_longer_open() -> None:
+    replicas = Replicas([FakeEngine(), FakeEngine()])
+
+    async def leave() -> None:
+        outputs: Any = replicas.generate(tokens(40), SamplingParams(max_tokens=4), "a:b-0")
+        async with aclosing(outputs) as found:
+            async for _ in found:
+                assert replicas.router.num_open == [1, 0]
+                return
+
+    asyncio.run(leave())
+    assert replicas.router.num_open == [0, 0]
+
+
+def test_one_replica_is_enough_and_none_is_an_error() -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    replicas = Replicas(engines)
+    engines[0].is_ready = False
+    assert replicas.is_ready
+    asyncio.run(ask(replicas, tokens(8)))
+    assert len(engines[1].prompts) == 1
+    engines[1].is_ready = False
+    assert not replicas.is_ready
+    with pytest.raises(EngineStoppedError, match="no replica"):
+        asyncio.run(ask(replicas, tokens(8)))
+
+
+def test_counters_are_summed() -> None:
+    one = EngineStats(num_running=2, num_slots=10, num_free_slots=5, model_name="m")
+    one.spec = SpecTotals(num_rounds=3, accepted_per_pos=[2, 1])
+    one.graphs = {"decode": GraphStats(1, 2, {"why": 3})}
+    other = EngineStats(num_running=1, num_slots=10, num_free_slots=10, model_name="m")
+    other.spec = SpecTotals(num_rounds=4, accepted_per_pos=[1])
+    other.graphs = {"decode": GraphStats(1, 1, {})}
+    total = added([one, other])
+    assert (total.num_running, total.kv_usage, total.model_name) == (3, 0.25, "m")
+    assert (total.spec.num_rounds, total.spec.accepted_per_pos) == (7, [3, 1])
+    assert total.graphs["decode"] == GraphStats(2, 3, {"why": 3})
+    assert not total.drafts_trees
