@@ -113,6 +113,12 @@ class ModelWorkerBatch:
     tree: Tree | None = None  # TARGET_VERIFY with branches only
     state_saves: tuple[Save, ...] = ()  # recurrent state to keep within these prompts
 
+    @classmethod
+    def idle(cls) -> ModelWorkerBatch:
+        """Of no request and no token."""
+        no_tokens = torch.zeros(0, dtype=torch.int64)
+        return cls(ForwardMode.IDLE, no_tokens, [], [], [], [], None)
+
     @property
     def batch_size(self) -> int:
         return len(self.req_pool_indices)

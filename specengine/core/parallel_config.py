@@ -15,6 +15,12 @@ class ParallelConfig(Section):
         None, "ranks that share the draft model, 1 or all: 1 keeps it whole on each; default: all"
     )
 
+    dp_size: int = option(
+        1, "engines behind one endpoint, each with requests of its own, and on GPUs with its card"
+    )
+    enable_dp_attention: bool = option(
+        False, "let the engines of --dp-size share the experts of one model, in place of copies"
+    )
     enable_symm_mem: bool = option(
         False, "sum few rows over two cards in one kernel, by memory that each has mapped of both"
     )
@@ -24,7 +30,15 @@ class ParallelConfig(Section):
         return self.draft_tp_size in (None, self.tp_size)
 
     def _check_ranges(self) -> None:
-        self._at_least(1, "tp_size")
+        self._at_least(1, "tp_size", "dp_size")
+        self._require(
+            self.tp_size == 1 or self.dp_size == 1, "dp_size", "does not go with --tp-size yet"
+        )
+        self._require(
+            self.dp_size > 1 or not self.enable_dp_attention,
+            "enable_dp_attention",
+            "needs a --dp-size of 2 at least",
+        )
         self._require(
             self.draft_tp_size in (None, 1, self.tp_size),
             "draft_tp_size",

@@ -16,6 +16,7 @@ from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Link, NoLink, split_over
+from specengine.core.sharing import ExpertSharers, sharing_experts
 from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
@@ -36,6 +37,7 @@ from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
+from specengine.engine.sharing import SharingEngine, check_sharers, share_experts
 from specengine.engine.spec_options import check_sizes, draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
@@ -61,10 +63,16 @@ from specengine.target.registry import find_model_class
 logger = logging.getLogger(__name__)
 
 
-def load(config: EngineConfig, phases: Phases, link: Link | None = None) -> LoadedModel:
-    """Find, read and pack the model. link: from start_ranks. Raises ConfigError or
-    ModelLoadError."""
+def load(
+    config: EngineConfig,
+    phases: Phases,
+    link: Link | None = None,
+    sharers: ExpertSharers | None = None,
+) -> LoadedModel:
+    """Find, read and pack the model. link: from start_ranks. sharers: with --enable-dp-attention.
+    Raises ConfigError or ModelLoadError."""
     link = link or NoLink()
+    check_sharers(config, sharers)
     if config.parallel.tp_size != link.communicator.size:
         raise ConfigError(
             "--tp-size is for `serve`, `generate` and `bench throughput`; leave it out"
@@ -77,7 +85,8 @@ def load(config: EngineConfig, phases: Phases, link: Link | None = None) -> Load
         config = resolve(config, source.context_length, _checkpoint_dtype(source))
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
-    with phases.phase("load weights"), split_over(link.communicator):
+    weights = phases.phase("load weights")
+    with weights, split_over(link.communicator), sharing_experts(sharers):
         model = load_model(
             source,
             find_model_class,
@@ -88,7 +97,7 @@ def load(config: EngineConfig, phases: Phases, link: Link | None = None) -> Load
             config.model.context_length,
             fp8_kv=config.model.kv_cache_dtype == "fp8",
         )
-    return LoadedModel(source, config, cast(DecoderModel, model), tokenizer, link)
+    return LoadedModel(source, config, cast(DecoderModel, model), tokenizer, link, sharers)
 
 
 def build_engine(
@@ -113,6 +122,7 @@ def build_engine(
         loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
     )
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
+    share_experts(loaded.sharers, [runner, *draft_runners])
     for one in (runner, *draft_runners):
         one.guards_graphs = config.graph.debug_cuda_graph
         if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
@@ -217,6 +227,7 @@ def _assemble(
     return _engine_of(
         EngineParts(
             link=loaded.link,
+            sharers=loaded.sharers,
             config=config,
             model_name=(*config.model.served_names, loaded.source.name)[0],
             tokenizer=loaded.tokenizer,
@@ -238,6 +249,8 @@ def _assemble(
 
 def _engine_of(parts: EngineParts) -> Engine:
     """One that goes in lock-step, where there are other ranks."""
+    if parts.sharers is not None:
+        return SharingEngine(parts)
     if parts.link.communicator.size == 1:
         return Engine(parts)
     from specengine.engine.parallel.lead import make_engine  # msgspec's, which others do without

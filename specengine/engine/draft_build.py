@@ -6,6 +6,7 @@ from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import NoLink, split_over
+from specengine.core.sharing import sharing_experts
 from specengine.draft.loaded import NO_DRAFT, DraftTarget, LoadedDraft
 from specengine.engine.factories import drafter_class
 from specengine.engine.phases import Phases
@@ -28,7 +29,8 @@ def load_draft(config: EngineConfig, loaded: LoadedModel, phases: Phases) -> Loa
     dtype = torch_dtype(loaded.config.model.dtype)
     target = DraftTarget(spec, loaded, context, dtype, find_model_class)
     ranks = loaded.link.communicator if config.parallel.splits_draft else NoLink.communicator
-    with phases.phase("load draft model"), split_over(ranks):
+    loading = phases.phase("load draft model")
+    with loading, split_over(ranks), sharing_experts(loaded.sharers):
         draft: LoadedDraft = load(target)
     _check_shape(spec, draft, context)
     return draft

@@ -48,6 +48,7 @@ class Engine:
         self.no_rounds: NoGraphs | None = None
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
         self.weights: RunningWeights | None = None  # set by build.build_engine
+        self.keeps_turning = False  # whether it must step while it has no work (engine/sharing.py)
         self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
         self.watch = AcceptanceWatch()

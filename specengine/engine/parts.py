@@ -14,6 +14,7 @@ from specengine.core.drafter import Drafter
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.parallel import Link, NoLink
 from specengine.core.pooling import Pooling
+from specengine.core.sharing import ExpertSharers
 from specengine.core.spec import PrefillResult, Verifier
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.adaptive.host_rounds import AdaptiveRound
@@ -45,3 +46,4 @@ class EngineParts:
     adaptive: AdaptiveRound | None = None
     pooling: Pooling | None = None  # of an embedding model
     link: Link = field(default_factory=NoLink)  # to the other ranks
+    sharers: ExpertSharers | None = None  # ranks with requests of their own

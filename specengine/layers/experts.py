@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from specengine.core.errors import ModelLoadError
-from specengine.core.parallel import Cut, communicator, even_cut
+from specengine.core.parallel import Cut, communicator, even_cut, split_over
+from specengine.core.sharing import expert_sharers
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
 from specengine.kernels.experts.route import route
@@ -162,11 +163,14 @@ class SparseMLP(nn.Module):
     def __init__(self, hidden_size: int, spec: ExpertsSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.sharers = expert_sharers()
+        self.ranks = communicator() if self.sharers is None else self.sharers.communicator
         self.gate = Router(hidden_size, spec)
-        self.experts = Experts(hidden_size, spec)
-        self.shared_expert = GatedMLP(hidden_size, spec.shared_size) if spec.shared_size else None
+        with split_over(self.ranks):
+            self.experts = Experts(hidden_size, spec)
+            size = spec.shared_size
+            self.shared_expert = GatedMLP(hidden_size, size) if size else None
         self.shared_expert_gate = Linear(hidden_size, 1) if spec.shared_gate else None
-        self.ranks = communicator()
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden_size] -> the same shape."""
@@ -175,16 +179,23 @@ class SparseMLP(nn.Module):
 
     def parts(self, x: Tensor) -> Tensor:
         """The same, perhaps in float32 parts [P, T, hidden_size], for RMSNorm.add."""
-        out: Tensor = self.experts(x, self.gate.choose(x))
+        if self.sharers is not None:
+            if not self.sharers.runs:
+                assert not len(x), "a forward of one rank alone has no tokens"
+                return x
+            rows = self.sharers.rows_of_all(x)
+            return self.sharers.own_rows(self._over_ranks(rows))
         if self.ranks.size > 1:
-            return self._over_ranks(x, out)
+            return self._over_ranks(x)
+        out: Tensor = self.experts(x, self.gate.choose(x))
         if self.shared_expert is None:
             return out
         shared = self._gated(x, self.shared_expert(x))
         return torch.cat([out, shared.float()[None]]) if out.dim() == 3 else out + shared
 
-    def _over_ranks(self, x: Tensor, out: Tensor) -> Tensor:
+    def _over_ranks(self, x: Tensor) -> Tensor:
         """One sum over ranks, of what the experts and the shared one give on each."""
+        out: Tensor = self.experts(x, self.gate.choose(x))
         out = out.sum(0) if out.dim() == 3 else out
         if self.shared_expert is not None:
             out = out + self._gated(x, self.shared_expert.own_part(x))

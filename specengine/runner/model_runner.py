@@ -14,6 +14,7 @@ from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.model import DecoderModel
 from specengine.core.rows import RowBatch
+from specengine.core.sharing import ExpertSharers
 from specengine.core.tree import Tree
 from specengine.kernels.delta.types import StatePaths
 from specengine.kernels.kv.row_places import row_places
@@ -82,6 +83,8 @@ class ModelRunner:
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
         self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that can pause
         self.num_eager = 0  # forwards that no graph served
+        self.sharers: ExpertSharers | None = None  # set by share_experts, with its number there
+        self.number = 0
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for layer in self.attn_layers[:1]:
             k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(layer.layer_id)
@@ -244,6 +247,22 @@ class ModelRunner:
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         self.num_eager += 1
+        if self.sharers is None or not batch.num_tokens:
+            return self._run_eager(batch, skip_attn_backend_init)
+        with self.sharers.forward(self.number, batch.num_tokens):
+            return self._run_eager(batch, skip_attn_backend_init)
+
+    def share_experts(self, sharers: ExpertSharers) -> None:
+        """Forwards are those of all ranks from now on. Before any; the model was made so."""
+        self.sharers, self.number = sharers, sharers.add_model(self.run_idle)
+
+    @torch.inference_mode()
+    def run_idle(self) -> None:
+        """A forward on no tokens, beside ranks that have some."""
+        batch = self.new_forward_batch(ModelWorkerBatch.idle())
+        self.forward_idle(batch)
+
+    def _run_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
             return self._logits(self.forward_idle(batch), batch)
         if not skip_attn_backend_init:

@@ -118,7 +118,7 @@ class EngineHost:
         while self._commands:
             self._commands.popleft()()
             self._quiet.restart()
-        if self._engine.has_work:
+        if self._engine.has_work or self._engine.keeps_turning:
             self._collect(self._engine.advance())
             self._quiet.restart()
             self._flush(must=not self._engine.has_work)

@@ -10,6 +10,7 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Link, NoLink
+from specengine.core.sharing import ExpertSharers
 from specengine.runner.loader.model_source import ModelSource
 
 
@@ -22,6 +23,7 @@ class LoadedModel:
     model: DecoderModel
     tokenizer: Any
     link: Link = field(default_factory=NoLink)  # to the other ranks that have parts of it
+    sharers: ExpertSharers | None = None  # ranks that have parts of its experts alone
 
     @property
     def device(self) -> torch.device:

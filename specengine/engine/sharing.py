@@ -1,0 +1,69 @@
+"""Engines with requests of their own that share experts (--enable-dp-attention)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from torch import nn
+
+from specengine.core.config import EngineConfig
+from specengine.core.errors import ConfigError
+from specengine.core.sharing import ExpertSharers
+from specengine.engine.loop import Engine
+from specengine.engine.outgoing import Choice
+from specengine.engine.parts import EngineParts
+from specengine.layers.experts import SparseMLP
+from specengine.runner.model_runner import ModelRunner
+
+_PAUSE = 1e-3  # seconds between steps in which no rank had anything to do
+
+
+class SharingEngine(Engine):
+    """All ranks step together: one that has no work steps too, and runs IDLE forwards beside the
+    others'. core/sharing.py says how forwards meet."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        super().__init__(parts)
+        assert parts.sharers is not None
+        self.sharers = parts.sharers
+        self.keeps_turning = True
+
+    def advance(self) -> list[Choice]:
+        changed = super().advance()
+        if not self.sharers.end_step() and not self.has_work:
+            time.sleep(_PAUSE)
+        return changed
+
+
+def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
+    """Raises ConfigError for what engines that share experts do not do, and where a configuration
+    asks for several engines and this is to be the only one."""
+    parallel = config.parallel
+    if sharers is None:
+        if parallel.dp_size > 1:
+            raise ConfigError("--dp-size is for `serve`; leave it out")
+        return
+    if config.model.device == "cuda" and not config.graph.disable_cuda_graph:
+        raise ConfigError(
+            "--enable-dp-attention runs forwards without graphs: add --disable-cuda-graph"
+        )
+
+
+def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner]) -> None:
+    """Raises ConfigError where there are no experts."""
+    if sharers is None:
+        return
+    shared = [one for one in runners if _has_experts(one)]
+    if not shared:
+        raise ConfigError(
+            "--enable-dp-attention shares experts, and the model has none: --dp-size alone gives "
+            "each engine a copy of the model"
+        )
+    for one in shared:
+        one.share_experts(sharers)
+
+
+def _has_experts(runner: ModelRunner) -> bool:
+    assert isinstance(runner.model, nn.Module)
+    return any(isinstance(one, SparseMLP) for one in runner.model.modules())

@@ -1,0 +1,122 @@
+"""Engines on threads that share experts: each says what it says alone, whoever idles beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import SamplingParams, SpecConfig
+from specengine.core.config_sources import config_from_flags
+from specengine.core.errors import ConfigError
+from specengine.core.parallel import communicator
+from specengine.core.sharing import ExpertSharers
+from specengine.engine.build import build_engine, load
+from specengine.engine.llm import LLM
+from specengine.engine.loop import Engine
+from specengine.engine.phases import Phases
+from tests.support.pretended_ranks import on_threads
+from tests.support.ranks import SMALL
+
+NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4, ngram_min_match=1)
+PROMPTS = [[5, 9, 7, 33, 2], [8, 8, 4, 8, 8], [100, 101, 100, 101, 100, 7, 3]]
+PARAMS = [
+    SamplingParams(max_tokens=9, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=6, temperature=0.8, seed=4, ignore_eos=True),
+]
+
+
+def make(folder: Path, spec: SpecConfig | None, sharers: ExpertSharers | None) -> Engine:
+    flags = {**SMALL, "model": str(folder), "chunked_prefill_size": 4}
+    config = config_from_flags(flags, spec)
+    return build_engine(config, load(config, Phases(), None, sharers))
+
+
+Plan = list[tuple[int, int]]  # number of a request, and the step in which it comes
+Said = dict[int, list[int]]
+
+
+def run_plan(engine: Engine, plan: Plan, num_steps: int = 30) -> Said:
+    """All ranks step as often."""
+    found: Said = {}
+    for step in range(num_steps):
+        for number, when in plan:
+            if when == step:
+                engine.add_request(str(number), PROMPTS[number % 3], PARAMS[number % 2])
+        for output in engine.step():
+            found.setdefault(int(output.rid), []).extend(output.token_ids)
+    assert not engine.has_work
+    engine.scheduler.check_invariant()
+    return found
+
+
+def together(
+    folder: Path, spec: SpecConfig | None, patterns: list[list[Plan]]
+) -> list[list[tuple[Said, int]]]:
+    """[rank][pattern]: what a rank says, and how many IDLE forwards it runs."""
+
+    def run() -> list[tuple[Said, int]]:
+        ranks = communicator()
+        sharers = ExpertSharers(ranks)
+        engine, found = make(folder, spec, sharers), []
+        for plans in patterns:
+            before = sharers.num_idle
+            said = run_plan(engine, plans[ranks.rank])
+            found.append((said, sharers.num_idle - before))
+        return found
+
+    return on_threads(len(patterns[0]), run)
+
+
+def alone(folder: Path, spec: SpecConfig | None) -> Said:
+    engine = make(folder, spec, None)
+    return run_plan(engine, [(number, 0) for number in range(6)], num_steps=60)
+
+
+@pytest.fixture(autouse=True)
+def one_thread_a_rank() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("spec", [None, NGRAM], ids=["plain", "ngram"])
+def test_any_of_three_ranks_may_be_idle(spec: SpecConfig | None, small_models: Any) -> None:
+    """Every pattern of busy and idle, and ranks that begin later."""
+    folder = small_models["qwen3moe"]
+    expected = alone(folder, spec)
+    busy = [*product([False, True], repeat=3)]
+    patterns = [
+        [[(rank, 2 * rank)] if is_busy else [] for rank, is_busy in enumerate(one)] for one in busy
+    ]
+    for rank, found in enumerate(together(folder, spec, patterns)):
+        for one, (said, num_idle) in zip(busy, found, strict=True):
+            assert said == ({rank: expected[rank]} if one[rank] else {})
+            if sum(one) == one[rank]:
+                assert num_idle == 0, "no other rank runs a forward"
+            elif not one[rank]:
+                assert num_idle > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "glm4moe", "gptoss"])
+def test_families_share_experts(family: str, small_models: Any) -> None:
+    folder = small_models[family]
+    expected = alone(folder, NGRAM)
+    plans = [[(0, 0), (1, 3), (2, 3)], [], [(3, 5), (4, 5), (5, 6)]]
+    for plan, [(found, _)] in zip(plans, together(folder, NGRAM, [plans]), strict=True):
+        assert found == {number: expected[number] for number, _ in plan}
+
+
+def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
+    with pytest.raises(ConfigError, match="the model has none"):
+        on_threads(2, lambda: make(small_models["llama"], None, ExpertSharers(communicator())))
+    with pytest.raises(ConfigError, match="--dp-size is for `serve`"):
+        LLM("tiny", dp_size=2, **SMALL)
+    with pytest.raises(ConfigError, match="needs a --dp-size of 2"):
+        config_from_flags({"enable_dp_attention": True})
