@@ -37,14 +37,20 @@ def main() -> int:
 
 def run_engine(channel: Channel, start: StartEngine) -> int:
     set_up_logging(start.config.server.log_level, start.config.server.log_format)
-    from specengine.engine.build import build_engine
+    from specengine.engine.build import build_engine, load
     from specengine.engine.garbage import frozen_objects
+    from specengine.engine.phases import Phases
+    from specengine.engine.sharing import meet
     from specengine.server.processes.engine_process import run_engine
 
     with ExitStack() as until_the_end:
 
         def build(config: EngineConfig) -> Engine:
-            engine = build_engine(config)
+            loaded = None
+            if start.meeting:
+                sharers = meet(config, start.number, start.meeting)
+                loaded = load(config, Phases(), None, sharers)
+            engine = build_engine(config, loaded)
             until_the_end.enter_context(frozen_objects())
             return engine
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import ConfigError
+from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.sharing import ExpertSharers
 from specengine.engine.loop import Engine
 from specengine.engine.outgoing import Choice
 from specengine.engine.parts import EngineParts
+from specengine.engine.resolve import resolve_device
 from specengine.layers.experts import SparseMLP
 from specengine.runner.model_runner import ModelRunner
 
@@ -30,10 +31,29 @@ class SharingEngine(Engine):
         self.keeps_turning = True
 
     def advance(self) -> list[Choice]:
-        changed = super().advance()
-        if not self.sharers.end_step() and not self.has_work:
+        """Raises EngineStoppedError where another rank has ended."""
+        try:
+            changed = super().advance()
+            is_busy = self.sharers.end_step() or self.has_work
+        except RuntimeError as error:
+            if "onnection" not in str(error):
+                raise
+            raise EngineStoppedError("another engine that shares experts has ended") from error
+        if not is_busy:
             time.sleep(_PAUSE)
         return changed
+
+
+def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:
+    """The engines of --enable-dp-attention, of which this is one. folder: of this run alone. Waits
+    for all of them."""
+    from torch._C._distributed_c10d import FileStore
+
+    from specengine.runner.communicators.connect import connect
+
+    size, device = config.parallel.dp_size, resolve_device(config.model.device)
+    store = FileStore(f"{folder}/store", size)
+    return ExpertSharers(connect(store, rank, size, device, symm_mem=False))
 
 
 def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:

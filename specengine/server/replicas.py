@@ -52,6 +52,11 @@ class Replicas:
         """One replica is enough."""
         return bool(self._able())
 
+    def replace(self, number: int, engine: ServedEngine) -> None:
+        """By one that was started in its place, whose cache is empty."""
+        self.engines[number] = engine
+        self.router.forget(number)
+
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
     ) -> AsyncIterator[RequestOutput]:

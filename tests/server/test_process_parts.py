@@ -117,7 +117,7 @@ def test_beats_are_seen_by_another_process(tmp_path: Path) -> None:
 def test_buffered_bytes_are_divided_but_leave_room_for_one_body() -> None:
     config = EngineConfig()
     limits = [
-        limits_of(StartFrontEnd(config, "a", 0, count, [], None)).max_buffered_bytes
+        limits_of(StartFrontEnd(config, "a", 0, count, [], [])).max_buffered_bytes
         for count in (1, 4, 1000)
     ]
     assert limits == [256 * 2**20, 64 * 2**20, config.limits.max_body_bytes]

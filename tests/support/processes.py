@@ -86,6 +86,10 @@ class Served:
         (found,) = [one for one in self.children() if is_alive(one) and not is_front_end(one)]
         return found
 
+    def engines(self) -> list[int]:
+        """Those that serve or load."""
+        return sorted(one for one in self.children() if has_torch(one))
+
     def front_ends(self) -> list[int]:
         return [one for one in self.children() if is_front_end(one)]
 

@@ -22,12 +22,15 @@ MAX_BYTES = 2**17  # of a message: below the smallest buffer that Linux gives a 
 
 class StartEngine(Struct, tag="start_engine"):
     """endpoint: where it binds. alive: its file for Alive. tokenizer: the directory into which it
-    writes its tokenizer, if that is not there yet."""
+    writes its tokenizer, if that is not there yet. number: among the engines of the server.
+    meeting: the directory in which engines meet that share experts; none where it is empty."""
 
     config: EngineConfig
     endpoint: str
     alive: str
     tokenizer: str
+    number: int = 0
+    meeting: str = ""
 
 
 class EngineInfo(Struct, tag="engine_info"):
@@ -40,24 +43,26 @@ class EngineInfo(Struct, tag="engine_info"):
     vocab_size: int
     is_embedding: bool
     config: EngineConfig
+    number: int = 0  # among the engines of the server
 
 
 class StartFrontEnd(Struct, tag="start_front_end"):
     """name: no two are the same. started: Unix time at which the server was. keys: of the API.
-    engine: the one that serves now."""
+    engines: those that serve now."""
 
     config: EngineConfig
     name: str
     started: int
     num_front_ends: int
     keys: list[str]
-    engine: EngineInfo | None
+    engines: list[EngineInfo]
 
 
 class EngineDown(Struct, tag="engine_down"):
-    """The engine has ended; message: what requests are told."""
+    """An engine has ended; message: what requests are told."""
 
     message: str
+    number: int = 0
 
 
 class Connection(Struct, tag="connection"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from specengine.core.errors import SpecEngineError
+from specengine.core.errors import EngineStoppedError, SpecEngineError
 from specengine.core.trim import IdleTrim
 from specengine.engine.serving.host import EngineHost
 from specengine.engine.serving.messages import Hello, Reply, Request
@@ -64,7 +64,7 @@ class EngineProcess:
         self._channel = channel
         self._start = start
         self._host: EngineHost | None = None
-        self._stopped = False
+        self._stopped = self._is_told_to_stop = False
         self._gone: set[bytes] = set()
         self._wakes, self._waker = os.pipe()
         self._encoder = msgspec.msgpack.Encoder()
@@ -84,6 +84,7 @@ class EngineProcess:
             if isinstance(message, Stop):
                 if host is None:  # it is still loading
                     os._exit(0)
+                self._is_told_to_stop = True
                 host.post(self._stop)
             elif isinstance(message, FrontEndGone) and host is not None:
                 host.post(partial(self._forget, message.name.encode()))
@@ -104,16 +105,21 @@ class EngineProcess:
             parts.vocab_size,
             parts.pooling is not None,
             parts.config,
+            start.number,
         )
         alive = Alive(start.alive)
         alive.beat()
         self._channel.send(info)
         trim = IdleTrim()
-        while not self._stopped:
-            seconds = host.turn()
-            alive.beat()
-            trim.note(works=seconds == 0.0)
-            self._receive(host, BEAT if seconds is None else min(seconds, BEAT))
+        try:
+            while not self._stopped:
+                seconds = host.turn()
+                alive.beat()
+                trim.note(works=seconds == 0.0)
+                self._receive(host, BEAT if seconds is None else min(seconds, BEAT))
+        except EngineStoppedError:
+            if not self._is_told_to_stop:  # else another that shares experts was the first to end
+                raise
         host.close()
         self._router.close()
 
@@ -166,9 +172,14 @@ class EngineProcess:
 
 
 def save_tokenizer(tokenizer: object, directory: str) -> None:
-    """Once for all engines of a server: a disk that is full later stops no restart."""
+    """Once for all engines of a server, which may come here at once: a disk that is full later
+    stops no restart."""
     place = Path(directory)
     if not place.exists():
-        partial = place.with_suffix(".partial")
+        partial = place.with_suffix(f".{os.getpid()}")
         tokenizer.save_pretrained(partial)  # type: ignore[attr-defined]
-        partial.rename(place)
+        try:
+            partial.rename(place)
+        except OSError:  # another was first
+            if not place.exists():
+                raise

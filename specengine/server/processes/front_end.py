@@ -32,6 +32,7 @@ from specengine.server.processes.channel import (
     Up,
 )
 from specengine.server.processes.remote import RemoteEngine
+from specengine.server.replicas import Replicas
 from specengine.server.run import settings_of
 from specengine.server.service import Service
 from specengine.server.tracing import otlp_provider
@@ -70,8 +71,11 @@ class FrontEnd(uvicorn.Server):
         self._service = service
         self._channel = channel
         self._name = start.name
-        self._first_engine = start.engine
+        self._first_engines = start.engines
+        self._engines: dict[int, RemoteEngine] = {}  # by number, each the last that served
+        self._num_engines = start.config.parallel.dp_size
         self._tokenizer: Any = None
+        self._loading = asyncio.Lock()
         self._num_closed = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._protocol = limited_protocol(service.limits)
@@ -79,8 +83,8 @@ class FrontEnd(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._first_engine is not None:
-            await self._use(self._first_engine)
+        for one in self._first_engines:
+            await self._use(one)
         self._mailbox = self._channel.watched(self._obey, lambda: os._exit(1))
         self._mailbox.send(Up())
         self._do(self._beat())
@@ -110,7 +114,7 @@ class FrontEnd(uvicorn.Server):
         elif isinstance(message, EngineInfo):
             self._do(self._use(message))
         elif isinstance(message, EngineDown):
-            self._lose(message.message)
+            self._lose(message.number, message.message)
         elif isinstance(message, Drain):
             self._do(self._drain())
         elif isinstance(message, Stop):
@@ -137,14 +141,22 @@ class FrontEnd(uvicorn.Server):
                 self._note_closed()
 
     async def _use(self, info: EngineInfo) -> None:
-        if self._tokenizer is None:  # that of another engine is the same
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer)
-        self._lose("the engine has been replaced")
-        self._service.engine = RemoteEngine(info, self._tokenizer, self._name)
+        async with self._loading:  # of several engines that come at once
+            if self._tokenizer is None:  # that of another engine is the same
+                self._tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer)
+        self._lose(info.number, "the engine has been replaced")
+        self._engines[info.number] = engine = RemoteEngine(info, self._tokenizer, self._name)
+        service = self._service
+        if self._num_engines == 1:
+            service.engine = engine
+        elif isinstance(service.engine, Replicas):
+            service.engine.replace(info.number, engine)
+        elif len(self._engines) == self._num_engines:
+            service.engine = Replicas([self._engines[n] for n in range(self._num_engines)])
 
-    def _lose(self, message: str) -> None:
-        if isinstance(self._service.engine, RemoteEngine):
-            self._service.engine.end(message)
+    def _lose(self, number: int, message: str) -> None:
+        if number in self._engines:
+            self._engines[number].end(message)
 
     async def _drain(self) -> None:
         self._service.is_stopping = True

@@ -12,33 +12,26 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from specengine.core.config import EngineConfig
-from specengine.core.errors import EngineStoppedError, SpecEngineError
 from specengine.server.metrics_shared import VARIABLE
 from specengine.server.operation import check_tls
 from specengine.server.processes.acceptor import Acceptor
-from specengine.server.processes.alive import Alive
 from specengine.server.processes.channel import (
     Beat,
     Drain,
     Drained,
-    EngineDown,
-    EngineInfo,
-    FrontEndGone,
-    LoadFailed,
     Message,
-    StartEngine,
     StartFrontEnd,
     Stop,
     Up,
 )
 from specengine.server.processes.children import Child, Restarts, spawn
+from specengine.server.processes.engines import Engines, how_ended
 from specengine.server.run import ENDING, address, listen, read_keys
 from specengine.server.tracing import otlp_provider
 
@@ -47,11 +40,6 @@ logger = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # a full disk does not reach it
 LEAST_FREE = 64 * 2**20  # bytes there; else the usual place for temporary files
 FRONT_END_ENDS = ENDING + 5.0  # seconds from Stop
-ENGINE_ENDS = 10.0
-# Of the engine's: OpenMP's threads sleep while they wait for each other. Where front ends need the
-# cores as well, threads that spin take them away from the ones they wait for: on two busy cores a
-# linear layer took ten times as long.
-SLEEPS = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 @dataclass(frozen=True)
@@ -102,11 +90,7 @@ class Supervisor:
     programs: Programs
     place: Path
     keys: list[str]
-    engine: Child | None = None
-    info: EngineInfo | None = None  # of the engine, while it serves
-    was_ready: bool = False  # an engine has served
     front_ends: list[Child] = field(default_factory=list)
-    load_failure: SpecEngineError | None = None
     caught: signal.Signals | None = None
 
     async def run(self, listener: socket.socket) -> signal.Signals | None:
@@ -120,11 +104,13 @@ class Supervisor:
             listener, lambda: self.front_ends, self.config.limits.max_connections
         )
         (self.place / "metrics").mkdir()
+        given = self.programs.engine, self.place, self._tell, self._note, self._ending
+        self.engines = Engines(self.config, *given)
         loop = asyncio.get_running_loop()
         for one in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(one, self._catch, one)
         logger.info("listening on %s", self._url)
-        keepers = [self._keep_engine(), self._watch()]
+        keepers = [self._watch(), *map(self.engines.keep, self.engines.groups)]
         keepers += [self._keep_front_end() for _ in range(self.num_front_ends)]
         tasks = [asyncio.create_task(one) for one in keepers]
         ending = asyncio.create_task(self._ending.wait())
@@ -150,39 +136,6 @@ class Supervisor:
         self.caught = caught
         self._ending.set()
 
-    async def _keep_engine(self) -> None:
-        restarts = Restarts(self.config.server.max_restarts)
-        while not self._ending.is_set():
-            number = next(self._numbers)
-            self.engine = child = await spawn("engine", self.programs.engine, SLEEPS, self._note)
-            child.mailbox.send(
-                StartEngine(
-                    self.config,
-                    f"ipc://{self.place}/engine-{number}",
-                    str(self.place / f"alive-{number}"),
-                    str(self.place / "tokenizer"),
-                )
-            )
-            self._alive: Alive | None = None
-            self._alive_file = self.place / f"alive-{number}"
-            await self._see_off(child)
-            self._lose_engine()
-            if self._ending.is_set():
-                return
-            if not self.was_ready:
-                raise self.load_failure or EngineStoppedError(
-                    f"the engine ended while it was loaded ({_how(child)}); the log says why"
-                )
-            pause = restarts.pause("the engine")
-            logger.error("the engine has ended (%s); restart in %.1f s", _how(child), pause)
-            await asyncio.sleep(pause)
-
-    def _lose_engine(self) -> None:
-        self.engine = self.info = self._alive = None
-        stopping = self._ending.is_set()
-        message = "the engine is shutting down" if stopping else ENGINE_DOWN
-        self._tell(EngineDown(message))
-
     async def _keep_front_end(self) -> None:
         restarts = Restarts(self.config.server.max_restarts)
         variables = {VARIABLE: str(self.place / "metrics")}
@@ -192,17 +145,21 @@ class Supervisor:
             self.front_ends.append(child)
             child.mailbox.send(
                 StartFrontEnd(
-                    self.config, name, self._started, self.num_front_ends, self.keys, self.info
+                    self.config,
+                    name,
+                    self._started,
+                    self.num_front_ends,
+                    self.keys,
+                    self.engines.infos,
                 )
             )
             await self._see_off(child)
             self.front_ends.remove(child)
-            if self.engine is not None:
-                self.engine.mailbox.send(FrontEndGone(name))
+            self.engines.forget_front_end(name)
             if self._ending.is_set():
                 return
             pause = restarts.pause("a front end")
-            logger.error("a front end has ended (%s); restart in %.1f s", _how(child), pause)
+            logger.error("a front end has ended (%s); restart in %.1f s", how_ended(child), pause)
             await asyncio.sleep(pause)
 
     async def _see_off(self, child: Child) -> None:
@@ -221,13 +178,10 @@ class Supervisor:
                 self.acceptor.start()
         elif isinstance(message, Drained):
             child.is_drained = True
-        elif isinstance(message, EngineInfo):
-            self.info, self.was_ready = message, True
-            self._alive = Alive(str(self._alive_file))
-            self._tell(message)
-            logger.info("ready: %s serves %s", self._url, message.model_name)
-        elif isinstance(message, LoadFailed):
-            self.load_failure = message.error()
+        elif (info := self.engines.note(child, message)) is not None:
+            num_ready, count = len(self.engines.infos), len(self.engines.slots)
+            which = f", engine {num_ready} of {count}" if count > 1 else ""
+            logger.info("ready: %s serves %s%s", self._url, info.model_name, which)
 
     def _tell(self, message: Message) -> None:
         for one in self.front_ends:
@@ -238,9 +192,7 @@ class Supervisor:
         limit = self.config.server.watchdog_timeout
         while limit and not self._ending.is_set():
             await asyncio.sleep(min(limit / 4, 5.0))
-            if self.engine is not None and self._alive is not None and self._alive.age() > limit:
-                logger.error("a step of the engine takes more than %g s: it is killed", limit)
-                await self.engine.kill(tells_why=True)
+            await self.engines.kill_hanging(limit)
             for one in list(self.front_ends):
                 if one.is_up and time.monotonic() - one.last_beat > limit:
                     logger.error("a front end says nothing for %g s: it is killed", limit)
@@ -261,20 +213,7 @@ class Supervisor:
         self._tell(Stop())
         ends = [one.end(0.0 if not one.is_up else FRONT_END_ENDS) for one in self.front_ends]
         await asyncio.gather(*ends)
-        if self.engine is not None:
-            self.engine.mailbox.send(Stop())
-            await self.engine.end(ENGINE_ENDS)
-
-
-ENGINE_DOWN = "the engine has failed and is being restarted; the server's log says why"
-
-
-def _how(child: Child) -> str:
-    status = child.process.returncode
-    if status is not None and status < 0:
-        with suppress(ValueError):
-            return signal.Signals(-status).name
-    return f"status {status}"
+        await self.engines.end()
 
 
 def is_supported() -> bool:

@@ -1,0 +1,57 @@
+"""A server of several engines: copies of a model, and engines that share its experts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Served, serving, until
+
+pytestmark = pytest.mark.slow
+
+
+def text(served: Served, prompt: str, **fields: Any) -> str:
+    body = {"model": "m", "prompt": prompt, "temperature": 0, "max_tokens": 12, **fields}
+    answer = served.complete(**body, ignore_eos=True)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def test_copies_serve_behind_one_address_and_one_may_end(tmp_path: Path) -> None:
+    flags = ("--api-workers", "1", "--dp-size", "2", "--served-model-name", "m")
+    with serving(tmp_path, *flags, "--max-restarts", "5") as served:
+        until(lambda: len(served.engines()) == 2 and served.is_ready())
+        expected = text(served, "Once upon a time")
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: text(served, "Once upon a time"), range(12)))
+        assert found == [expected] * 12
+        os.kill(served.engines()[0], signal.SIGKILL)
+        for _ in range(6):
+            assert text(served, "Once upon a time") == expected  # the other serves
+        until(lambda: len(served.engines()) == 2)
+
+
+def test_engines_that_share_experts_end_together(
+    tmp_path: Path, small_models: dict[str, Path]
+) -> None:
+    flags = ("--api-workers", "1", "--dp-size", "2", "--served-model-name", "m")
+    model = str(small_models["qwen3moe"])
+    with serving(tmp_path, *flags[:2], *flags[4:], model=model) as alone:
+        until(alone.is_ready)
+        expected = {prompt: text(alone, prompt) for prompt in ("abc", "0123456789" * 5, "x")}
+    more = ("--enable-dp-attention", "--max-restarts", "5")
+    with serving(tmp_path, *flags, *more, model=model) as served:
+        until(served.is_ready)
+        with ThreadPoolExecutor(3) as pool:
+            found = dict(zip(expected, pool.map(lambda p: text(served, p), expected), strict=True))
+        assert found == expected
+        before = served.engines()
+        os.kill(before[1], signal.SIGKILL)
+        until(lambda: len(served.engines()) == 2 and not {*before} & {*served.engines()})
+        until(served.is_ready)
+        assert text(served, "abc") == expected["abc"]
