@@ -81,7 +81,7 @@ def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner])
             "each engine a copy of the model"
         )
     for one in shared:
-        one.share_experts(sharers)
+        one.sharers, one.number = sharers, sharers.add_model(one.run_idle)
 
 
 def _has_experts(runner: ModelRunner) -> bool:

@@ -83,7 +83,7 @@ class ModelRunner:
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
         self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that can pause
         self.num_eager = 0  # forwards that no graph served
-        self.sharers: ExpertSharers | None = None  # set by share_experts, with its number there
+        self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for layer in self.attn_layers[:1]:
@@ -252,15 +252,10 @@ class ModelRunner:
         with self.sharers.forward(self.number, batch.num_tokens):
             return self._run_eager(batch, skip_attn_backend_init)
 
-    def share_experts(self, sharers: ExpertSharers) -> None:
-        """Forwards are those of all ranks from now on. Before any; the model was made so."""
-        self.sharers, self.number = sharers, sharers.add_model(self.run_idle)
-
     @torch.inference_mode()
     def run_idle(self) -> None:
         """A forward on no tokens, beside ranks that have some."""
-        batch = self.new_forward_batch(ModelWorkerBatch.idle())
-        self.forward_idle(batch)
+        self.forward_idle(self.new_forward_batch(ModelWorkerBatch.idle()))
 
     def _run_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:

@@ -83,12 +83,12 @@ class Served:
     @property
     def engine(self) -> int:
         """Its process."""
-        (found,) = [one for one in self.children() if is_alive(one) and not is_front_end(one)]
+        (found,) = self.engines()
         return found
 
     def engines(self) -> list[int]:
         """Those that serve or load."""
-        return sorted(one for one in self.children() if has_torch(one))
+        return sorted(one for one in self.children() if is_alive(one) and not is_front_end(one))
 
     def front_ends(self) -> list[int]:
         return [one for one in self.children() if is_front_end(one)]

@@ -10,10 +10,13 @@ import pytest
 
 from specengine import SamplingParams
 from specengine.core.config_sources import config_from_flags
-from specengine.core.parallel import Link
+from specengine.core.errors import ConfigError
+from specengine.core.parallel import Link, split_over
+from specengine.core.registry import MODEL_FAMILIES, load_place
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.phases import Phases
-from tests.support.families import FAMILIES, save_small_model
+from tests.support.families import FAMILIES, save_small_model, small_config
+from tests.support.pretended_ranks import PretendedRanks
 from tests.support.quantised import FORMATS, quantise_model
 from tests.support.ranks import SMALL, Group, same_on_all
 
@@ -28,8 +31,27 @@ def link() -> Iterator[Link]:
     found.watch.end()
 
 
+def is_refused(family: str) -> bool:
+    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
+    specs = model.layer_specs(small_config(family))
+    return any(one.gated_delta or one.attention_gate for one in specs)
+
+
+SPLIT = [family for family in FAMILIES if not is_refused(family)]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SPLIT])
+def test_family_with_what_is_not_split_is_refused(family: str) -> None:
+    model = load_place(MODEL_FAMILIES[FAMILIES[family]])
+    with (
+        split_over(PretendedRanks(2)),
+        pytest.raises(ConfigError, match=r"--tp-size 2: .* not split"),
+    ):
+        model(small_config(family))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SPLIT)
 def test_family_is_the_same_on_two_ranks(
     family: str, link: Link, small_models: dict[str, Path]
 ) -> None:

@@ -104,7 +104,7 @@ def test_any_of_three_ranks_may_be_idle(spec: SpecConfig | None, small_models: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "glm4moe", "gptoss"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "glm4moe", "gptoss", "qwen3next"])
 def test_families_share_experts(family: str, small_models: Any) -> None:
     folder = small_models[family]
     expected = alone(folder, NGRAM)
