@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specengine.draft.train.rope import draft_rope
 from specengine.draft.train.vocabulary import DraftVocabulary
 from specengine.layers.layer_spec import LayerSpec
-from specengine.layers.rotary import rope_parameters
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -74,7 +74,7 @@ def vocabulary_tensors(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
 
 
 def _rope(target: Any) -> dict[str, Any]:
-    parameters = rope_parameters(target)
+    parameters = draft_rope(target)
     theta = parameters.pop("rope_theta")
     scaling = None if parameters["rope_type"] == "default" else parameters
     return {"rope_theta": theta, "rope_scaling": scaling}

@@ -42,6 +42,7 @@ MODEL_FAMILIES: dict[str, str] = {
     "Qwen3NextForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5MoeForCausalLM",
+    "Llama4ForCausalLM": "specengine.target.models.llama4:Llama4ForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

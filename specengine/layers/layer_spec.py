@@ -90,6 +90,15 @@ class GatedDeltaSpec:
 
 
 @dataclass(frozen=True)
+class QueryTemperature:
+    """Queries at position p, from 0, times ``1 + scale * ln(1 + floor((p + 1) / step))``
+    (Llama 4)."""
+
+    step: float  # tokens
+    scale: float
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """Sizes of a decoder layer, which every path computes, then what it may have beside them. The
     defaults are Llama's: every field but the sizes has one."""
@@ -124,6 +133,7 @@ class LayerSpec:
     rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start
     attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
     attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
+    query_temperature: QueryTemperature | None = None
     experts: ExpertsSpec | None = None  # in place of the one feed-forward
     attention_gate: bool = False  # a sigmoid of the row, beside q, scales what heads give
     gated_delta: GatedDeltaSpec | None = None  # in place of attention
@@ -262,6 +272,7 @@ _ATTENTION = frozenset(
         "attention_multiplier",
         "attention_softcap",
         "attention_sinks",
+        "query_temperature",
         "has_rotary",
         "rotary_kind",
         "rotary_fraction",
