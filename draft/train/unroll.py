@@ -9,7 +9,7 @@ what a worker runs when it drafts k tokens past the root i + 1 and they are thos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -118,7 +118,7 @@ def borrowed_head(borrowed: Borrowed) -> Tensor:
     return cast(Tensor, borrowed.head)
 
 
-def rotary_table(teacher: Teacher, shape: LayerSpec, parameters: Mapping[str, Any]) -> Tensor:
+def rotary_table(teacher: Teacher, shape: LayerSpec, parameters: dict[str, Any]) -> Tensor:
     """float32 [positions, head_dim] on the teacher's device."""
     positions = teacher.config.max_position_embeddings
     rotary = RotaryEmbedding(shape.head_dim, positions, parameters)

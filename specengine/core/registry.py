@@ -53,6 +53,7 @@ DRAFTERS: dict[str, str] = {
     "EAGLE": "specengine.draft.eagle.worker:EagleWorker",
     "EAGLE3": "specengine.draft.eagle.worker:Eagle3Worker",
     "MTP": "specengine.draft.mtp.worker:MtpWorker",
+    "DFLASH": "specengine.draft.dflash.worker:DFlashWorker",
 }
 
 # Acceptance rules, by what --speculative-verify calls them. Each is made by `from_spec`.

@@ -70,7 +70,7 @@ def test_attention_in_both_directions_is_refused(family: str) -> None:
 
 
 def test_contexts_past_the_first_chunk_are_refused() -> None:
-    with pytest.raises(ModelLoadError, match="attention_chunk_size 100.*--context-length 100"):
+    with pytest.raises(ModelLoadError, match=r"attention_chunk_size 100.*--context-length 100"):
         make("llama4", attention_chunk_size=100)
     make("llama4", attention_chunk_size=100, served_context=100)
     make("llama4", attention_chunk_size=100, layer_types=["full_attention"] * 3)
