@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -53,6 +53,19 @@ class Eagle3Config(UnrollConfig):
     def _check_ranges(self) -> None:
         super()._check_ranges()
         self._at_least(1, "draft_vocab_size", "intermediate_size", "num_heads", "num_kv_heads")
+
+
+class ShapeOptions(Protocol):
+    """None is as of the target."""
+
+    @property
+    def intermediate_size(self) -> int | None: ...
+
+    @property
+    def num_heads(self) -> int | None: ...
+
+    @property
+    def num_kv_heads(self) -> int | None: ...
 
 
 class Eagle3Task(UnrolledTask):
@@ -146,7 +159,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({0, num_layers // 2, num_layers - 1}))
 
 
-def draft_shape(target: Any, config: Eagle3Config) -> LayerSpec:
+def draft_shape(target: Any, config: ShapeOptions) -> LayerSpec:
     """A plain layer of the measures of a target's last one, whatever else that has. target: a model
     of target/models."""
     like: LayerSpec = target.layer_specs(target.config)[-1]
