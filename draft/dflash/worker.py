@@ -28,8 +28,7 @@ class DFlashWorker(EagleWorker):
     in the slots of its own positions, root first, until the accepted ones' features are written
     over it. The root's own features come with the verification that begins with it.
 
-    Requests draft as deep as they may, and no block is longer than it must: those of one depth run
-    together.
+    Blocks of one length run together; what a request may not use of its block is left out.
     """
 
     load_draft = staticmethod(load_dflash)
@@ -75,7 +74,7 @@ class DFlashWorker(EagleWorker):
         tokens_BN = batch_roots(batch, self.runner.device)
         if not any(levels):
             return chain_proposal(tokens_BN, [1] * batch.batch_size, [])
-        logits_BDV = self._block_logits(batch, levels)
+        logits_BDV = self._block_logits(batch, [self._depth(req) for req in batch.reqs])
         choice = DraftChoice(batch.sampling, self.target_ids, draws=self.emits_probs)
         weights: list[Tensor] = []
         for level in range(max(levels)):
@@ -90,12 +89,17 @@ class DFlashWorker(EagleWorker):
             tokens_BN = torch.cat([tokens_BN, new_B1], dim=1)
         return chain_proposal(tokens_BN, [1 + depth for depth in levels], weights)
 
-    def _block_logits(self, batch: ScheduleBatch, levels: list[int]) -> Tensor:
+    def _depth(self, req: Req) -> int:
+        """Masks of its block: all rows of a block see each other, so that a shorter one would draft
+        other tokens. As many as ever, where slots are reserved for them."""
+        return max(0, min(self.num_steps, req.reserved_len - req.kv_len - 1))
+
+    def _block_logits(self, batch: ScheduleBatch, depths: list[int]) -> Tensor:
         """float32 [B, D, V], zeros past a request's own depth."""
-        shape = len(levels), max(levels), self.model.vocab_size
+        shape = len(depths), max(depths), self.model.vocab_size
         logits_BDV = torch.zeros(shape, device=self.runner.device)
-        for depth in sorted({depth for depth in levels if depth > 0}):
-            members = [index for index, level in enumerate(levels) if level == depth]
+        for depth in sorted({depth for depth in depths if depth > 0}):
+            members = [index for index, one in enumerate(depths) if one == depth]
             reqs = [batch.reqs[index] for index in members]
             found = self._run_blocks(reqs, [batch.prefix_lens[i] for i in members], depth)
             places = torch.tensor(members, device=logits_BDV.device)

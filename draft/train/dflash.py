@@ -57,8 +57,8 @@ class Blocks:
                 rows = slice(begin, begin + self.lens[document])
                 block = slice(first * self.size, last * self.size)
                 keys, values = (
-                    torch.cat([seen[rows], self_[block]])
-                    for seen, self_ in zip(context, own, strict=True)
+                    torch.cat([seen[rows], beside[block]])
+                    for seen, beside in zip(context, own, strict=True)
                 )
                 mask = self._mask(self.positions_A[first:last], self.lens[document])
                 parts.append(_attend(q[block], keys, values, mask))
@@ -79,15 +79,15 @@ class Blocks:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
     is_grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=is_grouped)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
     return out[0].transpose(0, 1)
 
 
 class DFlashDraft(nn.Module):
-    """Parameters are called as in z-lab's checkpoints, but for `fc`, which reads features divided by
-    feature_scale, each by its own; `checkpoint_fc` is the same map on the features as they are."""
+    """Parameters are called as in z-lab's checkpoints, but for `fc`, which reads features divided
+    by feature_scale, each by its own; `checkpoint_fc` is the same map on features as they are."""
 
     feature_scale: Tensor  # float32 [F]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -91,7 +92,7 @@ class DFlashTask:
         blocks = Blocks.of(rows, places[chosen].sort().values, self.config.block_size)
         steps = torch.arange(self.depth, device=places.device)
         weights = torch.exp(-steps / self.config.decay)
-        judged = self.module(rows, blocks, lambda states: self._judge(states, rows, blocks))
+        judged = self.module(rows, blocks, partial(self._judge, rows=rows, blocks=blocks))
         counts = judged.learns.sum(0).float()
         total = (judged.losses.sum(0) * weights).sum()
         count = (counts * weights).sum()
@@ -109,11 +110,9 @@ class DFlashTask:
         """Of blocks at every anchor, a part at a time."""
         rows = self._draft_rows(batch)
         sums = torch.zeros(2 + 2 * self.depth, device=batch.input_ids.device)
-        for part in self._anchors(rows).split(self.config.anchors):
+        for part in torch.split(self._anchors(rows), self.config.anchors):
             blocks = Blocks.of(rows, part, self.config.block_size)
-            judged = self.module(
-                rows, blocks, lambda states, at=blocks: self._judge(states, rows, at)
-            )
+            judged = self.module(rows, blocks, partial(self._judge, rows=rows, blocks=blocks))
             drafted, accepted = judged.chains()
             found = [judged.losses.sum()[None], judged.learns.sum()[None].float()]
             sums += torch.cat([*found, drafted, accepted])
@@ -162,9 +161,7 @@ class DFlashTask:
         places = learns_AD.flatten().nonzero()[:, 0]
         targets = said_AD.flatten()[places]
         states = states_ABH[:, 1:].flatten(0, 1)[places]
-        losses, matches, greedy = (
-            torch.zeros(learns_AD.numel(), device=states.device) for _ in "123"
-        )
+        losses, matches, greedy = torch.zeros(3, learns_AD.numel(), device=states.device)
         size = max(1, _MAX_ELEMENTS // self.teacher.vocab_size)
         for part in range(0, len(places), size):
             at = slice(part, part + size)
@@ -216,7 +213,7 @@ def make_dflash_task(
     mask = teacher.vocab_size - 1 if config.mask_token_id is None else config.mask_token_id
     if mask >= teacher.vocab_size:
         raise ConfigError(f"task.mask_token_id={mask}: the target has {teacher.vocab_size} tokens")
-    shape = draft_shape(loaded.model, config)
+    shape = replace(draft_shape(loaded.model, config), qk_norm=True)  # as those of Qwen3
     borrowed = Borrowed(
         teacher.embed_table,
         teacher.head_table().to(teacher.dtype),
