@@ -70,11 +70,12 @@ class DFlashWorker(EagleWorker):
     @torch.inference_mode()
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
         """Tensors are on the device."""
-        levels = [self.levels(req) for req in batch.reqs]
+        depths = [self._depth(req) for req in batch.reqs]
+        levels = [min(self.levels(req), most) for req, most in zip(batch.reqs, depths, strict=True)]
         tokens_BN = batch_roots(batch, self.runner.device)
         if not any(levels):
             return chain_proposal(tokens_BN, [1] * batch.batch_size, [])
-        logits_BDV = self._block_logits(batch, [self._depth(req) for req in batch.reqs])
+        logits_BDV = self._block_logits(batch, depths)
         choice = DraftChoice(batch.sampling, self.target_ids, draws=self.emits_probs)
         weights: list[Tensor] = []
         for level in range(max(levels)):
