@@ -34,9 +34,10 @@ def trained(task: Eagle3Task, batch: PackedBatch) -> None:
         optimiser.step()
 
 
-def first_accepted(task: Eagle3Task, batch: PackedBatch) -> float:
-    """The share of first drafted tokens that stand."""
-    return task.summary(task.evaluate(batch))["acceptance_0"]
+def judged(task: Eagle3Task, batch: PackedBatch) -> tuple[float, float]:
+    """The loss, and the share of first drafted tokens that stand."""
+    found = task.summary(task.evaluate(batch))
+    return found["loss"], found["acceptance_0"]
 
 
 @pytest.mark.parametrize("family", [marked(family) for family in FAMILIES])
@@ -48,9 +49,13 @@ def test_trained_draft_accepts_more_than_chance_and_serves(
     config = Eagle3Config(num_steps=2, chain_steps=2, draft_vocab_size=200, dtype="float32")
     data = random_dataset(tmp_path / "data", [40] * 30)
     task = make_eagle3_task(load_target(target), data, config)
-    trained(task, packed(random_documents([48] * 12, VOCAB, seed=1)))
-    held_out = packed(random_documents([48] * 6, VOCAB, seed=2))
-    assert first_accepted(task, held_out) > 10 / VOCAB
+    # Weights are random, so that nothing is alike in other documents: it learns these by heart.
+    batch = packed(random_documents([24] * 6, VOCAB, seed=1))
+    loss_before, _ = judged(task, batch)
+    trained(task, batch)
+    loss, accepted = judged(task, batch)
+    assert loss < loss_before
+    assert accepted > 10 / VOCAB
     (tmp_path / "draft").mkdir()
     task.export(tmp_path / "draft")
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(tmp_path / "draft"), adaptive=False)
