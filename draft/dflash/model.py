@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.d2t import target_ids_of
-from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
+from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, SelfAttention
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
@@ -109,7 +109,7 @@ class DFlashModel(nn.Module):
         features = batch.features
         assert features is not None, "a forward of context takes in features"
         for layer in cast(Iterable[DecoderLayer], self.layers):
-            layer.self_attn.store(positions, features, batch)
+            _store(layer.self_attn, positions, features, batch)
         return features
 
     def forward_split_prefill(
@@ -132,3 +132,13 @@ class DFlashModel(nn.Module):
                 self.target_ids = target_ids_of(tensor, *sizes).to(self.fc.device)
             else:
                 yield name.removeprefix("model."), tensor
+
+
+def _store(
+    attention: SelfAttention, positions: Tensor, hidden: Tensor, batch: ForwardBatch
+) -> None:
+    """Write keys and values of int64 [T], [T, H], and attend nothing."""
+    _, k, v = torch.split(attention.qkv_proj(hidden), attention.sizes, dim=-1)
+    if attention.k_norm is not None:
+        k = attention.k_norm(k.reshape(-1, len(attention.k_norm.weight))).view(k.shape)
+    attention.attn.store(positions, k, v, batch)

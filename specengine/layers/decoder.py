@@ -109,13 +109,6 @@ class SelfAttention(nn.Module):
         """The same, perhaps in parts, for RMSNorm.add."""
         return self.o_proj.parts(self.attend(positions, self.qkv_proj(hidden), batch))
 
-    def store(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> None:
-        """Write keys and values of int64 [T], [T, hidden_size], and attend nothing."""
-        _, k, v = torch.split(self.qkv_proj(hidden), self.sizes, dim=-1)
-        if self.k_norm is not None:
-            k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
-        self.attn.store(positions, k, v, batch)
-
     def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
         """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
         q, k, v = torch.split(qkv, self.sizes, dim=-1)
@@ -128,9 +121,7 @@ class SelfAttention(nn.Module):
             q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
             k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
         if self.temperature is not None:
-            steps = torch.floor((positions.float() + 1.0) / self.temperature.step)
-            factors = torch.log1p(steps) * self.temperature.scale + 1.0
-            q = (q * factors[:, None]).to(q.dtype)
+            q = self.temperature.scaled(q, positions)
         out: Tensor = self.attn(positions, q, k, v, batch)
         return out * torch.sigmoid(gate) if self.has_gate else out
 

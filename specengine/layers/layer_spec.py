@@ -97,6 +97,12 @@ class QueryTemperature:
     step: float  # tokens
     scale: float
 
+    def scaled(self, q: Tensor, positions: Tensor) -> Tensor:
+        """[T, N], int64 [T] -> [T, N]."""
+        steps = torch.floor((positions.float() + 1.0) / self.step)
+        factors = torch.log1p(steps) * self.scale + 1.0
+        return (q * factors[:, None]).to(q.dtype)
+
 
 @dataclass(frozen=True)
 class LayerSpec:

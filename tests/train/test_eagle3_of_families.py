@@ -51,11 +51,11 @@ def test_trained_draft_accepts_more_than_chance_and_serves(
     task = make_eagle3_task(load_target(target), data, config)
     # Weights are random, so that nothing is alike in other documents: it learns these by heart.
     batch = packed(random_documents([24] * 6, VOCAB, seed=1))
-    loss_before, _ = judged(task, batch)
+    loss_before, accepted_before = judged(task, batch)
     trained(task, batch)
     loss, accepted = judged(task, batch)
     assert loss < loss_before
-    assert accepted > 10 / VOCAB
+    assert accepted > max(0.2, accepted_before)
     (tmp_path / "draft").mkdir()
     task.export(tmp_path / "draft")
     spec = SpecConfig(algorithm="EAGLE3", draft_model_path=str(tmp_path / "draft"), adaptive=False)
