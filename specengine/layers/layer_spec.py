@@ -17,6 +17,7 @@ from torch import Tensor
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import communicator
 from specengine.kernels.experts.types import ACTIVATIONS, SCORES
+from specengine.layers.query_temperature import QueryTemperature
 from specengine.layers.rotary import config_head_dim
 
 logger = logging.getLogger(__name__)
@@ -87,21 +88,6 @@ class GatedDeltaSpec:
                 f"linear attention with {self.num_heads} value heads over {self.num_key_heads} key "
                 f"heads and a convolution of {self.conv_width} is not supported"
             )
-
-
-@dataclass(frozen=True)
-class QueryTemperature:
-    """Queries at position p, from 0, times ``1 + scale * ln(1 + floor((p + 1) / step))``
-    (Llama 4)."""
-
-    step: float  # tokens
-    scale: float
-
-    def scaled(self, q: Tensor, positions: Tensor) -> Tensor:
-        """[T, N], int64 [T] -> [T, N]."""
-        steps = torch.floor((positions.float() + 1.0) / self.step)
-        factors = torch.log1p(steps) * self.scale + 1.0
-        return (q * factors[:, None]).to(q.dtype)
 
 
 @dataclass(frozen=True)

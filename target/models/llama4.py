@@ -10,7 +10,8 @@ from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.layers.expert_tensors import ExpertTensors
-from specengine.layers.layer_spec import ExpertsSpec, LayerSpec, QueryTemperature
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
+from specengine.layers.query_temperature import QueryTemperature
 from specengine.runner.loader.family import GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 
