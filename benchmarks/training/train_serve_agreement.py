@@ -71,7 +71,7 @@ def trained(loaded: LoadedModel, directory: Path, num_steps: int) -> Eagle3Task:
         num_steps=num_steps,
         chain_steps=num_steps,
     )
-    shape = draft_shape(teacher.config, settings)
+    shape = draft_shape(teacher.model, settings)
     head = teacher.head_table()[ids]
     borrowed = Borrowed(
         teacher.embed_table, None if own_head else head, rotary_table(teacher, shape)

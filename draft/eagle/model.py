@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from specengine.core.errors import ModelLoadError
+from specengine.draft.d2t import target_ids_of
 from specengine.draft.eagle.layer import EagleForm, EagleLayer, parameter_name
 from specengine.kernels.linear import few_row
 from specengine.layers.decoder import PACKED_MODULES
@@ -134,19 +134,8 @@ class EagleModel(nn.Module):
 
     def set_target_ids(self, d2t: Tensor) -> None:
         """d2t: int [draft_vocab_size], what to add to a draft id to have the target's."""
-        size, most = self.form.draft_vocab_size, self.form.target_vocab_size
-        if d2t.shape != (size,):
-            raise ModelLoadError(
-                f"d2t has shape {list(d2t.shape)} and draft_vocab_size is {size}; they must agree"
-            )
-        ids = torch.arange(size, device="cpu") + d2t.cpu().to(torch.int64)
-        low, high, different = int(ids.min()), int(ids.max()), len(set(ids.tolist()))
-        if low < 0 or high >= most or different < size:
-            raise ModelLoadError(
-                f"d2t leads to token ids {low}..{high}, {different} different ones of {size}; they "
-                f"must differ, and lie in the target's vocabulary (vocab_size {most}). Is it a "
-                "table of ids? It must hold offsets"
-            )
+        sizes = self.form.draft_vocab_size, self.form.target_vocab_size
+        ids = target_ids_of(d2t, *sizes)
         self.target_ids = ids.to(self.layer.self_attn.o_proj.device)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +22,7 @@ from specengine.draft.train.export import (
     vocabulary_tensors,
     write_drafter,
 )
+from specengine.draft.train.rope import draft_rope
 from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.unroll import Borrowed, rotary_table
 from specengine.draft.train.unrolled_task import UnrollConfig, UnrolledTask
@@ -52,6 +53,19 @@ class Eagle3Config(UnrollConfig):
     def _check_ranges(self) -> None:
         super()._check_ranges()
         self._at_least(1, "draft_vocab_size", "intermediate_size", "num_heads", "num_kv_heads")
+
+
+class ShapeOptions(Protocol):
+    """None is as of the target."""
+
+    @property
+    def intermediate_size(self) -> int | None: ...
+
+    @property
+    def num_heads(self) -> int | None: ...
+
+    @property
+    def num_kv_heads(self) -> int | None: ...
 
 
 class Eagle3Task(UnrolledTask):
@@ -97,12 +111,12 @@ def make_eagle3_task(
     vocabulary = (given and given.vocabulary(teacher.vocab_size)) or choose_vocabulary(
         documents.documents, teacher.vocab_size, config.draft_vocab_size
     )
-    shape = draft_shape(teacher.config, config)
+    shape = draft_shape(loaded.model, config)
     head = teacher.head_table()[vocabulary.target_ids.to(teacher.device)]
     borrowed = Borrowed(
         teacher.embed_table,
         None if config.own_head else head.to(teacher.dtype),
-        rotary_table(teacher, shape),
+        rotary_table(teacher, shape, draft_rope(teacher.config)),
     )
     feature_size = len(layers) * teacher.hidden_size
     compiles = config.compiles_on(teacher.device)
@@ -145,14 +159,17 @@ def default_feature_layers(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({0, num_layers // 2, num_layers - 1}))
 
 
-def draft_shape(target: Any, config: Eagle3Config) -> LayerSpec:
-    """target: its Hugging Face configuration."""
-    shape = LayerSpec.from_config(target)
-    return replace(
-        shape,
-        intermediate_size=config.intermediate_size or shape.intermediate_size,
-        num_heads=config.num_heads or shape.num_heads,
-        num_kv_heads=config.num_kv_heads or shape.num_kv_heads,
+def draft_shape(target: Any, config: ShapeOptions) -> LayerSpec:
+    """A plain layer of the measures of a target's last one, whatever else that has. target: a model
+    of target/models."""
+    like: LayerSpec = target.layer_specs(target.config)[-1]
+    return LayerSpec(
+        hidden_size=like.hidden_size,
+        intermediate_size=config.intermediate_size or like.intermediate_size,
+        num_heads=config.num_heads or like.num_heads,
+        num_kv_heads=config.num_kv_heads or like.num_kv_heads,
+        head_dim=like.head_dim,
+        rms_norm_eps=like.rms_norm_eps,
     )
 
 

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from specengine.draft.train.rope import draft_rope
 from specengine.draft.train.vocabulary import DraftVocabulary
 from specengine.layers.layer_spec import LayerSpec
-from specengine.layers.rotary import rope_parameters
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -66,6 +66,41 @@ def eagle3_config(
     }
 
 
+def dflash_config(
+    target: Any,
+    shape: LayerSpec,
+    vocab_size: int,
+    sizes: tuple[int, int, int],
+    feature_layers: tuple[int, ...],
+) -> dict[str, Any]:
+    """config.json in z-lab's form, which counts layers by their output from 0. target: the target's
+    configuration. sizes: layers, tokens of a block, and the token that masks."""
+    num_layers, block_size, mask_token_id = sizes
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": num_layers,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "max_position_embeddings": target.max_position_embeddings,
+        **_rope(target),
+        "vocab_size": vocab_size,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "num_target_layers": target.num_hidden_layers,
+        "block_size": block_size,
+        "dflash_config": {
+            "target_layer_ids": list(feature_layers),
+            "mask_token_id": mask_token_id,
+        },
+    }
+
+
 def vocabulary_tensors(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
     """Nothing where the draft has the whole vocabulary."""
     if vocabulary.is_whole:
@@ -74,7 +109,7 @@ def vocabulary_tensors(vocabulary: DraftVocabulary) -> dict[str, Tensor]:
 
 
 def _rope(target: Any) -> dict[str, Any]:
-    parameters = rope_parameters(target)
+    parameters = draft_rope(target)
     theta = parameters.pop("rope_theta")
     scaling = None if parameters["rope_type"] == "default" else parameters
     return {"rope_theta": theta, "rope_scaling": scaling}

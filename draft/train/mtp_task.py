@@ -14,6 +14,7 @@ from specengine.draft.train.mtp import MtpDraft
 from specengine.draft.train.teacher import Teacher
 from specengine.draft.train.unroll import Borrowed, rotary_table
 from specengine.draft.train.unrolled_task import UnrollConfig, UnrolledTask
+from specengine.layers.rotary import rope_parameters
 from specengine.runner.loader.loaded_model import LoadedModel
 
 
@@ -53,7 +54,9 @@ def make_mtp_task(loaded: LoadedModel, config: MtpConfig) -> MtpTask:
             "train eagle3 for it"
         )
     head = teacher.head_table().to(teacher.dtype)
-    borrowed = Borrowed(teacher.embed_table, head, rotary_table(teacher, shape))
+    borrowed = Borrowed(
+        teacher.embed_table, head, rotary_table(teacher, shape, rope_parameters(teacher.config))
+    )
     module = MtpDraft(shape, borrowed, config.compiles_on(teacher.device))
     module.begin(teacher.final_norm().cpu())
     return MtpTask(module, teacher, config)

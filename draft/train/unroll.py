@@ -22,7 +22,7 @@ from specengine.draft.train.documents import DraftRows
 from specengine.draft.train.layer import DraftLayer
 from specengine.draft.train.teacher import Teacher
 from specengine.layers.layer_spec import LayerSpec
-from specengine.layers.rotary import RotaryEmbedding, rope_parameters
+from specengine.layers.rotary import RotaryEmbedding
 
 T = TypeVar("T")
 
@@ -118,8 +118,8 @@ def borrowed_head(borrowed: Borrowed) -> Tensor:
     return cast(Tensor, borrowed.head)
 
 
-def rotary_table(teacher: Teacher, shape: LayerSpec) -> Tensor:
+def rotary_table(teacher: Teacher, shape: LayerSpec, parameters: dict[str, Any]) -> Tensor:
     """float32 [positions, head_dim] on the teacher's device."""
-    positions, parameters = teacher.config.max_position_embeddings, rope_parameters(teacher.config)
+    positions = teacher.config.max_position_embeddings
     rotary = RotaryEmbedding(shape.head_dim, positions, parameters)
     return rotary.cos_sin_cache.to(teacher.device)

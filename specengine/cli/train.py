@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "kind", metavar="KIND", help="what to train: eagle3, mtp, standalone or target"
+        "kind", metavar="KIND", help="what to train: eagle3, dflash, mtp, standalone or target"
     )
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a recipe")
     parser.add_argument(

@@ -53,6 +53,7 @@ class Drafter(ABC):
     # of a drafter with models are the same for all.
     proof_options: ClassVar[Sequence[Mapping[str, Any]]] = ({},)
     can_be_hybrid: bool = True  # --speculative-hybrid-suffix may stand beside it
+    drafts_trees: ClassVar[bool] = True  # of one with models: --speculative-eagle-topk above 1
     takes_token_map: ClassVar[bool] = False  # --speculative-token-map
     draft_vocab_size: int | None = None  # tokens that its model can say; None where it has none
 

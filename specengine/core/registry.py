@@ -42,6 +42,7 @@ MODEL_FAMILIES: dict[str, str] = {
     "Qwen3NextForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5MoeForCausalLM",
+    "Llama4ForCausalLM": "specengine.target.models.llama4:Llama4ForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.
@@ -52,6 +53,7 @@ DRAFTERS: dict[str, str] = {
     "EAGLE": "specengine.draft.eagle.worker:EagleWorker",
     "EAGLE3": "specengine.draft.eagle.worker:Eagle3Worker",
     "MTP": "specengine.draft.mtp.worker:MtpWorker",
+    "DFLASH": "specengine.draft.dflash.worker:DFlashWorker",
 }
 
 # Acceptance rules, by what --speculative-verify calls them. Each is made by `from_spec`.

@@ -7,8 +7,13 @@ from dataclasses import replace
 from specengine.core.config import SpecConfig
 from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.registry import DRAFTERS, VERIFIERS, load_place
-from specengine.engine.factories import check_algorithm, drafters_with_models, max_nodes
+from specengine.core.registry import DRAFTERS, VERIFIERS
+from specengine.engine.factories import (
+    check_algorithm,
+    drafter_class,
+    drafters_with_models,
+    max_nodes,
+)
 
 _DEFAULT_STEPS = 3
 _DEFAULT_TREE_NODES = 8
@@ -29,6 +34,10 @@ def resolve_spec(spec: SpecConfig) -> SpecConfig:
         _refuse_model_options(spec)
         return replace(spec, num_draft_tokens=spec.max_nodes)
     _refuse_token_map(spec, algorithm)
+    if spec.eagle_topk > 1 and not drafter_class(algorithm).drafts_trees:
+        raise ConfigError(
+            f"--speculative-eagle-topk {spec.eagle_topk}: {algorithm} drafts chains; leave it out"
+        )
     return _chain(spec) if spec.eagle_topk == 1 else _tree(spec)
 
 
@@ -65,7 +74,7 @@ def _refuse_model_options(spec: SpecConfig) -> None:
 
 
 def _refuse_token_map(spec: SpecConfig, algorithm: str) -> None:
-    takers = [name for name in drafters_with_models() if load_place(DRAFTERS[name]).takes_token_map]
+    takers = [name for name in drafters_with_models() if drafter_class(name).takes_token_map]
     if spec.token_map is not None and algorithm not in takers:
         raise ConfigError(
             f"--speculative-token-map is for {', '.join(takers)}, whose drafts may say a part of "

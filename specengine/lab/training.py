@@ -15,6 +15,7 @@ from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.train.config import TrainConfig, TrainSection
 from specengine.draft.train.data.dataset import TokenDataset
 from specengine.draft.train.data.fingerprint import tokenizer_sha256
+from specengine.draft.train.dflash_task import DFlashConfig, make_dflash_task
 from specengine.draft.train.eagle3_task import Eagle3Config, make_eagle3_task
 from specengine.draft.train.loop import Outcome, Trainer
 from specengine.draft.train.mtp_task import MtpConfig, make_mtp_task
@@ -43,6 +44,7 @@ class DraftKind:
 
 DRAFT_KINDS = {
     "eagle3": DraftKind(Eagle3Config, make_eagle3_task, "EAGLE3"),
+    "dflash": DraftKind(DFlashConfig, make_dflash_task, "DFLASH"),
     "mtp": DraftKind(
         MtpConfig, lambda loaded, documents, config: make_mtp_task(loaded, config), "MTP"
     ),

@@ -91,6 +91,19 @@ class Attention(nn.Module):
         rotated = rope_store_kv(q, k, v, positions, angles, k_cache, v_cache, batch.out_cache_loc)
         return self.attend_stored(rotated, batch)
 
+    def store(self, positions: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
+        """Rotate k and write k and v, [T, num_kv_heads * head_dim], to the batch's slots."""
+        if k.shape[0] == 0:
+            return
+        shape = (-1, self.num_kv_heads, self.head_dim)
+        k_heads, v_heads = (k / self.k_scale).view(shape), (v / self.v_scale).view(shape)
+        caches = batch.token_to_kv_pool.get_kv_buffer(self.layer_id)
+        angles = None if self.rotary is None else self.rotary.cos_sin_cache
+        # The queries that the operation rotates beside are these keys, and go nowhere.
+        rope_store_kv(
+            k_heads.clone(), k_heads, v_heads, positions, angles, *caches, batch.out_cache_loc
+        )
+
     def attend_stored(self, q: Tensor, batch: ForwardBatch) -> Tensor:
         """The last step alone, of rotated queries [T, num_heads, head_dim] whose keys and values
         are in the batch's slots -> [T, num_heads, value_dim or head_dim]."""

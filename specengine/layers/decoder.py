@@ -69,6 +69,7 @@ class SelfAttention(nn.Module):
         self.o_proj = RowParallelLinear(out.whole, spec.hidden_size, spec.o_bias, out)
         self.heads, self.ranks = heads, communicator()
         self.q_norm, self.k_norm = self._qk_norms(spec)
+        self.temperature = spec.query_temperature
         self.sinks = (
             nn.Parameter(torch.empty(heads.q.size), requires_grad=False)
             if spec.attention_sinks
@@ -119,6 +120,8 @@ class SelfAttention(nn.Module):
         elif self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
             k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
+        if self.temperature is not None:
+            q = self.temperature.scaled(q, positions)
         out: Tensor = self.attn(positions, q, k, v, batch)
         return out * torch.sigmoid(gate) if self.has_gate else out
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import communicator
 from specengine.kernels.experts.types import ACTIVATIONS, SCORES
+from specengine.layers.query_temperature import QueryTemperature
 from specengine.layers.rotary import config_head_dim
 
 logger = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class LayerSpec:
     rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start
     attention_softcap: float | None = None  # cap * tanh(score / cap) (Gemma 2)
     attention_sinks: bool = False  # a learnt logit a head in the softmax (gpt-oss)
+    query_temperature: QueryTemperature | None = None
     experts: ExpertsSpec | None = None  # in place of the one feed-forward
     attention_gate: bool = False  # a sigmoid of the row, beside q, scales what heads give
     gated_delta: GatedDeltaSpec | None = None  # in place of attention
@@ -262,6 +264,7 @@ _ATTENTION = frozenset(
         "attention_multiplier",
         "attention_softcap",
         "attention_sinks",
+        "query_temperature",
         "has_rotary",
         "rotary_kind",
         "rotary_fraction",

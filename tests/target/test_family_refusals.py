@@ -67,3 +67,10 @@ def test_partial_rotation_is_refused_where_the_family_has_none(family: str) -> N
 def test_attention_in_both_directions_is_refused(family: str) -> None:
     with pytest.raises(ModelLoadError, match="use_bidirectional_attention is not supported"):
         make(family, use_bidirectional_attention=True)
+
+
+def test_contexts_past_the_first_chunk_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"attention_chunk_size 100.*--context-length 100"):
+        make("llama4", attention_chunk_size=100)
+    make("llama4", attention_chunk_size=100, served_context=100)
+    make("llama4", attention_chunk_size=100, layer_types=["full_attention"] * 3)

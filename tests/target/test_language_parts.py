@@ -69,6 +69,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": MROPE},
         {**QWEN_SEES, "intermediate_size": 48, "out_hidden_size": 64, "fullatt_block_indexes": [0]},
     ),
+    "llama4": (
+        "Llama4ForConditionalGeneration",
+        "Llama4ForCausalLM",
+        {"intermediate_size_mlp": 112, "num_local_experts": 2, "attention_chunk_size": 512},
+        {
+            **SEES,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        },
+    ),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         "Qwen3ForCausalLM",
@@ -110,8 +121,10 @@ def test_language_part_answers_as_the_whole(folder: Path, mini_runner: Any) -> N
     name, family, _, _ = CASES[model_type]
     assert resolve_model(ModelConfig(model=str(folder))).architectures == [family]
     whole = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
+    # Llama 4's whole model of transformers 5.24 looks for outputs of images that text has not.
+    reads = whole.language_model if model_type == "llama4" else whole
     with torch.no_grad():
-        expected = whole(torch.tensor([PROMPT])).logits[0]
+        expected = reads(torch.tensor([PROMPT])).logits[0]
     found = logits_of(folder, mini_runner)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
     # As most of them are published.

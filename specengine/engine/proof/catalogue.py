@@ -85,6 +85,8 @@ def _of(
     name: str, algorithm: str, path: Path, shapes: dict[str, dict[str, Any]]
 ) -> Iterator[Subject]:
     for shape, options in shapes.items():
+        if "eagle_topk" in options and not drafter_class(algorithm).drafts_trees:
+            continue
         spec = SpecConfig(algorithm=algorithm, draft_model_path=str(path), **options)
         yield Subject(f"{name} {shape}", spec)
 

@@ -29,6 +29,7 @@ class TinyModels:
     eagle3: Path
     mtp: Path  # one layer
     mtp_layers: Path  # three, one a step
+    dflash: Path
 
     def draft_of(self, algorithm: str) -> Path | None:
         """None where the algorithm needs no draft model."""
@@ -37,11 +38,12 @@ class TinyModels:
             "EAGLE": self.eagle,
             "EAGLE3": self.eagle3,
             "MTP": self.mtp,
+            "DFLASH": self.dflash,
         }.get(algorithm)
 
 
 def save_tiny_models(folder: Path) -> TinyModels:
-    names = ("target", "standalone", "eagle", "eagle3", "mtp", "mtp-layers")
+    names = ("target", "standalone", "eagle", "eagle3", "mtp", "mtp-layers", "dflash")
     models = TinyModels(*(folder / name for name in names))
     save_tiny_model(models.target, seed=0)
     save_tiny_model(models.standalone, seed=1)
@@ -51,6 +53,7 @@ def save_tiny_models(folder: Path) -> TinyModels:
         _save_eagle3(models.eagle3)
         _save_mtp(models.mtp, num_layers=1)
         _save_mtp(models.mtp_layers, num_layers=3)
+        _save_dflash(models.dflash)
     return models
 
 
@@ -145,6 +148,33 @@ def _save_mtp(folder: Path, num_layers: int) -> None:
             f"{name}.shared_head.norm.weight": _weight(_SIZE),
         }
     _save(folder, tensors, {})
+
+
+def _save_dflash(folder: Path) -> None:
+    """Two layers, z-lab's layout."""
+    head_dim = _SIZE // _HEADS
+    tensors = {
+        "fc.weight": _weight(_SIZE, _LAYERS * _SIZE),
+        "hidden_norm.weight": _weight(_SIZE),
+        "norm.weight": _weight(_SIZE),
+    }
+    for index in range(2):
+        name = f"layers.{index}"
+        tensors |= _layer(name, _SIZE) | {
+            f"{name}.input_layernorm.weight": _weight(_SIZE),
+            f"{name}.self_attn.q_norm.weight": _weight(head_dim),
+            f"{name}.self_attn.k_norm.weight": _weight(head_dim),
+        }
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "head_dim": head_dim,
+        "block_size": 4,
+        "dflash_config": {"target_layer_ids": list(range(_LAYERS)), "mask_token_id": _UNSAID[-1]},
+        **_measures(),
+    }
+    _save(folder, tensors, config)
 
 
 def _layer(name: str, input_size: int) -> _Tensors:

@@ -1,0 +1,105 @@
+"""Llama 4 (Meta 2025), its text part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from specengine.core.errors import ModelLoadError
+from specengine.layers.expert_tensors import ExpertTensors
+from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
+from specengine.layers.query_temperature import QueryTemperature
+from specengine.runner.loader.family import GgufFormat
+from specengine.target.models.llama import LlamaForCausalLM
+
+_EXPERTS = ExpertTensors("mlp.experts.gate_up_proj", "mlp.experts.down_proj", swapped=True)
+
+
+class Llama4ForCausalLM(LlamaForCausalLM):
+    """Layers that rotate, with heads of q and k normalised without gains, attend within chunks of
+    the text; those between do neither, see all of it, and scale queries by their position. Experts,
+    in some layers, read rows times a sigmoid of the router's logit, beside a shared one.
+
+    Chunks are computed as far as the first one reaches: longer contexts are refused.
+    """
+
+    gguf: ClassVar[GgufFormat | None] = None
+    has_rotary_pairs: ClassVar[bool] = True
+    tensor_names: ClassVar[Mapping[str, str]] = {"feed_forward": "mlp", "router": "gate"}
+    small_config: ClassVar[dict[str, Any]] = {
+        "head_dim": 32,
+        "intermediate_size": 48,
+        "intermediate_size_mlp": 112,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layers": [0, 2],
+        "no_rope_layers": [1, 0, 1],
+        "attention_chunk_size": 512,
+        "floor_scale": 16,
+        "attn_scale": 0.4,
+    }
+
+    @classmethod
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        bias = bool(config.attention_bias)
+        spec = LayerSpec.from_config(config, qkv_bias=bias, o_bias=bias)
+        return replace(spec, intermediate_size=config.intermediate_size_mlp)
+
+    @classmethod
+    def layer_specs(cls, config: Any) -> list[LayerSpec]:
+        _require_one_chunk(config)
+        pairs = zip(super().layer_specs(config), config.no_rope_layers, strict=True)
+        temperature = QueryTemperature(config.floor_scale, config.attn_scale)
+        return [
+            replace(
+                spec,
+                has_rotary=bool(rotates),
+                qk_norm=bool(rotates and config.use_qk_norm),
+                query_temperature=(
+                    None if rotates or not config.attn_temperature_tuning else temperature
+                ),
+            )
+            for spec, rotates in pairs
+        ]
+
+    @classmethod
+    def experts(cls, config: Any) -> list[ExpertsSpec | None]:
+        spec = ExpertsSpec(
+            config.num_local_experts,
+            config.num_experts_per_tok,
+            config.intermediate_size,
+            scores="sigmoid",
+            normalised=False,
+            weighs_input=True,
+            shared_size=config.intermediate_size,
+        )
+        return [
+            spec if layer in config.moe_layers else None
+            for layer in range(config.num_hidden_layers)
+        ]
+
+    def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return self._with_gains(_EXPERTS.split(super().own_tensors(weights)))
+
+    def _with_gains(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """With ones for the norms of q and k, which have no gains."""
+        yield from weights
+        for name, parameter in self.named_parameters():
+            if name.endswith(("q_norm.weight", "k_norm.weight")):
+                yield name, parameter.new_ones(parameter.shape)
+
+
+def _require_one_chunk(config: Any) -> None:
+    """Within the first chunk its layers see all that was before. Raises ModelLoadError for requests
+    that may be longer."""
+    chunk = config.attention_chunk_size
+    chunked = "chunked_attention" in (config.layer_types or ())
+    context = getattr(config, "served_context", None) or config.max_position_embeddings
+    if chunked and chunk is not None and context > chunk:
+        raise ModelLoadError(
+            f"attention_chunk_size {chunk}: attention within chunks is computed for the first one "
+            f"alone, and requests may have {context} tokens; add --context-length {chunk}"
+        )
