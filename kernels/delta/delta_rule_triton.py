@@ -43,7 +43,7 @@ def _tap(x, weights_ptr, channels, is_real, tap, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _silu(x, dtype):
+def _silu(x, dtype: tl.constexpr):
     return (x * tl.sigmoid(x)).to(dtype).to(tl.float32)
 
 
@@ -86,6 +86,7 @@ def _verify_kernel(
     E: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    SCALE: tl.constexpr,
     HAS_TREE: tl.constexpr,
     WRITES_MEMORY: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -154,7 +155,7 @@ def _verify_kernel(
             x = tl.load(x_ptr + v_channels, mask=near_e, other=0.0)
             x += tl.load(t_ptr + v_channels, mask=far_e, other=0.0)
             v += _tap(x, conv_ptr, v_channels, e_real, HELD - back, WIDTH)
-        q = _of_length_1(_silu(q, dtype), EPS) * (K**-0.5)
+        q = _of_length_1(_silu(q, dtype), EPS) * SCALE
         k = _of_length_1(_silu(k, dtype), EPS)
         v = _silu(v, dtype)
         asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
@@ -320,6 +321,7 @@ def verify(
         E=shape.value_dim,
         WIDTH=shape.conv_width,
         EPS=NORM_EPS,
+        SCALE=shape.key_dim**-0.5,
         HAS_TREE=mask is not None,
         WRITES_MEMORY=writes_memory,
         BLOCK_N=max(2, triton.next_power_of_2(nodes.width)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 from specengine.kernels.dispatch import Backend
+from tests.kernels import offline_triton
 
 SHAPE = DeltaShape(num_key_heads=2, num_heads=4, key_dim=8, value_dim=12, conv_width=4)
 SLOTS = 7  # of the state pool
@@ -207,6 +209,15 @@ def test_triton_decodes_as_the_reference(world: World) -> None:
         ]
         torch.testing.assert_close(*outs, atol=2e-6, rtol=2e-5)
     world.assert_near(other)
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    """Of Qwen3-Next's shape, too. Shared memory is for sums alone: states stay in registers."""
+    pytest.importorskip("triton")
+    shared = offline_triton.run("tests.kernels.offline_delta", tmp_path)
+    assert set(shared) == {"_verify_kernel", "_keep_memory_kernel", "_keep_inputs_kernel"}
+    assert max(shared.values()) <= 16_384
 
 
 @pytest.mark.gpu
