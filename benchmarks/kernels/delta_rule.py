@@ -147,18 +147,21 @@ def time_prompt(tokens: int) -> None:
         make_weights(dtype),
         make_inputs(tokens, dtype),
     )
-    batch = PromptBatch(torch.tensor([1], device=CUDA), [tokens], [True])
+    batch = PromptBatch(torch.tensor([1], device=CUDA), [tokens], [0])
     state = pool.state(0)
-    for _ in range(3):
-        delta_rule.extend(given, weights, state, batch, SHAPE)
-    torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(10):
-        delta_rule.extend(given, weights, state, batch, SHAPE)
-    end.record()
-    torch.cuda.synchronize()
-    print(f"prompt of {tokens}: {begin.elapsed_time(end) * 100:8.1f} us a layer", flush=True)
+    for name, longest in (("chunks", 0), ("steps", tokens)):
+        delta_rule.LONGEST_STEPS = longest
+        for _ in range(3):
+            delta_rule.extend(given, weights, state, batch, SHAPE)
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(10):
+            delta_rule.extend(given, weights, state, batch, SHAPE)
+        end.record()
+        torch.cuda.synchronize()
+        took = begin.elapsed_time(end) * 100
+        print(f"prompt of {tokens}: {took:8.1f} us a layer in {name}", flush=True)
 
 
 @torch.inference_mode()
@@ -170,7 +173,7 @@ def main() -> None:
     for requests in (1, 8, 64):
         for width in (1, 2, 4, 8):
             time_rounds(requests, width)
-    for tokens in (128, 2048, 8192):
+    for tokens in (64, 256, 512, 1024, 2048, 8192):
         time_prompt(tokens)
 
 

@@ -31,8 +31,8 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 
-_COLUMNS = 32  # of a head's memory, in one program
-_CHANNELS = 512  # of the convolution's inputs, in one program
+COLUMNS = 32  # of a head's memory, in one program
+CHANNELS = 512  # of the convolution's inputs, in one program
 
 
 @triton.jit
@@ -290,7 +290,7 @@ def verify(
 ) -> Tensor:
     """writes_memory: of one node a request, whose memory then stands."""
     mixed, mask = given.mixed_TC, nodes.mask_BNN
-    block_e = min(triton.next_power_of_2(shape.value_dim), _COLUMNS)
+    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
     out = updates.deltas.new_empty(len(mixed), shape.num_heads, shape.value_dim)
     grid = len(nodes.rows_B), shape.num_heads, triton.cdiv(shape.value_dim, block_e)
     strides = (0, 0) if mask is None else (mask.stride(0), mask.stride(1))
@@ -352,7 +352,7 @@ def keep(
     paths: StatePaths,
     shape: DeltaShape,
 ) -> None:
-    block_e = min(triton.next_power_of_2(shape.value_dim), _COLUMNS)
+    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
     blocks = triton.cdiv(shape.value_dim, block_e)
     first, update = states[0], updates[0]
     _keep_memory_kernel[len(paths.rows_B), shape.num_heads * blocks, len(states)](
@@ -389,7 +389,7 @@ def _keep_inputs(
     has_accepted: bool = True,
 ) -> None:
     held = shape.conv_width - 1
-    grid = len(paths.rows_B), triton.cdiv(shape.channels, _CHANNELS), len(states)
+    grid = len(paths.rows_B), triton.cdiv(shape.channels, CHANNELS), len(states)
     _keep_inputs_kernel[grid](
         states[0].inputs,
         updates[0].inputs,
@@ -405,7 +405,7 @@ def _keep_inputs(
         HAS_ACCEPTED=has_accepted,
         HAS_PATHS=paths.nodes_BW is not None,
         BLOCK_H=triton.next_power_of_2(held),
-        BLOCK_C=_CHANNELS,
+        BLOCK_C=CHANNELS,
         num_warps=4,
     )
 

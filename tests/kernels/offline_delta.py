@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from specengine.kernels.delta import delta_rule_triton
+from specengine.kernels.delta import delta_prompt_triton, delta_rule_triton
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
     DeltaWeights,
     NodeBatch,
+    PromptBatch,
+    Save,
     StatePaths,
 )
 from specengine.memory.state_pool import StatePool, StateShape, StateSizes
@@ -50,6 +52,10 @@ def main() -> None:
             nodes = NodeBatch(rows, torch.tensor([0, width, 2 * width]), width, tree)
             run = delta_rule_triton.decode if width == 1 else delta_rule_triton.verify
             run(given, weights, states[0], updates[0], nodes, shape)
+        for saves in ((), (Save(1, 2, 0),)):
+            prompts = PromptBatch(rows, [3, 5], [0, 4], saves)
+            given = DeltaInputs(*torch.zeros(8, sum(parts), dtype=dtype).split(parts, -1))
+            delta_prompt_triton.extend(given, weights, states[0], prompts, shape)
         for paths_BW in (None, torch.zeros(2, 3, dtype=torch.int64)):
             paths = StatePaths(rows, torch.tensor([0, 4]), torch.zeros_like(rows), paths_BW, 3)
             delta_rule_triton.keep(states, updates, paths, shape)
