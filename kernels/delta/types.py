@@ -134,8 +134,9 @@ class PromptBatch:
             [one.slot for found in padded for one in found],
         ]
         packed = torch.tensor([number for column in given for number in column], dtype=torch.int64)
-        moved = packed.to(self.rows_B.device)
-        return PromptPlaces(*moved.split([len(one) for one in given]), width)
+        columns = torch.split(packed.to(self.rows_B.device), [len(one) for one in given])
+        starts_device, are_new, save_lens, save_slots = columns
+        return PromptPlaces(starts_device, are_new, save_lens, save_slots, width)
 
 
 @dataclass(frozen=True)
