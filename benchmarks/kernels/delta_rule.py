@@ -20,6 +20,7 @@ from specengine.kernels.delta.types import (
     DeltaWeights,
     NodeBatch,
     PromptBatch,
+    Save,
     StatePaths,
 )
 from specengine.memory.state_pool import StatePool, StateShape, StateSizes
@@ -97,6 +98,22 @@ def compare(dtype: torch.dtype, width: int) -> None:
             assert torch.equal(other.inputs[1:], one.inputs[1:])
 
 
+def compare_prompts(dtype: torch.dtype) -> None:
+    """Triton against PyTorch, a save in the middle. Raises AssertionError."""
+    near = {"atol": 1e-3, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
+    given, weights = make_inputs(300, dtype), make_weights(dtype)
+    rows = torch.tensor([1, 2], device=CUDA)
+    batch = PromptBatch(rows, [200, 100], [0, 7], (Save(0, 150, 3), Save(1, 99, 4)))
+    outs, states = [], []
+    for backend in ("torch", "triton"):
+        states.append(make_pool(4, 1, 1, dtype).state(0))
+        run = delta_rule.extend(given, weights, states[-1], batch, SHAPE, backend=backend)  # type: ignore[arg-type]
+        outs.append(run)
+    torch.testing.assert_close(outs[1], outs[0], **near)
+    torch.testing.assert_close(states[1].memory[1:], states[0].memory[1:], **near)
+    assert torch.equal(states[1].inputs[1:], states[0].inputs[1:])
+
+
 def microseconds(run: Callable[[], object]) -> float:
     """Of a graph's replay, the median of 30."""
     run()
@@ -147,30 +164,34 @@ def time_prompt(tokens: int) -> None:
         make_weights(dtype),
         make_inputs(tokens, dtype),
     )
-    batch = PromptBatch(torch.tensor([1], device=CUDA), [tokens], [True])
+    batch = PromptBatch(torch.tensor([1], device=CUDA), [tokens], [0])
     state = pool.state(0)
-    for _ in range(3):
-        delta_rule.extend(given, weights, state, batch, SHAPE)
-    torch.cuda.synchronize()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(10):
-        delta_rule.extend(given, weights, state, batch, SHAPE)
-    end.record()
-    torch.cuda.synchronize()
-    print(f"prompt of {tokens}: {begin.elapsed_time(end) * 100:8.1f} us a layer", flush=True)
+    for name, longest in (("chunks", 0), ("steps", tokens)):
+        delta_rule.LONGEST_STEPS = longest
+        for _ in range(3):
+            delta_rule.extend(given, weights, state, batch, SHAPE)
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(10):
+            delta_rule.extend(given, weights, state, batch, SHAPE)
+        end.record()
+        torch.cuda.synchronize()
+        took = begin.elapsed_time(end) * 100
+        print(f"prompt of {tokens}: {took:8.1f} us a layer in {name}", flush=True)
 
 
 @torch.inference_mode()
 def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
+        compare_prompts(dtype)
         for width in (1, 4, 8):
             compare(dtype, width)
             print(f"equal: {dtype}, {width} nodes", flush=True)
     for requests in (1, 8, 64):
         for width in (1, 2, 4, 8):
             time_rounds(requests, width)
-    for tokens in (128, 2048, 8192):
+    for tokens in (64, 256, 512, 1024, 2048, 8192):
         time_prompt(tokens)
 
 

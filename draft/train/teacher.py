@@ -17,11 +17,13 @@ from specengine.memory.kv_cache import MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
 from specengine.runner.attention import make_attention_backend
 from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.memory.kept_state import state_shape_of
 from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 from specengine.runner.worker import TpModelWorker
 
 _MAX_DOCUMENTS = 1024  # a forward
+_MAX_STATES = 64  # the same, of targets that keep recurrent state of each
 
 
 class Teacher:
@@ -52,7 +54,9 @@ class Teacher:
         if any(not 0 <= layer < count for layer in feature_layers):
             found = list(feature_layers)
             raise ConfigError(f"feature layers {found}: the target has layers 0..{count - 1}")
-        self.rows = ReqToTokenPool(_MAX_DOCUMENTS, self.context_length, self.device)
+        has_states = state_shape_of(loaded.model) is not None
+        self.max_documents = _MAX_STATES if has_states else _MAX_DOCUMENTS
+        self.rows = ReqToTokenPool(self.max_documents, self.context_length, self.device)
         kv_shape = kv_shape_of([loaded.model], self.dtype)
         pools = MemoryPools(self.rows, MHATokenToKVPool(max_tokens + 1, kv_shape, self.device))
         backend = make_attention_backend(loaded.config.model.attention_backend, self.device)
@@ -125,7 +129,7 @@ class Teacher:
                     f"a document of {length} tokens exceeds the {self.context_length} positions of "
                     "the target; make the data set with shorter ones"
                 )
-            if part and (sum(part) + length > self.max_tokens or len(part) == _MAX_DOCUMENTS):
+            if part and (sum(part) + length > self.max_tokens or len(part) == self.max_documents):
                 yield part
                 part = []
             part.append(length)

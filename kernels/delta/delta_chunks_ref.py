@@ -42,8 +42,8 @@ class Run:
 
 def runs_of(batch: PromptBatch) -> list[Run]:
     """One a request."""
-    runs, start = [], 0
-    for index, (count, is_new) in enumerate(zip(batch.lens, batch.are_new, strict=True)):
+    runs, start, are_new = [], 0, [one == 0 for one in batch.prefix_lens]
+    for index, (count, is_new) in enumerate(zip(batch.lens, are_new, strict=True)):
         row = batch.rows_B[index : index + 1]
         ends: list[tuple[int, Tensor | int]] = [
             (start + one.length, one.slot) for one in batch.saves if one.request == index

@@ -19,6 +19,10 @@ from specengine.kernels.delta.types import (
 )
 from specengine.kernels.dispatch import Backend, use_triton
 
+# Tokens of a prompt. A step takes about a microsecond, and chunks some 100 launches a request. To
+# be measured (benchmarks/kernels/delta_rule.py).
+LONGEST_STEPS = 512
+
 
 def extend(
     given: DeltaInputs,
@@ -26,10 +30,18 @@ def extend(
     state: DeltaState,
     batch: PromptBatch,
     shape: DeltaShape,
+    *,
+    backend: Backend = "auto",
 ) -> Tensor:
-    """Prompts: the rule over the tokens of each request, in chunks, from the state in its slot,
-    which holds the state behind the last one afterwards -> float32 [T, M, E]. PyTorch on any
-    device; launches depend on the lengths, so that no graph captures it."""
+    """Prompts: the rule over the tokens of each request, from the state in its slot, which holds
+    the state behind the last one afterwards -> float32 [T, M, E]. In chunks, by PyTorch on any
+    device, whose launches depend on the lengths; on CUDA, up to LONGEST_STEPS tokens of a request,
+    by Triton kernels that go token by token, all requests at once."""
+    if use_triton(backend, given.mixed_TC) and max(batch.lens) <= LONGEST_STEPS:
+        from specengine.kernels.delta import delta_prompt_triton
+
+        out: Tensor = delta_prompt_triton.extend(given, weights, state, batch, shape)
+        return out
     return delta_chunks_ref.extend(given, weights, state, batch, shape)
 
 

@@ -31,8 +31,8 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 
-_COLUMNS = 32  # of a head's memory, in one program
-_CHANNELS = 512  # of the convolution's inputs, in one program
+COLUMNS = 32  # of a head's memory, in one program
+CHANNELS = 512  # of the convolution's inputs, in one program
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _tap(x, weights_ptr, channels, is_real, tap, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _silu(x, dtype):
+def _silu(x, dtype: tl.constexpr):
     return (x * tl.sigmoid(x)).to(dtype).to(tl.float32)
 
 
@@ -86,6 +86,7 @@ def _verify_kernel(
     E: tl.constexpr,
     WIDTH: tl.constexpr,
     EPS: tl.constexpr,
+    SCALE: tl.constexpr,
     HAS_TREE: tl.constexpr,
     WRITES_MEMORY: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -154,7 +155,7 @@ def _verify_kernel(
             x = tl.load(x_ptr + v_channels, mask=near_e, other=0.0)
             x += tl.load(t_ptr + v_channels, mask=far_e, other=0.0)
             v += _tap(x, conv_ptr, v_channels, e_real, HELD - back, WIDTH)
-        q = _of_length_1(_silu(q, dtype), EPS) * (K**-0.5)
+        q = _of_length_1(_silu(q, dtype), EPS) * SCALE
         k = _of_length_1(_silu(k, dtype), EPS)
         v = _silu(v, dtype)
         asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
@@ -289,7 +290,7 @@ def verify(
 ) -> Tensor:
     """writes_memory: of one node a request, whose memory then stands."""
     mixed, mask = given.mixed_TC, nodes.mask_BNN
-    block_e = min(triton.next_power_of_2(shape.value_dim), _COLUMNS)
+    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
     out = updates.deltas.new_empty(len(mixed), shape.num_heads, shape.value_dim)
     grid = len(nodes.rows_B), shape.num_heads, triton.cdiv(shape.value_dim, block_e)
     strides = (0, 0) if mask is None else (mask.stride(0), mask.stride(1))
@@ -320,6 +321,7 @@ def verify(
         E=shape.value_dim,
         WIDTH=shape.conv_width,
         EPS=NORM_EPS,
+        SCALE=shape.key_dim**-0.5,
         HAS_TREE=mask is not None,
         WRITES_MEMORY=writes_memory,
         BLOCK_N=max(2, triton.next_power_of_2(nodes.width)),
@@ -350,7 +352,7 @@ def keep(
     paths: StatePaths,
     shape: DeltaShape,
 ) -> None:
-    block_e = min(triton.next_power_of_2(shape.value_dim), _COLUMNS)
+    block_e = min(triton.next_power_of_2(shape.value_dim), COLUMNS)
     blocks = triton.cdiv(shape.value_dim, block_e)
     first, update = states[0], updates[0]
     _keep_memory_kernel[len(paths.rows_B), shape.num_heads * blocks, len(states)](
@@ -387,7 +389,7 @@ def _keep_inputs(
     has_accepted: bool = True,
 ) -> None:
     held = shape.conv_width - 1
-    grid = len(paths.rows_B), triton.cdiv(shape.channels, _CHANNELS), len(states)
+    grid = len(paths.rows_B), triton.cdiv(shape.channels, CHANNELS), len(states)
     _keep_inputs_kernel[grid](
         states[0].inputs,
         updates[0].inputs,
@@ -403,7 +405,7 @@ def _keep_inputs(
         HAS_ACCEPTED=has_accepted,
         HAS_PATHS=paths.nodes_BW is not None,
         BLOCK_H=triton.next_power_of_2(held),
-        BLOCK_C=_CHANNELS,
+        BLOCK_C=CHANNELS,
         num_warps=4,
     )
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 
@@ -106,12 +109,45 @@ class Save:
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Whole runs of tokens, all of which stand, several a request. lens, are_new: of the host."""
+    """Whole runs of tokens, all of which stand, several a request. lens, prefix_lens: of the host.
+    A request without tokens before these has nothing in its slot yet."""
 
     rows_B: Tensor  # int64, slots of the state pool
     lens: Sequence[int]
-    are_new: Sequence[bool]  # requests without tokens before these, whose slot holds nothing yet
+    prefix_lens: Sequence[int]
     saves: Sequence[Save] = ()  # rising within a request
+
+    @cached_property
+    def places(self) -> PromptPlaces:
+        """The same on the device, made once for all layers of a forward."""
+        saves: list[list[Save]] = [[] for _ in self.lens]
+        for one in self.saves:
+            saves[one.request].append(one)
+        width = max(map(len, saves))
+        nothing = Save(0, 0, 0)
+        padded = [[*found, *[nothing] * (width - len(found))] for found in saves]
+        starts = [0, *accumulate(self.lens)]
+        given = [
+            starts,
+            [int(one == 0) for one in self.prefix_lens],
+            [one.length for found in padded for one in found],
+            [one.slot for found in padded for one in found],
+        ]
+        packed = torch.tensor([number for column in given for number in column], dtype=torch.int64)
+        columns = torch.split(packed.to(self.rows_B.device), [len(one) for one in given])
+        starts_device, are_new, save_lens, save_slots = columns
+        return PromptPlaces(starts_device, are_new, save_lens, save_slots, width)
+
+
+@dataclass(frozen=True)
+class PromptPlaces:
+    """int64. S saves of each request at most; those that there are not have the length 0."""
+
+    starts: Tensor  # [B + 1]
+    are_new: Tensor  # [B]
+    save_lens: Tensor  # [B * S]
+    save_slots: Tensor  # [B * S]
+    num_saves: int  # S
 
 
 @dataclass(frozen=True)

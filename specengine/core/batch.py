@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from specengine.core.sampling_batch import SamplingBatch
     from specengine.kernels.attention.types import PagedBatch
-    from specengine.kernels.delta.types import Save
+    from specengine.kernels.delta.types import PromptBatch, Save
 
 __all__ = [
     "AttentionBackend",
@@ -243,6 +243,7 @@ class ForwardBatch:
     first_keys: Tensor | None = None
 
     state_saves: tuple[Save, ...] = ()
+    prompts: PromptBatch | None = field(default=None, repr=False)  # set by what reads it first
     states: StatePool | None = None  # set by the runner, where its model keeps recurrent state
     attn_layers: tuple[AttentionLayer, ...] = ()  # set by the runner: those of its model, in order
     compiles: bool = False  # set by the runner: decoder layers go through torch.compile

@@ -126,8 +126,10 @@ def states_of(batch: ForwardBatch) -> StatePool:
 
 
 def prompts_of(batch: ForwardBatch) -> PromptBatch:
-    are_new = [length == 0 for length in batch.prefix_lens_cpu]
-    return PromptBatch(batch.req_pool_indices, batch.extend_lens_cpu, are_new, batch.state_saves)
+    if batch.prompts is None:
+        lens = batch.extend_lens_cpu, batch.prefix_lens_cpu
+        batch.prompts = PromptBatch(batch.req_pool_indices, *lens, batch.state_saves)
+    return batch.prompts
 
 
 def nodes_of(batch: ForwardBatch) -> NodeBatch:

@@ -85,6 +85,7 @@ def test_random_eagle3_changes_no_token_on_the_device(
     assert llm.engine.scheduler.spec_totals.num_draft_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
 def test_triton_kernels_in_device_rounds_change_nothing(
     spec: SpecConfig, target: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 from specengine.kernels.dispatch import Backend
+from tests.kernels import offline_triton
 
 SHAPE = DeltaShape(num_key_heads=2, num_heads=4, key_dim=8, value_dim=12, conv_width=4)
 SLOTS = 7  # of the state pool
@@ -100,7 +102,7 @@ def decode(world: World, given: DeltaInputs, row: int) -> Tensor:
 @pytest.mark.parametrize("is_new", [False, True])
 def test_prompt_in_chunks_equals_steps(count: int, is_new: bool, world: World) -> None:
     given, other = inputs(count), world.copy()
-    batch = PromptBatch(torch.tensor([2]), [count], [is_new])
+    batch = PromptBatch(torch.tensor([2]), [count], [0 if is_new else 3])
     found = delta_rule.extend(given, world.weights, world.states[0], batch, SHAPE)
     if is_new:
         other.states[0].inputs[2], other.states[0].memory[2] = 0, 0
@@ -113,14 +115,14 @@ def test_prompt_in_chunks_equals_steps(count: int, is_new: bool, world: World) -
 def test_saved_state_is_that_behind_its_prefix(world: World) -> None:
     given, other = inputs(90), world.copy()
     saves = (Save(0, 70, 5), Save(1, 2, 4), Save(1, 9, 6))
-    batch = PromptBatch(torch.tensor([1, 3]), [80, 10], [True, False], saves)
+    batch = PromptBatch(torch.tensor([1, 3]), [80, 10], [0, 4], saves)
     whole = delta_rule.extend(given, world.weights, world.states[0], batch, SHAPE)
     for row, rows, is_new, slot in (
         (1, slice(0, 70), True, 5),
         (3, slice(80, 82), False, 4),
         (3, slice(82, 89), False, 6),
     ):
-        part = PromptBatch(torch.tensor([row]), [rows.stop - rows.start], [is_new])
+        part = PromptBatch(torch.tensor([row]), [rows.stop - rows.start], [0 if is_new else 4])
         out = delta_rule.extend(cut(given, rows), other.weights, other.states[0], part, SHAPE)
         torch.testing.assert_close(out, whole[rows], atol=1e-5, rtol=1e-4)
         for name in ("inputs", "memory"):
@@ -207,6 +209,34 @@ def test_triton_decodes_as_the_reference(world: World) -> None:
         ]
         torch.testing.assert_close(*outs, atol=2e-6, rtol=2e-5)
     world.assert_near(other)
+
+
+def test_triton_takes_prompts_in_as_the_reference(world: World) -> None:
+    backend, other = in_interpreter(world), world.copy()
+    saves = (Save(0, 1, 6), Save(0, 4, 2), Save(2, 3, 0))
+    batch = PromptBatch(torch.tensor([1, 3, 5]), [5, 1, 7], [0, 9, 2], saves)
+    given = inputs(13)
+    outs = [
+        delta_rule.extend(given, world.weights, one.states[0], batch, SHAPE, backend=name)
+        for one, name in ((world, backend), (other, "torch"))
+    ]
+    torch.testing.assert_close(*outs, atol=2e-6, rtol=2e-5)
+    world.assert_near(other)
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    """Of Qwen3-Next's shape, too. Shared memory is for sums alone: states stay in registers."""
+    pytest.importorskip("triton")
+    shared = offline_triton.run("tests.kernels.offline_delta", tmp_path)
+    assert set(shared) == {
+        "_verify_kernel",
+        "_keep_memory_kernel",
+        "_keep_inputs_kernel",
+        "_extend_kernel",
+        "_tail_kernel",
+    }
+    assert max(shared.values()) <= 16_384
 
 
 @pytest.mark.gpu

@@ -27,11 +27,13 @@ from specengine.layers.layer_spec import (
     FEW_ROWS,
     HEAD_LOGITS,
     LAYER_TAIL,
+    MTP_LAYER,
     PLAIN,
     TRAINED_LAYER,
     WHOLE_STACK,
     ComputePath,
     ExpertsSpec,
+    GatedDeltaSpec,
     HeadSpec,
     LayerSpec,
     log_refusals,
@@ -75,6 +77,7 @@ LAYER_FIELDS, HEAD_FIELDS = features(NovelLayer), features(NovelHead)
 
 KNOWN: dict[str, Any] = {
     "experts": ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=48),
+    "gated_delta": GatedDeltaSpec(2, 4, key_dim=8, value_dim=8, conv_width=4),
     "activation": "gelu_tanh",
     "norm": "layer",
     "norm_places": "around",
@@ -139,7 +142,7 @@ def test_only_sizes_have_no_default() -> None:
 
 def test_paths_name_fields_that_exist() -> None:
     declared = [one for one in vars(layer_spec).values() if isinstance(one, ComputePath)]
-    assert len(declared) == 11
+    assert len(declared) == 12
     names = set(features(LayerSpec)) | set(features(HeadSpec))
     assert all(path.computes <= names for path in declared)
     assert all(path.computes <= PLAIN.computes for path in FAST_PATHS)
@@ -201,7 +204,7 @@ def test_one_model_has_one_stream() -> None:
 
 MAKERS: dict[str, tuple[ComputePath, Callable[[LayerSpec], object]]] = {
     "target": (PLAIN, lambda spec: model_of(spec, spec, spec)),
-    "MTP": (DRAFT_LAYER, lambda spec: MtpModel(CONFIG, spec, MtpLayerName(DEEPSEEK, 3))),
+    "MTP": (MTP_LAYER, lambda spec: MtpModel(CONFIG, spec, MtpLayerName(DEEPSEEK, 3))),
     "EAGLE": (DRAFT_LAYER, lambda spec: EagleModel(eagle_form(spec))),
     "training": (TRAINED_LAYER, lambda spec: DraftLayer(spec, 64, has_hidden_norm=False)),
 }

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from specengine.core.errors import ModelLoadError
+from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.parallel import split_over
 from specengine.core.registry import MODEL_FAMILIES, load_place
+from specengine.layers.layer_spec import GatedDeltaSpec
+from specengine.target.models.qwen_hybrid import by_projection
 from tests.support.families import FAMILIES, small_config
+from tests.support.pretended_ranks import PretendedRanks
 
 KINDS = ("full_attention", "sliding_attention")
 
@@ -47,7 +52,7 @@ def test_unknown_activation_is_refused(family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    ["qwen2", "qwen3", "gemma2", "gemma3", "olmo3", "smollm3", "cohere2", "exaone4"],
+    ["qwen2", "qwen3", "gemma2", "gemma3", "olmo3", "smollm3", "cohere2", "exaone4", "qwen3next"],
 )
 def test_unknown_layer_type_is_refused(family: str) -> None:
     with pytest.raises(ModelLoadError, match="layer type 'chunked_attention' is not supported"):
@@ -74,3 +79,27 @@ def test_contexts_past_the_first_chunk_are_refused() -> None:
         make("llama4", attention_chunk_size=100)
     make("llama4", attention_chunk_size=100, served_context=100)
     make("llama4", attention_chunk_size=100, layer_types=["full_attention"] * 3)
+
+
+@pytest.mark.parametrize("field", ["linear_num_value_heads", "linear_conv_kernel_dim"])
+def test_linear_attention_that_does_not_fit_together_is_refused(field: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"linear attention with .* is not supported"):
+        make("qwen3next", **{field: 1})
+
+
+def test_projections_in_blocks_across_heads_are_refused() -> None:
+    spec = GatedDeltaSpec(num_key_heads=2, num_heads=4, key_dim=16, value_dim=32, conv_width=4)
+    scales = torch.ones(3, 1)  # of 128 rows each; a head has 160
+    with pytest.raises(ModelLoadError, match=r"in_proj_qkvz\.scale has shape \[3, 1\], which 2 he"):
+        dict(by_projection([("model.layers.0.linear_attn.in_proj_qkvz.scale", scales)], spec))
+
+
+def test_ranks_do_not_share_gated_delta_layers() -> None:
+    [spec, *_] = load_place(MODEL_FAMILIES["Qwen3NextForCausalLM"]).layer_specs(
+        small_config("qwen3next")
+    )
+    with (
+        split_over(PretendedRanks(2)),
+        pytest.raises(ConfigError, match="gated delta layers and gated attention are not split"),
+    ):
+        replace(spec, tp_size=2).check_ranks()

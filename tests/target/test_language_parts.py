@@ -43,6 +43,14 @@ SEES: dict[str, Any] = {
 }
 QWEN_SEES: dict[str, Any] = {"depth": 1, "hidden_size": 32, "num_heads": 2}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5},
+}
 # (model_type, class, language family, text, vision)
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
@@ -90,6 +98,18 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
             "out_hidden_size": 64,
             "deepstack_visual_indexes": [],
         },
+    ),
+    "qwen3_5": (
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5ForCausalLM",
+        HYBRID,
+        {**QWEN_SEES, "intermediate_size": 48, "out_hidden_size": 64},
+    ),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        HYBRID | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40},
+        {**QWEN_SEES, "intermediate_size": 48, "out_hidden_size": 64},
     ),
 }
 

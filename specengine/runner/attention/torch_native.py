@@ -45,13 +45,10 @@ class NativeDecode:
 
 
 def fits(batch: ForwardBatch) -> bool:
+    if not batch.forward_mode.is_decode() or sum(batch.prefix_lens_cpu) >= _MAX_KEYS:
+        return False
     k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(_first_layer(batch))
-    return (
-        batch.forward_mode.is_decode()
-        and native.fits(k_cache[: batch.batch_size])
-        and v_cache.shape == k_cache.shape
-        and sum(batch.prefix_lens_cpu) < _MAX_KEYS
-    )
+    return native.fits(k_cache[: batch.batch_size]) and v_cache.shape == k_cache.shape
 
 
 def plan_native(batch: ForwardBatch) -> NativeDecode:

@@ -14,6 +14,8 @@ def kv_shape_of(models: Sequence[object], dtype: torch.dtype) -> KVShape:
     """Of models that share a pool, each with layers of its own there: KV of this rank's heads
     alone. Raises ValueError where layers keep KV of several forms, which one pool does not hold."""
     layers = [layer for model in models for layer in attention_layers(model)]
+    if not layers:
+        return KVShape(0, 1, 1, dtype)
     forms = {(one.num_kv_heads, one.head_dim, one.value_dim) for one in layers}
     if len(forms) != 1:
         raise ValueError(f"one pool holds one form of KV, and the layers have {sorted(forms)}")
