@@ -69,6 +69,12 @@ def test_every_front_end_tells_of_the_whole_server(
     assert len(made) == 1
 
 
+def test_threads_of_the_engine_leave_the_cores_to_front_ends(served: Served) -> None:
+    environment = Path(f"/proc/{served.engine}/environ").read_bytes().split(b"\0")
+    expected = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    assert f"OMP_WAIT_POLICY={expected}".encode() in environment
+
+
 def test_front_end_that_is_killed_costs_its_own_requests_alone(served: Served) -> None:
     until(lambda: len(served.front_ends()) == 2 and idle(served))
     aborts = served.metric("request_aborts_total")
