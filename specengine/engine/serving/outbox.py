@@ -18,6 +18,7 @@ class Outbox:
     """Sends a message a step at most, and one in `interval` seconds at most, or in more where it
     has many streams; first and last tokens do not wait. With an interval of 0 it sends each step.
 
+    A step only notes which choices gained something: their tokens are taken when they are sent.
     While the receiver takes nothing, later tokens join those that wait: a token waits once, so no
     more than the outputs of its open requests ever do.
     """
@@ -25,41 +26,29 @@ class Outbox:
     def __init__(self, send: Send, interval: float = 0.0) -> None:
         self.send = send
         self._interval = interval
-        self._tokens: dict[int, list[int]] = {}
-        self._details: list[Detail] = []
+        self._waiting: dict[int, Choice] = {}  # by stream
         self._replies: list[Reply] = []  # go before the rest
-        self._urgent: set[int] = set()  # streams whose tokens do not wait
+        self._urgent: dict[int, Choice] = {}  # of those that wait, what does not wait longer
         self._sent = 0.0
 
     @property
     def is_empty(self) -> bool:
-        return not self._tokens and not self._details and not self._replies
+        return not self._waiting and not self._replies
 
     def reply(self, reply: Reply) -> None:
         self._replies.append(reply)
 
     def add(self, stream: int, choice: Choice) -> None:
-        """What the choice gained since the last time."""
-        start = choice.num_sent
-        new = choice.take_tokens()
-        waiting = self._tokens.get(stream)
-        if waiting is None:
-            self._tokens[stream] = new
-        else:
-            waiting += new
-        req = choice.req
-        if not start or req.finish_reason is not None:
-            self._urgent.add(stream)
-            self._details.append(_detail(stream, choice, start))
-        elif req.sampling.logprobs is not None:
-            self._details.append(Detail(stream, req.logprobs[start:], None, None))
+        """The choice gained something since the last time."""
+        self._waiting[stream] = choice
+        if not choice.num_sent or choice.req.finish_reason is not None:
+            self._urgent[stream] = choice
 
     def drop(self, streams: range) -> None:
         """The caller of these has gone."""
         for stream in streams:
-            self._tokens.pop(stream, None)
-            self._urgent.discard(stream)
-        self._details = [one for one in self._details if one.stream not in streams]
+            self._waiting.pop(stream, None)
+            self._urgent.pop(stream, None)
 
     def flush(self, now: float, must: bool = False) -> bool:
         """Send what waits, as far as it is time or `must` is set. False where the receiver takes
@@ -74,31 +63,42 @@ class Outbox:
 
     def _pause(self) -> float:
         """Seconds from one message to the next."""
-        return self._interval and max(self._interval, len(self._tokens) / EVENTS_A_SECOND)
+        return self._interval and max(self._interval, len(self._waiting) / EVENTS_A_SECOND)
 
     def _flush_all(self, now: float) -> bool:
-        if self._tokens or self._details:
-            if not self.send(Gained(self._tokens, self._details)):
+        if self._waiting:
+            if not self._send(self._waiting):
                 return False
-            self._tokens, self._details = {}, []
+            self._waiting.clear()
             self._urgent.clear()
             self._sent = now
         return True
 
     def _flush_urgent(self) -> bool:
-        tokens, urgent = self._tokens, self._urgent
-        details = [one for one in self._details if one.stream in urgent]
-        if not self.send(Gained({stream: tokens[stream] for stream in urgent}, details)):
+        if not self._send(self._urgent):
             return False
-        self._details = [one for one in self._details if one.stream not in urgent]
-        for stream in urgent:
-            del tokens[stream]
-        urgent.clear()
+        for stream in self._urgent:
+            del self._waiting[stream]
+        self._urgent.clear()
+        return True
+
+    def _send(self, choices: dict[int, Choice]) -> bool:
+        """What they gained since they were sent last."""
+        gained = Gained({}, [])
+        for stream, choice in choices.items():
+            req, start = choice.req, choice.num_sent
+            gained.tokens[stream] = req.output_ids[start:]
+            if stream in self._urgent or req.sampling.logprobs is not None:
+                gained.details.append(_detail(stream, choice))
+        if not self.send(gained):
+            return False
+        for stream, choice in choices.items():
+            choice.num_sent += len(gained.tokens[stream])
         return True
 
 
-def _detail(stream: int, choice: Choice, start: int) -> Detail:
-    req, beginning, ending = choice.req, None, None
+def _detail(stream: int, choice: Choice) -> Detail:
+    req, start, beginning, ending = choice.req, choice.num_sent, None, None
     if not start:
         beginning = Beginning(req.prefix_hit_len, choice.times, req.prompt_logprobs)
     if req.finish_reason is not None:
