@@ -19,14 +19,17 @@ class Alive:
             file.write_bytes(_TIME.pack(monotonic()))
         with file.open("r+b") as opened:
             self._memory = mmap.mmap(opened.fileno(), _TIME.size)
+        # One store writes it. struct.pack_into clears it first: a reader of that 0 would take the
+        # engine for hanging.
+        self._time = memoryview(self._memory).cast("d")
 
     def beat(self) -> None:
-        _TIME.pack_into(self._memory, 0, monotonic())
+        self._time[0] = monotonic()
 
     def age(self) -> float:
         """Seconds since the last beat."""
-        last: float = _TIME.unpack_from(self._memory)[0]
-        return monotonic() - last
+        return monotonic() - self._time[0]
 
     def close(self) -> None:
+        self._time.release()
         self._memory.close()
