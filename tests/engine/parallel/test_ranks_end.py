@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from specengine import LLM, SamplingParams
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.engine.async_engine import AsyncEngine
 from specengine.engine.build import build_engine, load
+from specengine.engine.parallel import ranks
 from specengine.engine.parallel.lead import LeadEngine
 from specengine.engine.parallel.ranks import Ranks
 from specengine.engine.phases import Phases
@@ -108,6 +110,29 @@ def test_ranks_end_with_rank_0(how: signal.Signals) -> None:
         while is_running(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not is_running(pid)
+
+
+def test_dead_rank_is_named_though_the_abort_of_collectives_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL's waits for graphs that hold its collectives."""
+    monkeypatch.setattr(ranks, "_GRACE", 0.3)
+    hangs = threading.Event()
+    with subprocess.Popen(["sleep", "60"], stdin=subprocess.PIPE) as process:
+        watch = Ranks([process], torch.get_num_threads())
+
+        def abort() -> None:
+            hangs.wait(LIMIT)
+
+        watch.abort = abort
+        process.kill()
+        start = time.monotonic()
+        while watch.failure is None and time.monotonic() - start < LIMIT:
+            time.sleep(0.02)
+        with pytest.raises(EngineStoppedError, match="rank 1 was killed by signal 9"):
+            watch.check()
+    assert time.monotonic() - start < LIMIT / 2
+    hangs.set()
 
 
 @pytest.mark.slow
