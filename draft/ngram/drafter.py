@@ -9,11 +9,10 @@ from typing import cast
 from specengine.core.batch import ScheduleBatch
 from specengine.core.config import SpecConfig
 from specengine.core.draft_context import DraftContext
-from specengine.core.drafter import Drafter
 from specengine.core.errors import ConfigError
-from specengine.core.interfaces import LogitsOutput
 from specengine.core.request import Req
-from specengine.core.spec import DraftProposal, PrefillResult, VerifyResult
+from specengine.core.spec import DraftProposal
+from specengine.draft.lookup import LookupDrafter
 from specengine.draft.ngram.chains import ChainText, draft_chains
 from specengine.draft.ngram.corpus import SharedCorpus
 from specengine.draft.ngram.text import RequestText
@@ -22,43 +21,32 @@ from specengine.draft.proposals import Draft, assemble
 from specengine.kernels.native import lookup
 
 
-class NgramDrafter(Drafter):
+class NgramDrafter(LookupDrafter[RequestText | ChainText, SharedCorpus]):
     """Matches the end of each request's text with its own earlier text and, where configured, with
     outputs of other requests; proposes what followed there. Runs on the host, in time that does
     not depend on the model, and hardly on the length of the text.
-
-    node_limit(req): the most nodes, root included, that a request can use in this round; a round
-    emits at most one token a node.
     """
 
-    drafts_on = "lookup"
     proof_options = ({"ngram_min_match": 1}, {"ngram_min_match": 1, "ngram_branches": 3})
 
     def __init__(self, spec: SpecConfig, node_limit: Callable[[Req], int]) -> None:
         _check(spec)
-        self.max_nodes = spec.max_nodes
+        self._matches = (spec.ngram_min_match, spec.ngram_max_match)
+        corpus = None
+        if spec.ngram_shared_corpus:
+            corpus = SharedCorpus(spec.ngram_corpus_tokens, *self._matches)
+        super().__init__(spec.max_nodes, node_limit, corpus)
         self.branches = spec.ngram_branches
         self.proposes_tree = spec.ngram_branches > 1
-        self._node_limit = node_limit
-        self._matches = (spec.ngram_min_match, spec.ngram_max_match)
-        self._corpus: SharedCorpus | None = None
-        if spec.ngram_shared_corpus:
-            self._corpus = SharedCorpus(spec.ngram_corpus_tokens, *self._matches)
         is_alone = not self.proposes_tree and self._corpus is None
         self._in_c = is_alone and lookup.is_compiled()
-        self._texts: dict[Req, RequestText | ChainText] = {}
 
     @classmethod
     def from_context(cls, context: DraftContext) -> NgramDrafter:
         return cls(context.spec, context.node_limit)
 
-    def begin(self, batch: ScheduleBatch, output: LogitsOutput, result: PrefillResult) -> None:
-        """Prompts are read by index_ahead, or at the first draft."""
-        for req in batch.reqs:
-            self._text_of(req)
-
     def draft(self, batch: ScheduleBatch) -> DraftProposal:
-        limits = [min(self.max_nodes, self._node_limit(req)) for req in batch.reqs]
+        limits = [self._most_nodes(req) for req in batch.reqs]
         texts = [self._text_of(req) for req in batch.reqs]
         if self._in_c:
             return draft_chains(cast(list[ChainText], texts), limits)
@@ -68,11 +56,6 @@ class NgramDrafter(Drafter):
         """Each branch has a node a level."""
         return min(self.max_nodes, 1 + self.branches * num_steps)
 
-    @property
-    def drafts_ahead(self) -> bool:  # type: ignore[override]
-        """Tokens of other requests come to the corpus when they are committed."""
-        return self._corpus is None
-
     def draft_ahead(
         self, reqs: Sequence[Req], emitted: Sequence[list[int]], max_nodes: Sequence[int]
     ) -> DraftProposal:
@@ -80,20 +63,6 @@ class NgramDrafter(Drafter):
         if self._in_c:
             return draft_chains(cast(list[ChainText], texts), max_nodes, emitted)
         return self._draft_all(cast(list[RequestText], texts), emitted, max_nodes)
-
-    def observe(self, batch: ScheduleBatch, output: LogitsOutput, result: VerifyResult) -> None:
-        """Committed tokens are read from the requests: by index_ahead, or at the next draft."""
-
-    def index_ahead(self, req: Req, most: int) -> None:
-        """One that has left stays forgotten."""
-        if (text := self._texts.get(req)) is not None:
-            text.update(most)
-
-    def release(self, req: Req) -> None:
-        """Forget a request; one that finished leaves its output to the shared corpus."""
-        self._texts.pop(req, None)
-        if self._corpus is not None and req.is_finished:
-            self._corpus.add(req.output_ids)
 
     def _draft_all(
         self,
@@ -118,13 +87,8 @@ class NgramDrafter(Drafter):
             continuations = chain(continuations, shared)
         return merge(root, distinct(continuations, self.branches), max_nodes)
 
-    def _text_of(self, req: Req) -> RequestText | ChainText:
-        """What was read of it so far."""
-        text = self._texts.get(req)
-        if text is None:
-            made = ChainText if self._in_c else RequestText
-            text = self._texts[req] = made(req, *self._matches)
-        return text
+    def _new_text(self, req: Req) -> RequestText | ChainText:
+        return (ChainText if self._in_c else RequestText)(req, *self._matches)
 
 
 def _check(spec: SpecConfig) -> None:

@@ -53,8 +53,8 @@ class Speculative(Strict):
         return SpecControl(self.enabled is not False, self.num_steps)
 
 
-class SamplingFields(Strict):
-    """How tokens are chosen and drafted: the same at every endpoint of OpenAI's kind."""
+class CommonSampling(Strict):
+    """How tokens are chosen, under names that every endpoint has."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -64,13 +64,18 @@ class SamplingFields(Strict):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(as_bias)] = None
-    seed: int | None = None
     stop: Annotated[list[str] | None, BeforeValidator(as_strings)] = None
     stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+
+
+class SamplingFields(CommonSampling):
+    """How tokens are chosen and drafted: the same at every endpoint of OpenAI's kind."""
+
+    seed: int | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
     structured_outputs: StructuredOutputs | None = None
     speculative: Speculative | None = None
     priority: int | None = Field(default=None, description="the lowest is served first; else 0")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
-from specengine.server.fields import Speculative, as_bias, as_strings, is_token
+from specengine.server.fields import CommonSampling, Speculative, is_token
 from specengine.server.strict import Strict
 
 PARAMS = "sampling_params"
@@ -22,7 +22,7 @@ _RENAMED = {
 }
 
 
-class NativeSampling(Strict):
+class NativeSampling(CommonSampling):
     """One form of json_schema, regex and ebnf may be asked for."""
 
     unsupported: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -35,19 +35,7 @@ class NativeSampling(Strict):
 
     max_new_tokens: int | None = 128
     min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(as_bias)] = None
-    stop: Annotated[list[str] | None, BeforeValidator(as_strings)] = None
-    stop_token_ids: list[int] | None = None
     no_stop_trim: bool | None = Field(default=None, description="keep the stop string in the text")
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     sampling_seed: int | None = None
     n: int | None = Field(default=None, ge=1)
     json_schema: str | None = None
