@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.kernels.delta import delta_rule
@@ -227,3 +228,19 @@ def test_step_that_fails_moves_no_state_on_twice(
             num_lost += 1
     assert num_lost > 1
     assert found == {str(number): text for number, text in enumerate(alone)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", SPECS)
+def test_graphs_on_a_gpu_change_nothing(name: str, target: Path) -> None:
+    """Float32: rounds in graphs against eager ones, and these against the reference kernels."""
+    expected = texts(make(target, disable_cuda_graph=True, disable_radix_cache=True))
+    llm = make(target, SPECS[name], cuda_graph_bs=(1, 2, 4))
+    assert [texts(llm), texts(llm)] == [expected, expected]
+    rounds = llm.engine.stats().graphs["round"]
+    assert rounds.replays > 0
+    assert rounds.fallbacks == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta_rule, "use_triton", lambda backend, x: False)
+        assert texts(make(target, disable_cuda_graph=True, disable_radix_cache=True)) == expected

@@ -34,6 +34,19 @@ def test_memory_of_graphs_is_taken_from_the_kv_budget() -> None:
     assert plan.graph_budget == GIB + 4 * GIB
 
 
+def test_recurrent_state_is_taken_from_the_kv_budget_and_named_where_it_leaves_too_little() -> None:
+    plan = replace(PLAN, states=2 * GIB)
+    assert plan.kv_budget == PLAN.kv_budget - 2 * GIB
+    assert "2.00 states" in plan.describe()
+    plan.check(3 * 1024)
+    with pytest.raises(
+        OutOfMemoryError, match=r"recurrent state takes 2\.00 GiB of it: lower --max"
+    ):
+        plan.check(4 * 1024)
+    with pytest.raises(OutOfMemoryError, match="mem-fraction-static"):
+        plan.check(6 * 1024)  # which would not fit without it either
+
+
 def test_graph_demand_adds_logits_forward_and_launches() -> None:
     """Logits that stay, a forward at its largest, and the launches of 2 x 3 graphs."""
     demand = GraphDemand((1, 8), 4, 1, num_layers=2, vocab_size=1000, bytes_per_token=500)

@@ -1,4 +1,4 @@
-"""What graphs did, in /metrics."""
+"""What graphs did, and snapshots of recurrent state, in /metrics."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from specengine.runner.fallbacks import GraphStats
 from specengine.server.metrics import ServerMetrics
 
 
-def samples(stats: EngineStats) -> dict[tuple[str, ...], float]:
+def samples(stats: EngineStats, start: str = "graph_") -> dict[tuple[str, ...], float]:
     text = ServerMetrics(lambda: stats).render().decode()
     return {
         (sample.name.removeprefix("specengine:"), *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if sample.name.startswith("specengine:graph_")
+        if sample.name.startswith(f"specengine:{start}")
     }
 
 
@@ -35,3 +35,9 @@ def test_counters_by_kind_and_reason() -> None:
 
 def test_no_graphs_no_samples() -> None:
     assert samples(EngineStats()) == {("graph_forwards_total",): 0}
+
+
+def test_snapshots_are_counted_where_the_target_keeps_recurrent_state() -> None:
+    found = samples(EngineStats(num_state_snapshots=3, num_evicted_snapshots=2), "state_")
+    assert found == {("state_snapshots",): 3, ("state_snapshot_evictions_total",): 2}
+    assert samples(EngineStats(), "state_") == {}
