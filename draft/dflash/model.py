@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from specengine.draft.d2t import target_ids_of
-from specengine.layers.decoder import PACKED_MODULES, DecoderLayer, SelfAttention
+from specengine.layers.decoder import DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.self_attention import PACKED_MODULES, SelfAttention
 from specengine.layers.weights import fill_places, weight_places
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class DFlashModel(nn.Module):
         features = batch.features
         assert features is not None, "a forward of context takes in features"
         for layer in cast(Iterable[DecoderLayer], self.layers):
+            assert isinstance(layer.self_attn, SelfAttention)
             _store(layer.self_attn, positions, features, batch)
         return features
 

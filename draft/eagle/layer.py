@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from specengine.kernels.linear import few_row, layer_tail
-from specengine.layers.decoder import SelfAttention, is_plain, tail_weights
+from specengine.layers.decoder import is_plain, tail_weights
 from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec, log_refusals
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.self_attention import SelfAttention
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -80,8 +81,7 @@ class EagleLayer(nn.Module):
         DRAFT_LAYER.require(spec)
         self.input_layernorm = input_layernorm
         self.hidden_norm = hidden_norm
-        rotated = spec.rotary_kind, spec.rotary_fraction
-        rotary = RotaryEmbedding.from_config(form.config, *rotated)
+        rotary = RotaryEmbedding.from_config(form.config, *spec.rotary_table)
         self.self_attn = SelfAttention(spec, layer_id, rotary, input_size=input_size)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)

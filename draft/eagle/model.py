@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from specengine.draft.d2t import target_ids_of
 from specengine.draft.eagle.layer import EagleForm, EagleLayer, parameter_name
 from specengine.kernels.linear import few_row
-from specengine.layers.decoder import PACKED_MODULES
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.norm import RMSNorm
+from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import fill_places, weight_places
 
 if TYPE_CHECKING:

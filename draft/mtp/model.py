@@ -1,4 +1,4 @@
-"""One layer that predicts the token after the next, beside a dense target."""
+"""One layer that predicts the token after the next, of the shape of the target's last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specengine.draft.mtp.form import MtpLayerName
 from specengine.kernels.linear.types import Tail
-from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
+from specengine.layers.decoder import DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import (
@@ -24,6 +24,7 @@ from specengine.layers.layer_spec import (
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import add_offsets, fill_places, weight_places
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class MtpModel(nn.Module):
         self.hidden_norm = make_norm(spec, size, eps)
         self.projection = Linear(2 * size, size)
         log_refusals((COMPILED, FEW_ROWS, LAYER_TAIL), [spec], self.projection.device)
-        rotary = spec.rotary_kind, spec.rotary_fraction
-        self.layer = DecoderLayer(spec, kv_layer, RotaryEmbedding.from_config(config, *rotary))
+        rotary = RotaryEmbedding.from_config(config, *spec.rotary_table)
+        self.layer = DecoderLayer(spec, kv_layer, rotary)
         self.final_norm = make_norm(spec, size, eps)
         self.embed_tokens = VocabEmbedding(self.vocab_size, size) if name.has_embed_tokens else None
         self.lm_head = LMHead(size, self.vocab_size) if name.has_lm_head else None

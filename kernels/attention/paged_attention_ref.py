@@ -20,7 +20,7 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=q.dtype, device=q.device)
     group = q.shape[1] // k_cache.shape[1]
     indptr = batch.qo_indptr.tolist()
     for b, row in enumerate(batch.req_pool_indices.tolist()):

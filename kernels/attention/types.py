@@ -29,6 +29,32 @@ class PagedBatch:
 
 
 @dataclass(frozen=True)
+class ExpandedHeads:
+    """Heads of latent attention once keys and values are computed from latents."""
+
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class KeySpan:
+    """The rows of one request, and its keys."""
+
+    first_row: int
+    num_rows: int
+    first_key: int
+    num_keys: int
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """Which latents a forward expands: slots of all keys of all requests, one after the other."""
+
+    slots: Tensor  # int64 [K]
+    spans: tuple[KeySpan, ...]
+
+
+@dataclass(frozen=True)
 class FlashKeys:
     """Where each request's queries and keys are. Lengths are read on the device: the two bounds
     shape the launch, and may be larger than what the tensors say."""

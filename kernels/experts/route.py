@@ -17,7 +17,7 @@ def route(x: Tensor, router: Router, routing: Routing, *, backend: Backend = "au
         scores = softmax or sigmoid(router.weight @ x + router.bias)         # in float32
         ranks = scores + router.correction
         if num_groups > 1:        # a group is E / num_groups experts that stand together
-            value of a group = sum of its two largest ranks
+            value of a group = sum of its group_best (1 or 2) largest ranks
             ranks outside of the num_chosen_groups best groups = -inf
         ids = the num_chosen largest ranks, the largest first, of equal ones the first
         weights = scores[ids]

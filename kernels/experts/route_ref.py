@@ -31,8 +31,8 @@ def choose(logits_TE: Tensor, correction_E: Tensor | None, routing: Routing) -> 
 def _within_groups(ranks_TE: Tensor, routing: Routing) -> Tensor:
     """Ranks, -inf outside of the best groups."""
     groups_TGM = ranks_TE.view(len(ranks_TE), routing.num_groups, -1)
-    best_two = groups_TGM.topk(min(2, groups_TGM.shape[2]), dim=-1).values
-    order = torch.sort(best_two.sum(-1), dim=-1, descending=True, stable=True).indices
+    best = groups_TGM.topk(min(routing.group_best, groups_TGM.shape[2]), dim=-1).values
+    order = torch.sort(best.sum(-1), dim=-1, descending=True, stable=True).indices
     chosen_TG = torch.zeros_like(order, dtype=torch.bool)
     chosen_TG.scatter_(1, order[:, : routing.num_chosen_groups], True)
     kept_TGM = groups_TGM.masked_fill(~chosen_TG[:, :, None], float("-inf"))

@@ -86,6 +86,7 @@ def _choose_kernel(
     CHOSEN: tl.constexpr,
     GROUPS: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
     DEPENDENT: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -120,7 +121,9 @@ def _choose_kernel(
         best = tl.max(ranks, axis=1)
         rest = tl.where(m[None, :] == tl.argmax(ranks, axis=1)[:, None], float("-inf"), ranks)
         second = tl.max(rest, axis=1)
-        values = tl.where(group_size > 1, best + second, best)
+        values = best
+        if GROUP_BEST == 2:
+            values = tl.where(group_size > 1, best + second, best)
         values = tl.where(g < GROUPS, values, float("-inf"))
         is_chosen = tl.zeros((BLOCK_G,), dtype=tl.int32)
         for _ in tl.static_range(CHOSEN_GROUPS):
@@ -196,6 +199,7 @@ def route(x: Tensor, router: Router, routing: Routing) -> Chosen:
         CHOSEN=routing.num_chosen,
         GROUPS=routing.num_groups,
         CHOSEN_GROUPS=routing.num_chosen_groups,
+        GROUP_BEST=routing.group_best,
         DEPENDENT=dependent,
         BLOCK_G=triton.next_power_of_2(routing.num_groups),
         BLOCK_M=triton.next_power_of_2(group_size),

@@ -20,6 +20,7 @@ class Routing:
     scaling: float = 1.0
     num_groups: int = 1
     num_chosen_groups: int = 1
+    group_best: int = 2
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         StatePool,
     )
     from specengine.core.sampling_batch import SamplingBatch
-    from specengine.kernels.attention.types import PagedBatch
+    from specengine.kernels.attention.types import Expansion, PagedBatch
     from specengine.kernels.delta.types import PromptBatch, Save
 
 __all__ = [
@@ -137,6 +137,8 @@ class AttnPlan:
     batch_size: int
     num_tokens: int
     metadata: Any = None  # the backend's own
+    # of latent attention: keys and values are expanded, and the backend is not asked
+    expansion: Expansion | None = None
     stream: torch.cuda.Stream | None = None  # where it was prepared, when not the current one
     event: torch.cuda.Event | None = None  # recorded when it was ready
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from specengine.kernels.attention.types import ExpandedHeads
     from specengine.kernels.delta.types import DeltaState, NodeUpdates, StatePaths
     from specengine.kernels.kv.types import KVPaths
 
@@ -66,6 +67,7 @@ class AttentionLayer(Protocol):
     num_kv_heads: int
     head_dim: int
     value_dim: int | None  # V is the first numbers of K, so many; None: V stands beside K
+    expanded: ExpandedHeads | None  # of latent attention: the heads that K and V stand for
     scale: float
     sliding_window: int | None
     sinks: Tensor | None  # [num_heads], logits beside the scores that have no value

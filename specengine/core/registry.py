@@ -43,6 +43,9 @@ MODEL_FAMILIES: dict[str, str] = {
     "Qwen3_5ForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM": "specengine.target.models.qwen_hybrid:Qwen3_5MoeForCausalLM",
     "Llama4ForCausalLM": "specengine.target.models.llama4:Llama4ForCausalLM",
+    "DeepseekV2ForCausalLM": "specengine.target.models.deepseek:DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM": "specengine.target.models.deepseek:DeepseekV3ForCausalLM",
+    "Glm4MoeLiteForCausalLM": "specengine.target.models.deepseek:Glm4MoeLiteForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from specengine.core.batch import ForwardBatch
-from specengine.core.errors import PlanMismatchError
+from specengine.core.errors import ModelLoadError, PlanMismatchError
 from specengine.core.interfaces import Rotary
 from specengine.kernels.attention.rope import rope_store_kv
+from specengine.kernels.attention.types import ExpandedHeads
 
 
 def attention_layers(model: object) -> tuple[Attention, ...]:
@@ -24,7 +25,8 @@ class Attention(nn.Module):
     p - window.
     `softcap`: scores are softcap * tanh(score / softcap). `sinks`: [num_heads], a further logit of
     each head's softmax, which has no value (Xiao et al. 2023; gpt-oss learns it). `value_dim`: V is
-    the first value_dim numbers of K, which whoever projects them writes (`attend_stored`).
+    the first value_dim numbers of K, which whoever projects them writes (`attend_stored`);
+    `expanded`: the heads that they stand for.
     """
 
     sinks: Tensor | None
@@ -41,6 +43,7 @@ class Attention(nn.Module):
         softcap: float | None = None,
         sinks: nn.Parameter | None = None,
         value_dim: int | None = None,
+        expanded: ExpandedHeads | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -53,11 +56,14 @@ class Attention(nn.Module):
         self.softcap = softcap
         self.sinks = sinks
         self.value_dim = value_dim
+        self.expanded = expanded
         self.k_scale = self.v_scale = 1.0
 
     def use_kv_scales(self, k_scale: float, v_scale: float) -> None:
         """K and V are kept divided by these, in FP8. Of K, the scores' scale takes the scale back;
         of V, the output does."""
+        if self.value_dim is not None and (k_scale, v_scale) != (1.0, 1.0):
+            raise ModelLoadError("scales of latents in FP8 are not supported")
         self.scale *= k_scale / self.k_scale
         self.k_scale, self.v_scale = k_scale, v_scale
 

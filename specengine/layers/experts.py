@@ -25,7 +25,7 @@ from specengine.kernels.experts.types import (
 )
 from specengine.kernels.experts.types import Router as RouterWeights
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
-from specengine.layers.linear import Linear, LinearKernel
+from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, LinearKernel
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import RMSNorm
 
@@ -52,6 +52,7 @@ class Router(Linear):
             spec.scaling,
             spec.num_groups,
             spec.num_chosen_groups,
+            spec.group_best,
         )
 
     def choose(self, x: Tensor) -> Chosen:
@@ -62,10 +63,38 @@ class Router(Linear):
         return route(x, RouterWeights(self.plain, self.bias, correction), self.routing)
 
 
+class IncomingExpert(IncomingWeight):
+    """What a quantised checkpoint has for one product of one expert. A weight in floating point
+    goes to its place at once."""
+
+    def __init__(self, place: Tensor, cut: Cut) -> None:
+        """cut: this rank's part, whose place is given."""
+        super().__init__(place.device)
+        self.place, self.cut = place, cut
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Of the checkpoint's tensor."""
+        shape = list(self.place.shape)
+        shape[self.cut.dim] = self.cut.whole
+        return tuple(shape)
+
+    def put(self, whole: Tensor) -> None:
+        self.place.copy_(whole.narrow(self.cut.dim, self.cut.start, self.cut.size))
+
+    def take(self, name: str, tensor: Tensor) -> None:
+        is_plain = name.endswith(".weight") and tensor.dtype in PLAIN_TYPES
+        if is_plain and tuple(tensor.shape) == self.whole_shape:
+            self.put(tensor)
+        else:
+            super().take(name, tensor)
+
+
 class Experts(nn.Module):
     """The experts' weights, all in one tensor a product until `pack` cuts them up. A rank has some
     of the I intermediate features of each expert, and gives its part of the output, which
-    SparseMLP adds up; rank 0's part has the bias."""
+    SparseMLP adds up; rank 0's part has the bias. Quantised ones are dequantised when they are
+    loaded: the products have no other form yet."""
 
     gate_up: Tensor | None  # [E, 2 I, H]
     down: Tensor | None  # [E, H, I]
@@ -80,6 +109,7 @@ class Experts(nn.Module):
         self.gate_up_bias = _parameter(count, 2 * inner) if bias else None
         self.down_bias = _parameter(count, hidden_size) if bias else None
         self.kernels: list[tuple[LinearKernel, LinearKernel]] | None = None
+        self.incoming: dict[str, IncomingExpert] | None = None  # while a checkpoint is read
         self.weighs_input = spec.weighs_input
         self.activation = Activation(spec.activation, spec.activation_alpha, spec.activation_limit)
 
@@ -137,6 +167,14 @@ class Experts(nn.Module):
 
     def _biases(self, count: int) -> Cut:
         return Cut(0, 0, count if self.is_first else 0, count)
+
+    def open(self) -> None:
+        """Collect from now on what a quantised checkpoint has for each weight."""
+        self.incoming = {
+            name: IncomingExpert(place, cut)
+            for name, place, cut in self.named_shards()
+            if name.endswith(".weight")
+        }
 
     def pack(self, make_kernel: MakeKernel) -> None:
         """Multiply with kernels of the CPU from now on, where it has them, and let go of the plain

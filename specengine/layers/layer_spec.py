@@ -45,8 +45,9 @@ class ExpertsSpec:
     normalised: bool = True  # weights of the chosen are divided by their sum
     scaling: float = 1.0  # of the weights, after that
     has_correction: bool = False  # a learnt number an expert is added to scores when choosing
-    num_groups: int = 1  # of experts, of equal size; a group's score is the sum of its best two
+    num_groups: int = 1  # of experts, of equal size
     num_chosen_groups: int = 1  # experts of other groups are not chosen
+    group_best: int = 2  # a group's score is the sum of its best two; or 1: of its best
     router_bias: bool = False
     expert_bias: bool = False
     weighs_input: bool = False  # the weight multiplies what an expert reads, not what it gives
@@ -63,6 +64,10 @@ class ExpertsSpec:
                     f"experts with {name} {getattr(self, name)!r} are not supported; known: "
                     + ", ".join(known)
                 )
+        if self.group_best not in (1, 2):
+            raise ModelLoadError(
+                f"groups judged by their best {self.group_best} experts: not known"
+            )
         fits = 0 < self.num_chosen <= self.num_experts // self.num_groups * self.num_chosen_groups
         if not fits or self.num_experts % self.num_groups:
             raise ModelLoadError(
@@ -88,6 +93,26 @@ class GatedDeltaSpec:
                 f"linear attention with {self.num_heads} value heads over {self.num_key_heads} key "
                 f"heads and a convolution of {self.conv_width} is not supported"
             )
+
+
+@dataclass(frozen=True)
+class LatentSpec:
+    """Attention over keys and values that are compressed together (DeepSeek-V2, arXiv:2405.04434,
+    section 2.1; `layers/latent_attention.py`). A head of q and k has nope_dim numbers, and
+    rope_dim that are rotated."""
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int  # of a head
+    q_rank: int | None = None  # q is compressed too; None: projected at once
+    has_pairs: bool = True  # rotary pairs stand side by side, (2 i, 2 i + 1)
+    norm_eps: float = 1e-6  # of the norms of what is compressed
+
+    @property
+    def kept_dim(self) -> int:
+        """Numbers that a token leaves in the KV memory."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True)
@@ -129,6 +154,7 @@ class LayerSpec:
     experts: ExpertsSpec | None = None  # in place of the one feed-forward
     attention_gate: bool = False  # a sigmoid of the row, beside q, scales what heads give
     gated_delta: GatedDeltaSpec | None = None  # in place of attention
+    latent: LatentSpec | None = None  # in place of keys and values of heads
 
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
@@ -140,13 +166,13 @@ class LayerSpec:
         for name in ("rms_norm_eps", "intermediate_size"):
             if name not in family:
                 stated[name] = getattr(config, name)
-        return cls(
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-            head_dim=config_head_dim(config),
-            **stated | family,
-        )
+        stated |= {
+            "hidden_size": config.hidden_size,
+            "num_heads": config.num_attention_heads,
+            "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
+            "head_dim": config_head_dim(config),
+        }
+        return cls(**stated | family)
 
     def check_ranks(self) -> None:
         """Raises ValueError where layers are made for other ranks than the description says: fast
@@ -164,6 +190,17 @@ class LayerSpec:
                 f"--tp-size {self.tp_size}: gated delta layers and gated attention are not split "
                 "over ranks yet; leave it out"
             )
+        if self.tp_size > 1 and self.latent is not None:
+            raise ConfigError(
+                f"--tp-size {self.tp_size}: latent attention is not split over ranks yet; leave it "
+                "out"
+            )
+
+    @property
+    def rotary_table(self) -> tuple[str | None, float, int | None]:
+        """Which table the layer rotates by: what RotaryEmbedding.from_config takes."""
+        size = None if self.latent is None else self.latent.rope_dim
+        return self.rotary_kind, self.rotary_fraction, size
 
     @property
     def attention_scale(self) -> float:
@@ -189,11 +226,23 @@ class LayerSpec:
     def num_weights(self, input_size: int | None = None) -> int:
         """Of a layer's matrices, but for experts, which have kernels of their own. input_size: of
         what attention reads, if not hidden_size."""
-        heads, hidden = self.head_dim * self.num_heads, self.hidden_size
-        queries = 2 * heads if self.attention_gate else heads
-        qkv = (queries + 2 * self.head_dim * self.num_kv_heads) * (input_size or hidden)
         matrices = 0 if self.experts is not None else 3 if self.gated_mlp else 2
-        return qkv + heads * hidden + matrices * hidden * self.intermediate_size
+        feed_forward = matrices * self.hidden_size * self.intermediate_size
+        return self._attention_weights(input_size or self.hidden_size) + feed_forward
+
+    def _attention_weights(self, input_size: int) -> int:
+        heads, hidden, latent = self.head_dim * self.num_heads, self.hidden_size, self.latent
+        if latent is None:
+            queries = 2 * heads if self.attention_gate else heads
+            qkv = (queries + 2 * self.head_dim * self.num_kv_heads) * input_size
+            return qkv + heads * hidden
+        q = heads * input_size
+        if latent.q_rank is not None:
+            q = latent.q_rank * (input_size + heads)
+        values = latent.value_dim * self.num_heads
+        kv = latent.kept_dim * input_size
+        kv += latent.kv_rank * (latent.nope_dim * self.num_heads + values)
+        return q + kv + values * hidden
 
 
 # What configurations call activations -> what kernels.linear.activation calls them.
@@ -281,7 +330,8 @@ _MODULES = frozenset({"activation", "gated_mlp", "norm", "norm_offset", "norm_pl
 _RANKS = frozenset({"tp_size"})  # by RowParallelLinear
 _EXPERTS = frozenset({"experts"})
 _STATE = frozenset({"gated_delta"})
-_SHARED = _ATTENTION | _FOLDED
+_LATENT = frozenset({"latent"})  # by LatentAttention.attend
+_SHARED = _ATTENTION | _FOLDED | _LATENT
 
 PLAIN = ComputePath("decoder layers", _SHARED | _BIASES | _MODULES | _RANKS | _EXPERTS | _STATE)
 COMPILED = ComputePath("compiled layers", _SHARED | _BIASES | _MODULES | _EXPERTS)
@@ -289,10 +339,15 @@ FEW_ROWS = ComputePath("few_row", _SHARED | _RANKS | _EXPERTS | {"qkv_bias"})
 LAYER_TAIL = ComputePath("layer_tail", _ATTENTION | _FOLDED | {"qkv_bias"})
 WHOLE_STACK = ComputePath("decoder_stack", _FOLDED | {"attention_multiplier"})
 SPLIT_PREFILL = ComputePath("split prefill", PLAIN.computes)
+# What LatentAttention itself computes.
+LATENT_ATTENTION = ComputePath(
+    "latent attention",
+    (PLAIN.computes - _ATTENTION - _STATE) | {"attention_multiplier", "rotary_kind"},
+)
 FAST_PATHS = (COMPILED, FEW_ROWS, LAYER_TAIL, WHOLE_STACK, SPLIT_PREFILL)
 # A drafter's layer, whose stream starts with something else than the target's embedding.
 DRAFT_LAYER = ComputePath("draft layers", _ATTENTION | _BIASES | _RANKS)
-MTP_LAYER = ComputePath("MTP layers", DRAFT_LAYER.computes | _EXPERTS | {"norm_offset"})
+MTP_LAYER = ComputePath("MTP layers", DRAFT_LAYER.computes | _EXPERTS | _LATENT | {"norm_offset"})
 TRAINED_LAYER = ComputePath("training", _BIASES | {"qk_norm"})
 
 HEAD_LOGITS = ComputePath("the head", frozenset({"logits_multiplier", "logits_softcap"}))

@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from specengine.core.parallel import Cut, VocabularyCut, communicator
 from specengine.kernels.linear import few_row, split_linear
 
+# Of weights that are not quantised.
+PLAIN_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 class LinearKernel(Protocol):
     """A packed weight: maps [T, in] to [T, out], bias included."""
@@ -56,6 +59,7 @@ class Linear(nn.Module):
     """y = x W^T + b, with W [out_features, in_features] stored as in checkpoints."""
 
     keeps_precision = False  # weight-only quantization leaves it as it is
+    keeps_plain = False  # `plain` is read by others: it is neither packed nor kept quantised
     weight: Tensor | None
     bias: Tensor | None
 

@@ -144,7 +144,7 @@ def pack_linears(
     does not fit. A model elsewhere than on CPU stays as it is.
     """
     for name, module in model.named_modules():
-        if isinstance(module, Linear) and module.weight is not None:
+        if isinstance(module, Linear) and module.weight is not None and not module.keeps_plain:
             kept = None if module.keeps_precision else quantization
             how = _Packing(name, kept, group_size, most_bits=isinstance(module, LMHead))
             kernel = how.kernel(module.weight, module.bias)

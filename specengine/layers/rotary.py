@@ -33,10 +33,15 @@ class RotaryEmbedding(nn.Module):
 
     @classmethod
     def from_config(
-        cls, config: Any, kind: str | None = None, fraction: float = 1.0
+        cls,
+        config: Any,
+        kind: str | None = None,
+        fraction: float = 1.0,
+        head_dim: int | None = None,
     ) -> RotaryEmbedding:
         """For a Hugging Face configuration, in today's form or the older one. kind: a layer type,
-        where types have tables of their own. fraction: of a head that is rotated. Raises
+        where types have tables of their own. fraction: of a head that is rotated. head_dim: of
+        what is rotated, where it is not the head that the configuration states. Raises
         ModelLoadError where the configuration states another than the whole, and the caller does
         not."""
         if fraction == 1.0 and rotary_fraction(config) != 1.0:
@@ -44,7 +49,7 @@ class RotaryEmbedding(nn.Module):
                 f"partial_rotary_factor {rotary_fraction(config)}: rotating part of a head is not "
                 "supported by this family"
             )
-        dim = int(config_head_dim(config) * fraction)
+        dim = int((head_dim or config_head_dim(config)) * fraction)
         return cls(dim, config.max_position_embeddings, rope_parameters(config, kind))
 
 

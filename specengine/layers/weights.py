@@ -13,7 +13,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut
 from specengine.layers.expert_tensors import cut_experts
 from specengine.layers.experts import Experts
-from specengine.layers.linear import IncomingWeight, Linear, MergedLinear
+from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, MergedLinear
 from specengine.layers.norm import Norm
 
 PackedModules = Mapping[str, Sequence[str]]
@@ -50,7 +50,7 @@ _COMPUTED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_
 
 # What a tensor holds is its weights. Others are of quantised checkpoints, FP8 among them: floating
 # point, and wrong by their scales.
-_WEIGHTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_WEIGHTS = PLAIN_TYPES
 
 
 def load_weights(
@@ -154,7 +154,9 @@ def fill_places(
         if name.startswith(ignored) or name.endswith(_COMPUTED):
             continue
         weight_name = name.rpartition(".")[0] + ".weight"
-        collector = None if name.endswith(".bias") else places.get(weight_name)
+        # A bias, or a router's correction, is a parameter beside a weight that is collected.
+        is_own = name in places and not isinstance(places[name], IncomingWeight)
+        collector = None if is_own or name.endswith(".bias") else places.get(weight_name)
         if isinstance(collector, IncomingWeight):
             collector.take(name, tensor)
             missing.discard(weight_name)
@@ -182,8 +184,9 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
     shared: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, Experts):
-            shards = module.named_shards()
-            places |= {f"{path}.{name}": cut_place(view, cut) for name, view, cut in shards}
+            incoming = module.incoming or {}
+            for name, view, cut in module.named_shards():
+                places[f"{path}.{name}"] = incoming.get(name) or cut_place(view, cut)
             continue
         for kind, parameter in module.named_parameters(recurse=False):
             if id(parameter) in shared:

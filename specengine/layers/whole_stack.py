@@ -59,7 +59,7 @@ class WholeStack:
         layers = [
             LayerWeights(
                 input_gain=layer.norms.input.weight,
-                qkv=layer.self_attn.qkv_proj.plain,
+                qkv=layer.self_attn.in_proj.plain,
                 out=layer.self_attn.o_proj.plain,
                 gain=layer.norms.middle.weight,
                 gate_up=layer.gated_mlp.gate_up_proj.plain,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from torch import Tensor, nn
 
 from specengine.kernels.linear.types import Tail
-from specengine.layers.decoder import PACKED_MODULES, DecoderLayer
+from specengine.layers.decoder import DecoderLayer
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.head import Head
 from specengine.layers.layer_spec import (
@@ -27,6 +27,7 @@ from specengine.layers.layer_spec import (
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import floating_pairs, halved, load_weights, renamed, unpacked
 from specengine.layers.whole_stack import WholeStack
 from specengine.runner.loader.family import GgufFormat
@@ -45,9 +46,9 @@ class DecoderStack(nn.Module):
         self.spec = spec = specs[0]  # what concerns the stream is the same in all layers
         if any(_stream_fields(one) != _stream_fields(spec) for one in specs):
             raise ValueError("layers of one model need one kind of norm and one set of multipliers")
-        kinds = dict.fromkeys((one.rotary_kind, one.rotary_fraction) for one in specs)
+        kinds = dict.fromkeys(one.rotary_table for one in specs)
         tables = {kind: RotaryEmbedding.from_config(config, *kind) for kind in kinds}
-        rotaries = [tables[one.rotary_kind, one.rotary_fraction] for one in specs]
+        rotaries = [tables[one.rotary_table] for one in specs]
         self.embed_tokens = VocabEmbedding(config.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(
             DecoderLayer(spec, layer_id, rotary)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.request import TokenLogprob
@@ -24,6 +25,7 @@ from specengine.target.registry import find_model_class
 from tests.draft import eagle_checkpoints
 from tests.support.families import reference_model, save_small_model
 from tests.support.quantised import FORMATS, Pair, edit_config, quantise_model
+from tests.target.conftest import MiniRunner
 
 PROMPTS = ["abcabcabcabcabc", "x", "0123456789" * 9]
 NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
@@ -142,6 +144,57 @@ def test_logprobs_are_those_of_a_dense_model_with_rounded_inputs(
 
 def alternatives(place: TokenLogprob) -> list[tuple[int, float]]:
     return [(place.token, place.logprob), *place.top]
+
+
+SPARSE: dict[str, dict[str, Any]] = {
+    "deepseekv3": {"q_lora_rank": 32, "v_head_dim": 16},  # sizes that 4 bits pack
+    "qwen3moe": {},
+}
+
+
+@pytest.fixture(scope="module", params=list(SPARSE))
+def sparse(
+    request: pytest.FixtureRequest, source: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A small model with experts."""
+    folder = tmp_path_factory.mktemp("sparse") / request.param
+    sizes = {"moe_intermediate_size": 64, "intermediate_size": 128, **SPARSE[request.param]}
+    save_small_model(request.param, folder, 5, **sizes)
+    for path in source.glob("*token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("name", ["fp8 blocks of 128", "gptq"])
+def test_experts_are_dequantised(name: str, sparse: Path, tmp_path: Path) -> None:
+    """DeepSeek-V3 and Qwen3-MoE publish the former; rows of k and v of its heads begin inside a
+    block here."""
+    pair = quantise_model(sparse, tmp_path / "made", FORMATS[name])
+    tokens = [[5, 9, 301, 17, 4]]
+    found, expected = (
+        MiniRunner(load(folder)).logits(ForwardMode.EXTEND, tokens)
+        for folder in (pair.quantised, pair.dense)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+def test_drafts_change_no_token_of_quantised_experts(sparse: Path, tmp_path: Path) -> None:
+    pair = quantise_model(sparse, tmp_path / "made", FORMATS["fp8 blocks of 128"])
+    expected = greedy(pair.dense)
+    assert greedy(pair.quantised) == expected
+    assert greedy(pair.quantised, spec=NGRAM) == expected
+
+
+def test_expert_in_fp8_without_its_scale_is_refused(sparse: Path, tmp_path: Path) -> None:
+    pair = quantise_model(sparse, tmp_path / "made", FORMATS["fp8 blocks of 128"])
+    tensors = load_file(pair.quantised / "model.safetensors")
+    del tensors["model.layers.2.mlp.experts.2.up_proj.weight_scale_inv"]
+    save_file(tensors, pair.quantised / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelLoadError, match=r"experts\.2\.up_proj is FP8, and its scale is missing"
+    ):
+        load(pair.quantised)
 
 
 @pytest.mark.parametrize("name", DRAFTED)

@@ -35,6 +35,7 @@ from specengine.layers.layer_spec import (
     ExpertsSpec,
     GatedDeltaSpec,
     HeadSpec,
+    LatentSpec,
     LayerSpec,
     log_refusals,
 )
@@ -78,6 +79,7 @@ LAYER_FIELDS, HEAD_FIELDS = features(NovelLayer), features(NovelHead)
 KNOWN: dict[str, Any] = {
     "experts": ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=48),
     "gated_delta": GatedDeltaSpec(2, 4, key_dim=8, value_dim=8, conv_width=4),
+    "latent": LatentSpec(kv_rank=24, nope_dim=8, rope_dim=8, value_dim=12, q_rank=20),
     "activation": "gelu_tanh",
     "norm": "layer",
     "norm_places": "around",
@@ -142,7 +144,7 @@ def test_only_sizes_have_no_default() -> None:
 
 def test_paths_name_fields_that_exist() -> None:
     declared = [one for one in vars(layer_spec).values() if isinstance(one, ComputePath)]
-    assert len(declared) == 12
+    assert len(declared) == 13
     names = set(features(LayerSpec)) | set(features(HeadSpec))
     assert all(path.computes <= names for path in declared)
     assert all(path.computes <= PLAIN.computes for path in FAST_PATHS)

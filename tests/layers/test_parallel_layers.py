@@ -12,7 +12,6 @@ from transformers import LlamaConfig
 
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import Cut, communicator, even_cut, head_cuts, split_over
-from specengine.layers.decoder import SelfAttention
 from specengine.layers.embedding import VocabEmbedding
 from specengine.layers.experts import Experts, SparseMLP
 from specengine.layers.head import Head
@@ -21,6 +20,7 @@ from specengine.layers.linear import LMHead, RowParallelLinear
 from specengine.layers.mlp import GatedMLP, PlainMLP
 from specengine.layers.norm import PartNorm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.self_attention import SelfAttention
 from specengine.layers.weights import (
     CutPlace,
     fill_places,

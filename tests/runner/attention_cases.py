@@ -11,6 +11,7 @@ from torch import Tensor
 from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode
 from specengine.core.interfaces import Rotary
 from specengine.core.tree import Tree
+from specengine.kernels.attention.types import ExpandedHeads
 from specengine.kernels.kv.types import KVPaths
 
 MAX_CONTEXT = 64
@@ -57,6 +58,7 @@ class Layer:
     softcap: float | None = None
     sinks: Tensor | None = None
     value_dim: int | None = None
+    expanded: ExpandedHeads | None = None
     layer_id: int = 0
     rotary: Rotary | None = None
 

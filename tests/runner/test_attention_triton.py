@@ -18,6 +18,7 @@ from tests.runner.attention_cases import (
     Case,
     Layer,
     dense_attention,
+    every_mode,
     overwrite,
 )
 
@@ -73,6 +74,12 @@ def test_trees(window: int | None) -> None:
     trees = [BUSHY, FORK, ROOT_ALONE]
     layer = Layer(sliding_window=window)
     check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+
+
+@pytest.mark.parametrize("case", every_mode())
+def test_values_that_are_a_part_of_keys(case: Case) -> None:
+    case.layer = Layer(num_heads=4, num_kv_heads=1, head_dim=24, value_dim=16)
+    check(case)
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -259,7 +259,8 @@ def quantise_model(source: Path, folder: Path, form: Format) -> Pair:
     tensors: Tensors = {}
     dense: Tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        if not name.endswith("proj.weight") or name.endswith("layers.0.mlp.down_proj.weight"):
+        is_product = name.endswith(("proj.weight", "proj_with_mqa.weight"))
+        if not is_product or name.endswith("layers.0.mlp.down_proj.weight"):
             tensors[name] = dense[name] = tensor
             continue
         made = form.pack(tensor)

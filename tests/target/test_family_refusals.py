@@ -103,3 +103,26 @@ def test_ranks_do_not_share_gated_delta_layers() -> None:
         pytest.raises(ConfigError, match="gated delta layers and gated attention are not split"),
     ):
         replace(spec, tp_size=2).check_ranks()
+
+
+LATENT: dict[str, dict[str, tuple[Any, str]]] = {
+    "deepseekv2": {
+        "topk_method": ("noaux_tc", "topk_method 'noaux_tc' is not supported; known: 'greedy'"),
+        "scoring_func": ("sigmoid", "scoring_func 'sigmoid' is not supported; known: 'softmax'"),
+        "norm_topk_prob": (True, "norm_topk_prob True is not supported"),
+        "attention_bias": (True, "attention_bias without q_lora_rank"),
+        "mlp_bias": (True, "mlp_bias of config.json is true"),
+    },
+    "deepseekv3": {
+        "topk_method": ("greedy", "topk_method 'greedy' is not supported; known: 'noaux_tc'"),
+        "scoring_func": ("softmax", "scoring_func 'softmax' is not supported; known: 'sigmoid'"),
+    },
+}
+LATENT_CASES = [(family, name) for family, fields in LATENT.items() for name in fields]
+
+
+@pytest.mark.parametrize(("family", "name"), LATENT_CASES)
+def test_other_routing_and_biases_are_refused(family: str, name: str) -> None:
+    value, message = LATENT[family][name]
+    with pytest.raises(ModelLoadError, match=message):
+        make(family, **{name: value})

@@ -15,6 +15,7 @@ from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
 from specengine.kernels.linear import split_linear
+from specengine.layers.self_attention import PACKED_MODULES
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM
@@ -89,7 +90,8 @@ def test_merged_and_parted_checkpoints_load_alike(
     monkeypatch.setattr("specengine.runner.loader.load.pack_linears", lambda *_: None)
     folder = small_models[family]
     tensors = load_file(folder / "model.safetensors")
-    other = _merged(tensors) if any("q_proj" in name for name in tensors) else _parted(tensors)
+    merged = _merged(tensors)
+    other = merged if merged.keys() != tensors.keys() else _parted(tensors)
     assert other.keys() != tensors.keys()
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     save_file(other, tmp_path / "model.safetensors")
@@ -99,14 +101,12 @@ def test_merged_and_parted_checkpoints_load_alike(
 
 def _merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     made = dict(tensors)
-    for name in tensors:
-        if ".q_proj." in name:
-            parts = [name.replace("q_proj", f"{one}_proj") for one in "qkv"]
-            made[name.replace("q_proj", "qkv_proj")] = torch.cat([made.pop(one) for one in parts])
-        elif ".gate_proj." in name:
-            parts = [name, name.replace("gate_proj", "up_proj")]
-            merged = name.replace("gate_proj", "gate_up_proj")
-            made[merged] = torch.cat([made.pop(one) for one in parts])
+    for merged, parts in PACKED_MODULES.items():
+        for name in tensors:
+            whole = name.replace(f".{parts[0]}.", f".{merged}.")
+            names = [name.replace(f".{parts[0]}.", f".{part}.") for part in parts]
+            if whole != name and all(one in made for one in names):
+                made[whole] = torch.cat([made.pop(one) for one in names])
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from specengine.core.registry import QUANTIZATIONS, load_place
 from specengine.kernels.linear.fp8_linear import fp8_linear
 from specengine.kernels.linear.int_linear import int_linear
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight, join_fp8, join_int
+from specengine.layers.experts import Experts, IncomingExpert
 from specengine.layers.linear import IncomingWeight, Linear, LMHead
 from specengine.layers.quantization.method import (
     LayerTensors,
@@ -68,6 +69,8 @@ def open_linears(model: nn.Module) -> None:
             # Ranks keep files mapped until a layer is cut: a card need not hold the whole model.
             place = module.device if communicator().size == 1 else torch.device("cpu")
             module.incoming = [IncomingWeight(place) for _ in module.part_sizes]
+        elif isinstance(module, Experts):
+            module.open()
 
 
 def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) -> None:
@@ -78,11 +81,27 @@ def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) ->
         if isinstance(module, Linear) and module.incoming is not None:
             parts = _read_parts(module, method, dtype)
             module.incoming = None
-            if wants_dense(module.device) or all(isinstance(one, Tensor) for one in parts):
+            is_dense = module.keeps_plain or wants_dense(module.device)
+            if is_dense or all(isinstance(one, Tensor) for one in parts):
                 plain = torch.cat([_dense(one).to(dtype) for one in parts])
                 module.weight = nn.Parameter(plain, requires_grad=False)
             else:
                 module.use_kernel(QuantisedLinear(parts, module.bias))
+        elif isinstance(module, Experts) and module.incoming is not None:
+            _fill_experts(module.incoming.values(), method, dtype)
+            module.incoming = None
+
+
+def _fill_experts(
+    incoming: Iterable[IncomingExpert], method: Quantization, dtype: torch.dtype
+) -> None:
+    """Dequantise what has not gone to its place: of random weights, all has."""
+    for one in incoming:
+        if one.tensors:
+            rows, columns = one.whole_shape
+            layer = LayerTensors.of(one, rows, columns, one.place.device)
+            one.tensors.clear()
+            one.put(_dense(_read_part(layer, method, dtype, keeps=True)))
 
 
 def wants_dense(device: torch.device) -> bool:
@@ -160,7 +179,7 @@ def _own_part(whole: Part, cut: Cut | None, name: str) -> Part:
 
 def _keeps_precision(module: Linear) -> bool:
     """Whether a layer in floating point stays so, whatever quantises the others: heads, routers."""
-    return isinstance(module, LMHead) or getattr(module, "keeps_precision", False)
+    return isinstance(module, LMHead) or module.keeps_precision or module.keeps_plain
 
 
 def _read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, keeps: bool) -> Part:

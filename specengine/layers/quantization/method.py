@@ -12,10 +12,9 @@ from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
-from specengine.layers.linear import IncomingWeight
+from specengine.layers.linear import PLAIN_TYPES, IncomingWeight
 
 QuantisedWeight = Fp8Weight | IntWeight
-PLAIN_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor
 from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLayer
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import Expansion, PagedBatch
 
 
 class OneForward(ABC):
@@ -37,7 +37,9 @@ class OneForward(ABC):
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor: ...
 
 
-def attach_plan(backend: str, batch: ForwardBatch, metadata: Any) -> AttnPlan:
+def attach_plan(
+    backend: str, batch: ForwardBatch, metadata: Any, expansion: Expansion | None = None
+) -> AttnPlan:
     """Puts a plan for this batch on the batch. It is made on the current stream."""
     plan = AttnPlan(
         backend=backend,
@@ -45,6 +47,7 @@ def attach_plan(backend: str, batch: ForwardBatch, metadata: Any) -> AttnPlan:
         batch_size=batch.batch_size,
         num_tokens=batch.num_tokens,
         metadata=metadata,
+        expansion=expansion,
     )
     batch.attn_plan = plan
     return plan

@@ -9,6 +9,7 @@ from specengine.core.errors import ConfigError
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.runner.attention import torch_native
 from specengine.runner.attention.base import OneForward, attach_plan
+from specengine.runner.attention.expansion import plan_expansion
 from specengine.runner.attention.torch_native import NativeDecode
 from specengine.runner.attention.torch_padded import PaddedAttention, plan_padded
 from specengine.runner.attention.torch_spans import SpanAttention, plan_spans
@@ -29,7 +30,7 @@ class TorchAttentionBackend(OneForward):
     limits = AttentionLimits(softcap=True, sinks=True, fp8_kv=True, shared_kv=True)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
-        return attach_plan(self.name, batch, _plan(batch))
+        return attach_plan(self.name, batch, _plan(batch), plan_expansion(batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         raise ConfigError(
@@ -38,10 +39,10 @@ class TorchAttentionBackend(OneForward):
         )
 
     def init_forward_metadata_capture(self, batch: ForwardBatch) -> AttnPlan:
-        return self.init_forward_metadata(batch)
+        return attach_plan(self.name, batch, _plan(batch))
 
     def init_forward_metadata_replay(self, batch: ForwardBatch, plan: AttnPlan) -> None:
-        self.init_forward_metadata(batch)
+        self.init_forward_metadata_capture(batch)
 
     def forward_extend(self, q: Tensor, layer: AttentionLayer, batch: ForwardBatch) -> Tensor:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"

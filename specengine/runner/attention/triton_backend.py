@@ -11,9 +11,11 @@ from specengine.core.batch import AttnPlan, ForwardBatch
 from specengine.core.forward_mode import ForwardMode
 from specengine.core.interfaces import AttentionLayer, AttentionLimits
 from specengine.kernels.attention import rope_attention
+from specengine.kernels.attention.latent_attention import latent_attention
 from specengine.kernels.attention.paged_attention import paged_attention
-from specengine.kernels.attention.types import PagedBatch
+from specengine.kernels.attention.types import Expansion, PagedBatch
 from specengine.runner.attention.base import attach_plan
+from specengine.runner.attention.expansion import plan_expansion
 
 # A batch with more groups (requests x KV heads x tiles of queries) fills any GPU unsplit.
 _MAX_SPLIT_GROUPS = 4096
@@ -27,7 +29,7 @@ class TritonAttentionBackend:
 
     name = "triton"
     limits = AttentionLimits(
-        softcap=True, sinks=True, fp8_kv=True, first_keys=True, precompiles=True
+        softcap=True, sinks=True, fp8_kv=True, first_keys=True, precompiles=True, shared_kv=True
     )
 
     def __init__(self, device: torch.device) -> None:
@@ -37,7 +39,7 @@ class TritonAttentionBackend:
         return self
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
-        return self._plan(batch, batch.max_seq_len)
+        return self._plan(batch, batch.max_seq_len, plan_expansion(batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Needs no state: partial results of split keys lie in the graph's pool."""
@@ -81,13 +83,19 @@ class TritonAttentionBackend:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"
         k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
         paged: PagedBatch = batch.attn_plan.metadata
+        if layer.value_dim is not None:
+            return latent_attention(
+                q, k_cache, layer.value_dim, paged, layer.scale, backend="triton"
+            )
         return paged_attention(
             q, k_cache, v_cache, paged, layer.scale,
             window=layer.sliding_window, softcap=layer.softcap, sinks=layer.sinks,
             backend="triton",
         )  # fmt: skip
 
-    def _plan(self, batch: ForwardBatch, max_keys: int) -> AttnPlan:
+    def _plan(
+        self, batch: ForwardBatch, max_keys: int, expansion: Expansion | None = None
+    ) -> AttnPlan:
         tree_mask, num_past = None, 0
         if batch.tree is not None:
             num_past = batch.tree.num_past
@@ -105,4 +113,4 @@ class TritonAttentionBackend:
             first_keys=batch.first_keys,
             counters=self.counters,
         )
-        return attach_plan(self.name, batch, paged)
+        return attach_plan(self.name, batch, paged, expansion)

@@ -173,6 +173,44 @@ _QWEN3_NEXT_80B_A3B = _QWEN3_30B_A3B | {
     },
 }
 
+_DEEPSEEK_V2_LITE = {
+    "model_type": "deepseek_v2",
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+    "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+    },
+    "tie_word_embeddings": False,
+}
+
 _MODELS = (
     BuiltinModel(
         "smollm2",
@@ -197,6 +235,9 @@ _MODELS = (
         "qwen3-next-shape", "shape of Qwen3-Next-80B-A3B", "79.7B", config=_QWEN3_NEXT_80B_A3B
     ),
     BuiltinModel("gpt-oss-20b-shape", "shape of gpt-oss-20b", "20.9B", config=_GPT_OSS_20B),
+    BuiltinModel(
+        "deepseek-v2-lite-shape", "shape of DeepSeek-V2-Lite", "15.7B", config=_DEEPSEEK_V2_LITE
+    ),
 )
 
 BUILTIN_MODELS: dict[str, BuiltinModel] = {model.name: model for model in _MODELS}

@@ -1,0 +1,149 @@
+"""Attention of a decoder layer with its projections."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from specengine.core.parallel import Cut, communicator, head_cuts
+from specengine.layers.attention import Attention
+from specengine.layers.layer_spec import LayerSpec
+from specengine.layers.linear import MergedLinear, RowParallelLinear
+from specengine.layers.norm import Norm, PartNorm, make_norm
+from specengine.layers.rotary import RotaryEmbedding
+
+if TYPE_CHECKING:
+    from specengine.core.batch import ForwardBatch
+
+# Merged projections of a layer -> their parts in checkpoints.
+PACKED_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+    "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    # of latent attention, whose q is compressed, or not
+    "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "q_kv_a_proj_with_mqa": ("q_proj", "kv_a_proj_with_mqa"),
+}
+
+
+class ProjectedAttention(nn.Module):
+    """What fused paths compute the surroundings of: one product of the layer's input, then
+    `attend`, then `o_proj`. sizes: of the product's parts."""
+
+    sizes: list[int]
+    o_proj: RowParallelLinear
+    attn: Attention
+
+    @property
+    @abstractmethod
+    def in_proj(self) -> MergedLinear:
+        """The product of the layer's input."""
+
+    @abstractmethod
+    def attend(self, positions: Tensor, projected: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], [T, sum(sizes)] -> what o_proj reads, [T, heads' outputs side by side]."""
+
+    def forward(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], [T, hidden_size] -> [T, hidden_size]."""
+        out: Tensor = self.o_proj(self.attend(positions, self.in_proj(hidden), batch))
+        return out
+
+    def parts(self, positions: Tensor, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """The same, perhaps in parts, for RMSNorm.add."""
+        return self.o_proj.parts(self.attend(positions, self.in_proj(hidden), batch))
+
+
+class SelfAttention(ProjectedAttention):
+    """q, k, v projections, optional q/k norm, attention over the KV pool, output projection. A rank
+    has some of the heads, and the inputs of the output projection that come from them. With a gate,
+    each head of q_proj gives head_dim queries, then as many numbers whose sigmoid scales what the
+    head gives."""
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        layer_id: int,
+        rotary: RotaryEmbedding,
+        input_size: int | None = None,
+    ) -> None:
+        """input_size: of what the projections read, where it is not hidden_size."""
+        super().__init__()
+        self.head_dim = spec.head_dim
+        spec.check_ranks()
+        heads = head_cuts(spec.num_heads, spec.num_kv_heads)
+        parts = [one.times(spec.head_dim) for one in (heads.q, heads.kv, heads.kv)]
+        self.has_gate = spec.attention_gate
+        if self.has_gate:
+            parts[0] = heads.q.times(2 * spec.head_dim)
+        self.sizes = [one.size for one in parts]
+        size, out = input_size or spec.hidden_size, heads.q.times(spec.head_dim)
+        self.qkv_proj = MergedLinear(size, self.sizes, spec.qkv_bias, parts)
+        self.o_proj = RowParallelLinear(out.whole, spec.hidden_size, spec.o_bias, out)
+        self.heads, self.ranks = heads, communicator()
+        self.q_norm, self.k_norm = self._qk_norms(spec)
+        self.temperature = spec.query_temperature
+        self.sinks = (
+            nn.Parameter(torch.empty(heads.q.size), requires_grad=False)
+            if spec.attention_sinks
+            else None
+        )
+        self.attn = Attention(
+            heads.q.size,
+            spec.head_dim,
+            spec.attention_scale,
+            heads.kv.size,
+            layer_id,
+            rotary if spec.has_rotary else None,
+            spec.sliding_window,
+            spec.attention_softcap,
+            self.sinks,
+        )
+
+    def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:
+        """Of each head, or of all heads of q and all of k together."""
+        q_size, k_size, _ = self.sizes if spec.qk_norm_whole else [spec.head_dim] * 3
+        if not (spec.qk_norm or spec.qk_norm_whole):
+            return None, None
+        eps = spec.rms_norm_eps
+        if spec.qk_norm_whole and self.ranks.size > 1:
+            q, kv = (one.times(spec.head_dim) for one in (self.heads.q, self.heads.kv))
+            copies = max(self.ranks.size // spec.num_kv_heads, 1)
+            given = eps, spec.norm_offset
+            return PartNorm(q, 1, *given), PartNorm(kv, copies, *given)
+        return make_norm(spec, q_size, eps), make_norm(spec, k_size, eps)
+
+    def attend(self, positions: Tensor, qkv: Tensor, batch: ForwardBatch) -> Tensor:
+        """int64 [T], [T, q + k + v] -> the heads' outputs, [T, num_heads * head_dim]."""
+        q, k, v = torch.split(qkv, self.sizes, dim=-1)
+        if self.has_gate:
+            pairs = q.view(len(q), self.attn.num_heads, 2 * self.head_dim).chunk(2, -1)
+            q, gate = (one.flatten(1) for one in pairs)
+        if isinstance(self.q_norm, PartNorm) and isinstance(self.k_norm, PartNorm):
+            q, k = self._normed_over_ranks(q, self.q_norm, k, self.k_norm)
+        elif self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
+            k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
+        if self.temperature is not None:
+            q = self.temperature.scaled(q, positions)
+        out: Tensor = self.attn(positions, q, k, v, batch)
+        return out * torch.sigmoid(gate) if self.has_gate else out
+
+    def _normed_over_ranks(
+        self, q: Tensor, q_norm: PartNorm, k: Tensor, k_norm: PartNorm
+    ) -> tuple[Tensor, Tensor]:
+        """By one sum over ranks."""
+        sums_2T = self.ranks.all_reduce(torch.stack([q_norm.squares(q), k_norm.squares(k)]))
+        return q_norm.scaled(q, sums_2T[0]), k_norm.scaled(k, sums_2T[1])
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        """As layers.linear.Linear has it: of the sinks."""
+        return [self.heads.q]
+
+    @property
+    def in_proj(self) -> MergedLinear:
+        return self.qkv_proj
