@@ -40,6 +40,7 @@ from specengine.layers.layer_spec import (
     log_refusals,
 )
 from specengine.layers.linear import LMHead
+from specengine.layers.query_temperature import QueryTemperature
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.target.models.llama import LlamaForCausalLM
 from tests.support.fast_paths import let_take, run_path
@@ -79,6 +80,7 @@ LAYER_FIELDS, HEAD_FIELDS = features(NovelLayer), features(NovelHead)
 KNOWN: dict[str, Any] = {
     "experts": ExpertsSpec(num_experts=4, num_chosen=2, intermediate_size=48),
     "gated_delta": GatedDeltaSpec(2, 4, key_dim=8, value_dim=8, conv_width=4),
+    "query_temperature": QueryTemperature(step=4.0, scale=0.5),
     "latent": LatentSpec(kv_rank=24, nope_dim=8, rope_dim=8, value_dim=12, q_rank=20),
     "activation": "gelu_tanh",
     "norm": "layer",
