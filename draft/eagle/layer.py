@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from specengine.kernels.linear import few_row, layer_tail
+from specengine.layers.compute_paths import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, log_refusals
 from specengine.layers.decoder import is_plain, tail_weights
-from specengine.layers.layer_spec import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, LayerSpec, log_refusals
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding

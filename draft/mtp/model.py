@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from specengine.draft.mtp.form import MtpLayerName
 from specengine.kernels.linear.types import Tail
-from specengine.layers.decoder import DecoderLayer
-from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.head import Head
-from specengine.layers.layer_spec import (
+from specengine.layers.compute_paths import (
     COMPILED,
     FEW_ROWS,
     LAYER_TAIL,
     MTP_LAYER,
-    LayerSpec,
     log_refusals,
 )
+from specengine.layers.decoder import DecoderLayer
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, LMHead
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.layers.layer_spec import TRAINED_LAYER, LayerSpec
+from specengine.layers.compute_paths import TRAINED_LAYER
+from specengine.layers.layer_spec import LayerSpec
 
 
 class DraftNorm(nn.Module):

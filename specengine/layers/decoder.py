@@ -17,10 +17,11 @@ from specengine.layers.compiled import (
     behind_attention,
     compiled,
 )
+from specengine.layers.compute_paths import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN
 from specengine.layers.experts import SparseMLP, feed_forward
 from specengine.layers.gated_delta import GatedDelta
 from specengine.layers.latent_attention import LatentAttention
-from specengine.layers.layer_spec import COMPILED, FEW_ROWS, LAYER_TAIL, PLAIN, LayerSpec
+from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear
 from specengine.layers.mlp import FeedForward, GatedMLP
 from specengine.layers.norm import NORM_PLACES, Norm, PreNorms, RMSNorm, make_norm

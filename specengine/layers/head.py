@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from specengine.kernels.head import head_best, head_stream, head_topk, row_argmax
 from specengine.kernels.head.types import BlockPartials, Meeting
 from specengine.layers import vocabulary
-from specengine.layers.layer_spec import HEAD_BEST, HEAD_LOGITS, HEAD_TOP, HeadSpec
+from specengine.layers.compute_paths import HEAD_BEST, HEAD_LOGITS, HEAD_TOP
+from specengine.layers.layer_spec import HeadSpec
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import RMSNorm
 

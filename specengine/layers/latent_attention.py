@@ -22,7 +22,8 @@ from specengine.kernels.attention.ragged_attention import ragged_attention
 from specengine.kernels.attention.types import ExpandedHeads, Expansion
 from specengine.kernels.kv.fp8_rows import read_rows
 from specengine.layers.attention import Attention
-from specengine.layers.layer_spec import LATENT_ATTENTION, LatentSpec, LayerSpec
+from specengine.layers.compute_paths import LATENT_ATTENTION
+from specengine.layers.layer_spec import LatentSpec, LayerSpec
 from specengine.layers.linear import Linear, MergedLinear, RowParallelLinear
 from specengine.layers.norm import RMSNorm
 from specengine.layers.rotary import RotaryEmbedding

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specengine.kernels.linear import decoder_stack
 from specengine.kernels.linear.types import LayerWeights, StackKV, StackShape, StackWeights
-from specengine.layers.layer_spec import WHOLE_STACK
+from specengine.layers.compute_paths import WHOLE_STACK
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from torch import Tensor, nn
 
 from specengine.kernels.linear.types import Tail
-from specengine.layers.decoder import DecoderLayer
-from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.head import Head
-from specengine.layers.layer_spec import (
+from specengine.layers.compute_paths import (
     FAST_HEADS,
     FAST_PATHS,
     LAYER_TAIL,
     SPLIT_PREFILL,
-    ExpertsSpec,
-    HeadSpec,
-    LayerSpec,
-    Multipliers,
     log_refusals,
 )
+from specengine.layers.decoder import DecoderLayer
+from specengine.layers.embedding import VocabEmbedding
+from specengine.layers.head import Head
+from specengine.layers.layer_spec import ExpertsSpec, HeadSpec, LayerSpec, Multipliers
 from specengine.layers.linear import LMHead
 from specengine.layers.norm import make_norm
 from specengine.layers.rotary import RotaryEmbedding

@@ -19,8 +19,8 @@ from specengine.draft.eagle.model import EagleModel
 from specengine.draft.mtp.form import DEEPSEEK, MtpLayerName
 from specengine.draft.mtp.model import MtpModel
 from specengine.draft.train.layer import DraftLayer
-from specengine.layers import decoder, head, layer_spec
-from specengine.layers.layer_spec import (
+from specengine.layers import compute_paths, decoder, head
+from specengine.layers.compute_paths import (
     DRAFT_LAYER,
     FAST_HEADS,
     FAST_PATHS,
@@ -32,12 +32,14 @@ from specengine.layers.layer_spec import (
     TRAINED_LAYER,
     WHOLE_STACK,
     ComputePath,
+    log_refusals,
+)
+from specengine.layers.layer_spec import (
     ExpertsSpec,
     GatedDeltaSpec,
     HeadSpec,
     LatentSpec,
     LayerSpec,
-    log_refusals,
 )
 from specengine.layers.linear import LMHead
 from specengine.layers.query_temperature import QueryTemperature
@@ -145,7 +147,7 @@ def test_only_sizes_have_no_default() -> None:
 
 
 def test_paths_name_fields_that_exist() -> None:
-    declared = [one for one in vars(layer_spec).values() if isinstance(one, ComputePath)]
+    declared = [one for one in vars(compute_paths).values() if isinstance(one, ComputePath)]
     assert len(declared) == 13
     names = set(features(LayerSpec)) | set(features(HeadSpec))
     assert all(path.computes <= names for path in declared)

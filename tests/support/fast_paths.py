@@ -31,7 +31,7 @@ from specengine.kernels.linear import (
     layer_tail_ref,
 )
 from specengine.layers import decoder
-from specengine.layers.layer_spec import (
+from specengine.layers.compute_paths import (
     COMPILED,
     FEW_ROWS,
     HEAD_BEST,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specengine.core.config import ModelConfig
-from specengine.layers.layer_spec import (
+from specengine.layers.compute_paths import (
     COMPILED,
     FAST_HEADS,
     FAST_PATHS,

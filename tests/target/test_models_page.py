@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from specengine.core.registry import MODEL_FAMILIES, load_place
-from specengine.layers.layer_spec import FAST_PATHS
+from specengine.layers.compute_paths import FAST_PATHS
 from tests.support.families import FAMILIES, small_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

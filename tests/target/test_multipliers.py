@@ -15,14 +15,8 @@ from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.draft.eagle.layer import EagleForm
 from specengine.draft.eagle.model import EagleModel
-from specengine.layers.layer_spec import (
-    FAST_HEADS,
-    FAST_PATHS,
-    HEAD_BEST,
-    ComputePath,
-    LayerSpec,
-    Multipliers,
-)
+from specengine.layers.compute_paths import FAST_HEADS, FAST_PATHS, HEAD_BEST, ComputePath
+from specengine.layers.layer_spec import LayerSpec, Multipliers
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
 from specengine.target.models.llama import LlamaForCausalLM

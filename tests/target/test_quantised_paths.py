@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specengine.core.config import ModelConfig
-from specengine.layers.layer_spec import FAST_PATHS, SPLIT_PREFILL, ComputePath
+from specengine.layers.compute_paths import FAST_PATHS, SPLIT_PREFILL, ComputePath
 from specengine.layers.quantization import linears
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
