@@ -10,7 +10,7 @@ part() { # NAME SECONDS COMMAND...
   timeout "$limit" "$@" >"$out/$name.txt" 2>&1; echo "$name: $?" | tee -a "$out/parts.txt"
 }
 part tests 200 python -m pytest -q -n 0 tests/kernels/test_latent_attention.py \
-  tests/runner/test_attention_triton.py tests/layers/test_latent_attention.py
+  tests/runner/test_attention_triton.py tests/layers/test_latent_layers.py
 part kernels 200 python benchmarks/kernels/latent.py --json "$out/latent.json"
 shape="--load-format dummy --context-length 4096 --batch-sizes 1 8 64"
 part plain 300 python -m specengine bench step deepseek-v2-lite-shape $shape --json "$out/plain.json"

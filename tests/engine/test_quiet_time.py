@@ -36,6 +36,7 @@ class FakeEngine:
         self.left = 0
         self.waiting: list[str] = []
         self.in_the_air = False
+        self.keeps_turning = False
         self.on_capture: Callable[[], object] = lambda: None
         self.parts = SimpleNamespace(tokenizer=make_tokenizer())
 

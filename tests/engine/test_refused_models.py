@@ -19,9 +19,9 @@ from specengine.target.registry import find_model_class
 # Those whose language part is of a known family are loaded instead.
 # The refusal names the language part, whatever the whole model is called.
 NESTED = {
-    "llama4": "Llama4ForCausalLM",
-    "qwen3_5": "Qwen3_5ForCausalLM",
     "whisper": "WhisperForCausalLM",
+    "lfm2_vl": "Lfm2ForCausalLM",
+    "aria": "AriaTextForCausalLM",
 }
 OTHERS = ["mamba", "bloom", "gpt2", "phi3", "mixtral"]
 

@@ -70,7 +70,8 @@ def config_of(kind: str, data: Path, output: Path, *overrides: str) -> TrainConf
     given = [f"{key}={value}" for key, value in settings.items()]
     small = ["task.hidden_size=16", "task.num_layers=1", "task.max_positions=256"]
     steps = ["task.num_steps=2", "task.chain_steps=2"]
-    own = small if kind == "standalone" else steps
+    blocks = ["task.block_size=3", "task.num_layers=1", "task.anchors=16"]
+    own = {"standalone": small, "dflash": blocks}.get(kind, steps)
     return load_config(config_class(kind), None, [*given, *own, *overrides])
 
 

@@ -47,6 +47,7 @@ class ScriptedEngine:
     context_length: int = 1_000_000
     choices: dict[Req, Choice] = field(default_factory=dict)
     before_step: Callable[[], object] = lambda: None
+    keeps_turning: bool = False
     num_aborts: int = 0
     num_generated: int = 0
 
