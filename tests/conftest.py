@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from specengine.core.trim import trim_memory
 from tests.interpreter import keep_patched
 from tests.support.families import VOCAB, SmallModels
 
@@ -68,6 +69,7 @@ def _what_stands_is_settled(_nothing_stays_settled: None) -> None:
     if not torch.cuda.is_available():
         gc.collect()
         gc.freeze()
+    trim_memory()  # what a process has is taken off the memory that its engines may use
 
 
 @pytest.fixture(scope="module", autouse=True)
