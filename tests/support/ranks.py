@@ -24,7 +24,13 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.runner.loader.loaded_model import LoadedModel
 from tests.support.device_rounds import make_eager_rounds, prepare_drafter, run_on_device
 
-SMALL = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "max_running_requests": 4}
+SMALL = {
+    "dtype": "float32",
+    "device": "cpu",
+    "max_total_tokens": 2048,
+    "max_running_requests": 4,
+    "mem_fraction_static": 0.6,  # of which what the tests before have left is taken off
+}
 
 
 class Group:
