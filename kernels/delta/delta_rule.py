@@ -108,7 +108,7 @@ def keep(
                 node = starts[b] + nodes[b, k]
                 memory[rows[b]] = decays[node] * memory[rows[b]] + keys[node] outer deltas[node]
 
-    and its last inputs likewise. One a layer each, views of tensors [L, ...]. Any device; one
+    and its last inputs with it. One a layer each, views of tensors [L, ...]. Any device; one
     Triton kernel on CUDA, for all layers together.
     """
     if use_triton(backend, paths.rows_B):

@@ -25,7 +25,7 @@ class Attention(nn.Module):
     p - window.
     `softcap`: scores are softcap * tanh(score / softcap). `sinks`: [num_heads], a further logit of
     each head's softmax, which has no value (Xiao et al. 2023; gpt-oss learns it). `value_dim`: V is
-    the first value_dim numbers of K, which whoever projects them writes (`attend_stored`);
+    the first value_dim numbers of K, which the layer that projects them writes (`attend_stored`);
     `expanded`: the heads that they stand for.
     """
 

@@ -102,7 +102,7 @@ class DistantEngine(ABC):
         return await self._streams.update_weights(model, draft_model)
 
     def shutdown(self) -> None:
-        """Requests in flight end with an error; the engine itself goes on."""
+        """Open requests end with an error; the engine itself goes on."""
         self.end("the engine is shutting down")
 
     def end(self, message: str) -> None:

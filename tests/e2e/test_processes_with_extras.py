@@ -58,7 +58,7 @@ def test_tls_is_spoken_by_front_ends(secure: Served) -> None:
         httpx.get(secure.url.replace("https", "http") + "/health")
 
 
-def test_handshakes_that_are_never_finished_stop_nobody(secure: Served) -> None:
+def test_handshakes_that_are_never_finished_stop_no_request(secure: Served) -> None:
     port = int(secure.url.rpartition(":")[2])
     with ExitStack() as open_ones:
         for number in range(60):
@@ -153,7 +153,7 @@ def test_front_ends_send_spans_and_what_is_left_at_the_end(
         assert len(spans(bodies)) == 5, "sent when the front ends ended"
 
 
-def test_collector_that_does_not_answer_keeps_nobody_waiting(
+def test_collector_that_does_not_answer_keeps_no_request_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")

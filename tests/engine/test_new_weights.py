@@ -17,6 +17,7 @@ from torch import Tensor
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.draft.zoo.shipped import SHIPPED_DRAFTERS
+from tests.support.families import FAMILIES
 
 TINY = "tiny"
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -207,3 +208,17 @@ def test_nothing_named_is_refused() -> None:
         llm.update_weights()
     with pytest.raises(ConfigError, match="has no model"):
         llm.update_weights(draft_model="tiny-eagle3")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_takes_new_weights(
+    family: str, small_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Whatever a layer derives from its weights follows them."""
+    flags = {**FLAGS, "max_running_requests": 4}
+    first = small_models[family]
+    second = noisy(first, tmp_path / "second", shaken)
+    llm = LLM(str(first), **flags)
+    before = answers(llm)
+    llm.update_weights(str(second))
+    assert answers(llm) == answers(LLM(str(second), **flags)) != before

@@ -23,6 +23,7 @@ from specengine.engine.phases import Phases
 from specengine.lab.generate.make import identify
 from specengine.lab.training import DRAFT_KINDS, config_class, train
 from specengine.runner.loader.loaded_model import LoadedModel
+from tests.train.draft_training import small_task
 
 QUESTIONS = ["Hello! Who are you?", "Count from one to ten.", "What is the capital of France?"]
 EAGLE = Path(str(SHIPPED_DRAFTERS["tiny-eagle3"].directory))
@@ -68,11 +69,8 @@ def config_of(kind: str, data: Path, output: Path, *overrides: str) -> TrainConf
         "run.on_policy_tokens": 10,
     }
     given = [f"{key}={value}" for key, value in settings.items()]
-    small = ["task.hidden_size=16", "task.num_layers=1", "task.max_positions=256"]
-    steps = ["task.num_steps=2", "task.chain_steps=2"]
-    blocks = ["task.block_size=3", "task.num_layers=1", "task.anchors=16"]
-    own = {"standalone": small, "dflash": blocks}.get(kind, steps)
-    return load_config(config_class(kind), None, [*given, *own, *overrides])
+    small = small_task(kind, 256)
+    return load_config(config_class(kind), None, [*given, *small, *overrides])
 
 
 @pytest.mark.parametrize("kind", list(DRAFT_KINDS))

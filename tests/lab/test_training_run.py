@@ -17,7 +17,7 @@ from specengine.draft.train.data.writer import write_dataset
 from specengine.engine.proof.tiny_model import save_tiny_model
 from specengine.lab.training import DRAFT_KINDS, config_class, train
 from specengine.runner.loader.tokenizer import load_tokenizer
-from tests.train.draft_training import load_target
+from tests.train.draft_training import load_target, small_task
 
 VOCAB = 300
 
@@ -59,11 +59,8 @@ def config_of(kind: str, world: Path, output: Path, *overrides: str) -> TrainCon
         "run.probe_steps": 2,
     }
     given = [f"{key}={value}" for key, value in settings.items()]
-    small = ["task.hidden_size=16", "task.num_layers=1", "task.max_positions=64"]
-    steps = ["task.num_steps=2", "task.chain_steps=2"]
-    blocks = ["task.block_size=3", "task.num_layers=1", "task.anchors=16"]
-    own = {"standalone": small, "dflash": blocks}.get(kind, steps)
-    return load_config(config_class(kind), None, [*given, *own, *overrides])
+    small = small_task(kind, 64)
+    return load_config(config_class(kind), None, [*given, *small, *overrides])
 
 
 @pytest.mark.parametrize("kind", list(DRAFT_KINDS))

@@ -56,7 +56,7 @@ def test_busy_replica_is_left_alone_and_the_prefix_lives_in_two() -> None:
     assert abs(router.num_open[0] - router.num_open[1]) <= MORE_REQUESTS + 1
 
 
-def test_short_prompts_go_to_whoever_has_the_fewest() -> None:
+def test_short_prompts_go_to_the_engine_that_has_the_fewest() -> None:
     router = PrefixRouter(3, PAGE)
     assert [router.choose([1, 2], [0, 1, 2]) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
@@ -92,7 +92,7 @@ def test_requests_of_one_conversation_stay_together() -> None:
             await ask(replicas, tokens(40, first))
 
     asyncio.run(run())
-    assert [len(one.prompts) for one in engines] == [5, 0], "nobody else was open"
+    assert [len(one.prompts) for one in engines] == [5, 0], "no other was open"
     assert replicas.router.num_open == [0, 0]
 
 

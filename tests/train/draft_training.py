@@ -48,3 +48,15 @@ def random_documents(lens: list[int], vocab_size: int, seed: int = 0) -> list[li
 def rows_of(teacher: Teacher, batch: PackedBatch) -> DraftRows:
     output = teacher.forward(batch)
     return DraftRows.of(batch, output.features, output.hidden)
+
+
+def small_task(kind: str, max_positions: int) -> list[str]:
+    """Overrides of the section `task` with which any kind of drafter is small."""
+    steps = ["task.num_steps=2", "task.chain_steps=2"]
+    own = {
+        "standalone": [
+            "task.hidden_size=16", "task.num_layers=1", f"task.max_positions={max_positions}",
+        ],
+        "dflash": ["task.block_size=3", "task.num_layers=1", "task.anchors=16"],
+    }  # fmt: skip
+    return own.get(kind, steps)

@@ -20,7 +20,7 @@ class GgufFormat:
     has_rotary_pairs: rows of q and k are stored in rotary pairs (2i, 2i + 1), not in halves.
     tensors: GGUF name in a block -> name in a layer of the checkpoint, of what Llama has not, or
     names otherwise. metadata: GGUF key without the architecture's prefix -> field of config.json,
-    beside those of all families; a file has all of them. optional: likewise, None where a file
+    beside those of all families; a file has all of them. optional: the same, None where a file
     lacks one. fields: of config.json, that no single key holds. owns: whether a file of these
     architectures is of this family, where several share one.
     """

@@ -148,7 +148,7 @@ def pressure() -> float:
 
 @dataclass
 class Load:
-    """How busy the machine was, whoever kept it so."""
+    """How busy the machine was, with whatever processes."""
 
     began: float = field(default_factory=time.monotonic)
     waited: float = field(default_factory=pressure)

@@ -1,4 +1,4 @@
-"""Engines on threads that share experts: each says what it says alone, whoever idles beside it."""
+"""Engines on threads that share experts: each says what it says alone, whichever others idle."""
 
 from __future__ import annotations
 
