@@ -76,9 +76,10 @@ class Scheduler:
         """Free all KV memory: what it holds follows from weights that are gone. Requests go back to
         their queue and write theirs again, what they have emitted included. No round is on its way.
         Returns the tokens that were forgotten."""
-        tokens = sum(req.kv_len - req.cached_len for req in self.queues.live)
+        cache = self.ledger.cache
+        private = sum(req.kv_len - req.cached_len for req in self.queues.live)
+        tokens = private + cache.evictable_size + cache.protected_size
         self.retract_all()
-        tokens += self.ledger.cache.evictable_size
         self.ledger.evict_all()
         return tokens
 
