@@ -41,7 +41,7 @@ def all_reduce_seconds(engine: Engine, num_rows: int) -> float:
     """Of one all-reduce of [num_rows, H] among many in a graph."""
     runner, ranks = engine.parts.worker.runner, engine.parts.link.communicator
     x = torch.zeros(num_rows, runner.model.config.hidden_size, dtype=_dtype(engine), device="cuda")
-    return _seconds_in_graph(ranks, x)
+    return seconds_in_graph(ranks, x)
 
 
 def all_reduces(engine: Engine, rows: list[int]) -> dict[str, str]:
@@ -54,7 +54,7 @@ def all_reduces(engine: Engine, rows: list[int]) -> dict[str, str]:
         x = torch.randn(count, hidden.hidden_size, device="cuda").bfloat16()
         expected = TorchCommunicator.all_reduce(ranks, x.clone())
         same = torch.equal(ranks.all_reduce(x.clone()), expected)
-        found[str(count)] = f"{_seconds_in_graph(ranks, x) * 1e6:.1f}" + ("" if same else " OTHER")
+        found[str(count)] = f"{seconds_in_graph(ranks, x) * 1e6:.1f}" + ("" if same else " OTHER")
     return found
 
 
@@ -62,7 +62,7 @@ class Reduces(Protocol):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
-def _seconds_in_graph(ranks: Reduces, x: torch.Tensor) -> float:
+def seconds_in_graph(ranks: Reduces, x: torch.Tensor) -> float:
     def run() -> None:
         for _ in range(_MANY):
             ranks.all_reduce(x)

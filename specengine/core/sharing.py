@@ -2,34 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from specengine.core.parallel import Communicator
 
+NOTHING, ROUND = 0, 1 << 20  # in place of a model's number
+
+
+class Wish(NamedTuple):
+    """What a rank has to run next. It is told as it stands: integers alone."""
+
+    model: int = NOTHING  # the number of one whose forward it is, or ROUND
+    num_tokens: int = 0  # of a forward
+    batch_size: int = 0  # of a round, padded; as are those below
+    num_steps: int = 0
+    features: int = 0  # what its requests ask for, by which ranks may differ
+    in_flight: int = 0  # whether this rank has launched a round that it has not collected
+
+
+class RoundShape(NamedTuple):
+    """What rounds of all ranks have in common, so that their collectives match."""
+
+    batch_size: int
+    num_steps: int
+
+
+class SharedRounds(Protocol):
+    """The device rounds of a rank, whole in a graph each."""
+
+    def prepare(self, shape: RoundShape, features: Sequence[int], may_capture: bool) -> bool:
+        """Capture, on all ranks alike, what rounds of this shape with any of these features lack.
+        False where something is lacking that may not be captured now."""
+        ...
+
+    def run_idle(self, shape: RoundShape) -> None:
+        """Launch a round of no request."""
+        ...
+
 
 class ExpertSharers:
     """Each rank keeps attention whole, and some intermediate features of every expert.
 
     A forward of a model with experts is one of all ranks: their rows are gathered before the
-    experts, and each takes its own rows of the sum behind them. So before a forward ranks say how
-    many tokens they have. A rank that has none of them runs the model IDLE, on no tokens, and so
-    does one that is about to run another model: the model with the lowest number runs first.
-    A step of the engine ends when no rank has a forward left. No rank needs to know how many
-    forwards another's step has.
+    experts, and each takes its own rows of the sum behind them. So before a forward ranks say what
+    they have to run. The lowest number of a model runs first, and a rank that has no forward of it
+    runs the model IDLE, on no tokens. No rank needs to know how many forwards another's step has.
+
+    Whole rounds, which may be graphs, come last, all of one shape: the largest batch and the most
+    steps that a rank asks for. A rank without requests launches a round of padding. So a step ends
+    with a round, or when no rank has anything left.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.counts = [0] * communicator.size  # tokens of each rank in the forward that runs
-        self.num_idle = 0  # forwards on no tokens that this rank has run
+        self.rounds: SharedRounds | None = None  # set by engine/sharing.py, where there are any
+        self.num_idle = 0  # forwards on no tokens, and rounds of none, that this rank has run
+        self._counts: list[int] | None = None  # tokens of each rank; None: as many as this one's
         self._runs = False
+        self._wishes: list[Wish] = []  # of all ranks, as gathered last
         self._run_idle: list[Callable[[], object]] = []  # by the model's number - 1
         self._was_busy = False
+        self._step_is_over = False
 
     def add_model(self, run_idle: Callable[[], object]) -> int:
         """Its number. All ranks add the same models in the same order."""
@@ -39,20 +78,42 @@ class ExpertSharers:
     @contextmanager
     def forward(self, model: int, num_tokens: int) -> Iterator[None]:
         """Around a forward of a model with at least one token. Waits for the other ranks."""
-        while (turn := self._gather(model, num_tokens)) != model:
+        wish = Wish(model, num_tokens)
+        while (turn := self._gather(wish)) != model:
             self._idle(turn)
-        self._runs = True
-        try:
+        with self._running(self._tokens_of(turn)):
             yield
-        finally:
-            self._runs = False
+
+    @contextmanager
+    def evenly(self) -> Iterator[None]:
+        """Around forwards that every rank runs, in one order and with as many tokens each: nothing
+        is told. Inside `forward` it changes nothing."""
+        if self._runs:
+            yield
+            return
+        with self._running(None):
+            yield
+
+    def round(self, wish: Wish) -> RoundShape | None:
+        """Before this rank launches a round. Waits for its turn, and gives the shape of all ranks'
+        rounds. None, of a rank that has a round in flight: collect it first, since a graph has to
+        be captured."""
+        while True:
+            turn = self._gather(wish)
+            if turn != ROUND:
+                self._idle(turn)
+            elif (shape := self._prepared()) is not None:
+                self._step_is_over = True
+                return shape
+            elif wish.in_flight:
+                return None
 
     def end_step(self) -> bool:
         """Behind what this rank has to run in a step, be it nothing. Runs IDLE forwards until no
         rank has another. Gives whether any has run one since the last call."""
-        while turn := self._gather(0, 0):
+        while not self._step_is_over and (turn := self._gather(Wish())):
             self._idle(turn)
-        was_busy, self._was_busy = self._was_busy, False
+        was_busy, self._was_busy, self._step_is_over = self._was_busy, False, False
         return was_busy
 
     @property
@@ -62,35 +123,68 @@ class ExpertSharers:
 
     def rows_of_all(self, x: Tensor) -> Tensor:
         """[T, H] of this rank -> [sum of counts, H], by rank."""
-        width, count = max(self.counts), len(x)
+        counts = self._counts
+        if counts is None:
+            return self.communicator.all_gather(x).reshape(-1, x.shape[1])
+        width, count = max(counts), len(x)
         if count < width:
             x = torch.cat([x, x.new_zeros(width - count, x.shape[1])])
         rows_SWH = self.communicator.all_gather(x)
-        return torch.cat([rows[:n] for rows, n in zip(rows_SWH, self.counts, strict=True)])
+        return torch.cat([rows[:n] for rows, n in zip(rows_SWH, counts, strict=True)])
 
     def own_rows(self, x: Tensor) -> Tensor:
         """[sum of counts, H] -> [T, H] of this rank."""
-        rank = self.communicator.rank
-        start = sum(self.counts[:rank])
-        return x[start : start + self.counts[rank]]
+        rank, counts = self.communicator.rank, self._counts
+        if counts is None:
+            return x.chunk(self.communicator.size)[rank]
+        start = sum(counts[:rank])
+        return x[start : start + counts[rank]]
 
-    def _idle(self, model: int) -> None:
+    def _idle(self, turn: int) -> None:
+        """Beside ranks that have something to run."""
+        if turn == ROUND:
+            shape = self._prepared()
+            if shape is None:
+                return
+            assert self.rounds is not None
+            self.rounds.run_idle(shape)
+            self._step_is_over = True
+        else:
+            with self._running(self._tokens_of(turn)):
+                self._run_idle[turn - 1]()
         self.num_idle += 1
-        self._runs = True
+
+    def _prepared(self) -> RoundShape | None:
+        """The shape that was asked for, on all ranks or on none."""
+        assert self.rounds is not None, "rounds are launched on ranks that have none"
+        asked = [one for one in self._wishes if one.model == ROUND]
+        shape = RoundShape(
+            max(one.batch_size for one in asked), max(one.num_steps for one in asked)
+        )
+        may_capture = not any(one.in_flight for one in asked)
+        features = [one.features for one in asked]
+        return shape if self.rounds.prepare(shape, features, may_capture) else None
+
+    @contextmanager
+    def _running(self, counts: list[int] | None) -> Iterator[None]:
+        self._runs, self._counts = True, counts
         try:
-            self._run_idle[model - 1]()
+            yield
         finally:
             self._runs = False
 
-    def _gather(self, model: int, num_tokens: int) -> int:
-        """The number of the model that runs now, 0 where no rank has a forward."""
-        size, rank = self.communicator.size, self.communicator.rank
-        told = [0] * (2 * size)
-        told[rank], told[size + rank] = model, num_tokens
+    def _tokens_of(self, model: int) -> list[int]:
+        return [one.num_tokens if one.model == model else 0 for one in self._wishes]
+
+    def _gather(self, wish: Wish) -> int:
+        """What runs now: a model's number, ROUND, or NOTHING where no rank has anything."""
+        size, width = self.communicator.size, len(wish)
+        told = [0] * (width * size)
+        start = width * self.communicator.rank
+        told[start : start + width] = wish
         found = self.communicator.greatest(told)
-        turn = min((one for one in found[:size] if one), default=0)
-        pairs = zip(found[:size], found[size:], strict=True)
-        self.counts = [count if one == turn else 0 for one, count in pairs]
+        self._wishes = [Wish(*found[i : i + width]) for i in range(0, len(found), width)]
+        turn = min((one.model for one in self._wishes if one.model), default=NOTHING)
         self._was_busy |= turn > 0
         return turn
 

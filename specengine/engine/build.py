@@ -37,7 +37,7 @@ from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
-from specengine.engine.sharing import SharingEngine, check_sharers, share_experts
+from specengine.engine.sharing import SharingEngine, check_sharers, evenly, share_experts, share_rounds
 from specengine.engine.spec_options import check_sizes, draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
@@ -115,9 +115,10 @@ def build_engine(
     draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
         backends = make_attention_backends(config.model, loaded.device)
-        memory = allocate(config, loaded, draft, backends)
+        with evenly(loaded.sharers):
+            memory = allocate(config, loaded, draft, backends)
     pools = MemoryPools(memory.rows, memory.kv, memory.states)
-    graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
+    graphs = GraphMemory(memory.graph_budget, loaded.ranks)
     runner = ModelRunner(
         loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
     )
@@ -134,8 +135,11 @@ def build_engine(
     engine.weights = RunningWeights(config, loaded, draft)
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
-    engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
-    _capture(config, engine, runner, phases, costs, backends.draft)
+    engine.ragged_counters |= add_draft_loops(
+        config, engine.drafter, text_depends_on_drafts, runner.sharers is not None
+    )
+    with runner.evenly():
+        _capture(config, engine, runner, phases, costs, backends.draft)
     keep_at_the_end(costs, engine)
     engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
@@ -173,6 +177,7 @@ def _capture(
         if rounds is not None:
             with phases.phase("capture rounds"):
                 engine.pipeline = make_pipeline(config, parts, rounds, costs)
+            share_rounds(parts.sharers, rounds)
     if compiled.kernels:
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
 

@@ -13,7 +13,12 @@ from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
 from specengine.engine.factories import max_nodes
-from specengine.runner.fallbacks import DRAFTER_NEEDS_HOST, PLANS_ON_HOST, TRACED
+from specengine.runner.fallbacks import (
+    DRAFTER_NEEDS_HOST,
+    PLANS_ON_HOST,
+    SHARES_EXPERTS,
+    TRACED,
+)
 from specengine.runner.forward_graphs.keys import (
     LARGE_MAX_WIDTH,
     MAX_TOKENS,
@@ -73,6 +78,8 @@ def add_ragged_graphs(
     graph, spec = config.graph, config.spec
     if graph.disable_cuda_graph or graph.cuda_graph_bs is None or spec.algorithm is None:
         return {}
+    if target.sharers is not None:  # ranks that capture meet, and here each would be alone
+        return {}
     padding = not graph.disable_cuda_graph_padding
     counters: dict[str, Counter[str]] = {"verify": Counter(), "draft": Counter()}
     sizes = GraphSizes(graph.cuda_graph_bs, (max_nodes(spec),), padding)
@@ -89,7 +96,10 @@ def add_ragged_graphs(
 
 
 def add_draft_loops(
-    config: EngineConfig, drafter: Drafter, text_depends_on_drafts: bool = False
+    config: EngineConfig,
+    drafter: Drafter,
+    text_depends_on_drafts: bool = False,
+    shares_experts: bool = False,
 ) -> dict[str, Counter[str]]:
     """Let a drafter that has a model draft in one graph, where neither it nor its attention needs
     the host. Gives the counters; without graphs or without a model there are none.
@@ -103,7 +113,7 @@ def add_draft_loops(
         return {}
     inner = cast(DraftWorker, drafter.model_drafter)
     inner.device_rounds = config.trace.trace is None
-    reason = _why_no_loops(config, inner)
+    reason = SHARES_EXPERTS if shares_experts else _why_no_loops(config, inner)
     if reason is not None:
         inner.loops = NoDraftLoops("draft loop", reason)
     else:

@@ -53,7 +53,7 @@ def allocate(
 ) -> Memory:
     plan = _plan_memory(config, loaded, draft, backends)
     # The first page belongs to no request: padding rows of graphs write there.
-    least = plan.least_of(loaded.link.communicator)
+    least = plan.least_of(loaded.ranks)
     num_slots = least.num_tokens + config.memory.page_size
     rows = required(config.schedule.max_running_requests)
     return Memory(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
@@ -14,6 +15,8 @@ from specengine.engine.loop import Engine
 from specengine.engine.outgoing import Choice
 from specengine.engine.parts import EngineParts
 from specengine.engine.resolve import resolve_device
+from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.round.shared import AgreedRounds
 from specengine.layers.experts import SparseMLP
 from specengine.runner.model_runner import ModelRunner
 
@@ -43,6 +46,15 @@ class SharingEngine(Engine):
             time.sleep(_PAUSE)
         return changed
 
+    def use_idle_moment(
+        self, may_capture: bool = True, is_wanted: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Nothing: all ranks capture together, when one first needs a graph."""
+        return False
+
+    def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
+        raise ConfigError("weights are not replaced in place with --enable-dp-attention")
+
 
 def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:
     """The engines of --enable-dp-attention, of which this is one. folder: of this run alone. Waits
@@ -56,6 +68,17 @@ def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:
     return ExpertSharers(connect(store, rank, size, device, symm_mem=False))
 
 
+def evenly(sharers: ExpertSharers | None) -> AbstractContextManager[None]:
+    """Around forwards that all ranks run alike."""
+    return nullcontext() if sharers is None else sharers.evenly()
+
+
+def share_rounds(sharers: ExpertSharers | None, rounds: RoundExecutor) -> None:
+    """Rounds of all ranks are of one shape from now on."""
+    if sharers is not None:
+        rounds.agreement = sharers.rounds = AgreedRounds(sharers, rounds)
+
+
 def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
     """Raises ConfigError for what engines that share experts do not do, and where a configuration
     asks for several engines and this is to be the only one."""
@@ -64,10 +87,13 @@ def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
         if parallel.dp_size > 1:
             raise ConfigError("--dp-size is for `serve`; leave it out")
         return
-    if config.model.device == "cuda" and not config.graph.disable_cuda_graph:
-        raise ConfigError(
-            "--enable-dp-attention runs forwards without graphs: add --disable-cuda-graph"
-        )
+    refused = {
+        "--disable-cuda-graph-padding": config.graph.disable_cuda_graph_padding,
+        "--speculative-cost-table": config.spec.cost_table is not None,
+    }
+    for flag, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"{flag} does not go with --enable-dp-attention: leave one out")
 
 
 def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner]) -> None:
@@ -75,7 +101,7 @@ def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner])
     if sharers is None:
         return
     shared = [one for one in runners if _has_experts(one)]
-    if not shared:
+    if runners[0] not in shared:
         raise ConfigError(
             "--enable-dp-attention shares experts, and the model has none: --dp-size alone gives "
             "each engine a copy of the model"

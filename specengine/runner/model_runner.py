@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,13 @@ from specengine.memory.state_pool import StateSizes
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
-from specengine.runner.fallbacks import KEEPS_STATE, PADDING_OFF, PLANS_ON_HOST, NoGraphs
+from specengine.runner.fallbacks import (
+    KEEPS_STATE,
+    PADDING_OFF,
+    PLANS_ON_HOST,
+    SHARES_EXPERTS,
+    NoGraphs,
+)
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.forward_graphs.prepared import (
@@ -94,6 +101,9 @@ class ModelRunner:
         """Capture graphs of decode steps and, with padding, of short prefills. Does nothing where
         graphs do not exist (CPU)."""
         if self.device.type != "cuda" or not batch_sizes:
+            return
+        if self.sharers is not None:
+            self.prefill_graphs = NoGraphs("prefill", SHARES_EXPERTS)
             return
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
@@ -251,6 +261,10 @@ class ModelRunner:
             return self._run_eager(batch, skip_attn_backend_init)
         with self.sharers.forward(self.number, batch.num_tokens):
             return self._run_eager(batch, skip_attn_backend_init)
+
+    def evenly(self) -> AbstractContextManager[None]:
+        """Around forwards of row batches, which ranks that share experts run alike."""
+        return nullcontext() if self.sharers is None else self.sharers.evenly()
 
     @torch.inference_mode()
     def run_idle(self) -> None:

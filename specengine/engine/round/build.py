@@ -65,6 +65,9 @@ def make_rounds(
         raise HostRoundsError(fallbacks.PLANS_ON_HOST)
     if config.trace.trace is not None:
         raise HostRoundsError(fallbacks.TRACED)
+    shares = runner.sharers is not None
+    if shares and drafter.lookup is not None or shares and drafter.drafts_on == "lookup":
+        raise HostRoundsError(fallbacks.OTHERS_WAIT)
     drafted = drafted_by(drafter, max(sizes), runner.device, chooses)
     rule = make_rule(verifier, drafter)
     rounds = compose(
@@ -75,9 +78,9 @@ def make_rounds(
         InGraphs(),
         padding=not config.graph.disable_cuda_graph_padding,
         forced_length=config.spec.simulate_accept_length,
-        may_pause=chooses and drafts.first_keys and drafter.can_pause,
+        may_pause=chooses and drafts.first_keys and drafter.can_pause and not shares,
     )
-    if chooses and drafted.source.model_is_tree and drafter.lookup is None:
+    if chooses and drafted.source.model_is_tree and drafter.lookup is None and not shares:
         rounds.tree_sizes = smaller_sizes(drafted.steps, drafted.source.num_nodes)
     return rounds
 

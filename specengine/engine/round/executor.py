@@ -18,7 +18,7 @@ from specengine.core.transfer import sent
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
-from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.key import Agreement, InFlightRound, RoundKey, RoundPlan
 from specengine.engine.round.launch_modes import LaunchMode, RoundCache
 from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
@@ -63,6 +63,7 @@ class RoundExecutor:
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
         self.cache = RoundCache("round", self.runner.graph_memory, self._guard_of)
         self.guard: GraphGuard | None = None  # of all graphs
+        self.agreement: Agreement | None = None  # of ranks that share experts (shared.py)
         self.state = round.commit.state
         self.sampling = round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
@@ -193,6 +194,10 @@ class RoundExecutor:
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
         key = self._key(reqs, plan)
+        if self.agreement is not None:
+            agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
+            assert agreed is not None, "nothing is in flight"
+            key, plan = agreed
         if not self.host_view.is_known(reqs) or key.sampling.edits:
             self.sampling.write(reqs, self.host_view.write(reqs), key.sampling)
         in_flight = self._launch(reqs, plan, key)
@@ -203,11 +208,19 @@ class RoundExecutor:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
         count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
-        if self.source.is_tree and drafts and not all(self.has_slots(r, count) for r in reqs):
+        may_draft = drafts or self.agreement is not None
+        if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
         key = self._key(reqs, plan)
+        if self.agreement is not None:
+            agreed = self.agreement.agree(key, reqs, plan, in_flight=True)
+            return None if agreed is None else self._launch(reqs, agreed[1], agreed[0])
         fits = self.padding or key.batch_size == len(reqs)
         return self._launch(reqs, plan, key) if fits and key in self.captured else None
+
+    def launch_idle(self, key: RoundKey) -> None:
+        """A round of no request, beside ranks that have some (shared.py)."""
+        self._launch([], RoundPlan([]), key)
 
     def begin(self, reqs: list[Req]) -> None:
         """The drafter reads prompts of these requests anew; others it has still missed."""

@@ -35,6 +35,17 @@ class RoundPlan(NamedTuple):
     from_lookup: list[bool] | None = None  # as in core.spec.DraftProposal
 
 
+class Agreement(Protocol):
+    """With ranks whose rounds must be of one shape (shared.py)."""
+
+    def agree(
+        self, key: RoundKey, reqs: list[Req], plan: RoundPlan, in_flight: bool
+    ) -> tuple[RoundKey, RoundPlan] | None:
+        """What to launch in place of these. in_flight: whether this rank has a round that it has
+        not collected; only then it may be None, and that round is to be collected first."""
+        ...
+
+
 class RoundEvent(Protocol):
     """torch.cuda.Event, as far as rounds use it."""
 

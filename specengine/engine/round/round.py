@@ -276,16 +276,19 @@ class BoundRound:
 
     @torch.inference_mode()
     def draft(self) -> None:
-        self.drafts = self.round.draft(self.rows_B, self.key)
+        with self.round.runner.evenly():
+            self.drafts = self.round.draft(self.rows_B, self.key)
 
     @torch.inference_mode()
     def verify(self) -> None:
-        self.output = self.round.verify(self.drafts, self.key)
+        with self.round.runner.evenly():
+            self.output = self.round.verify(self.drafts, self.key)
 
     @torch.inference_mode()
     def accept(self) -> None:
         interruption_point()
-        self.round.accept(self.drafts, self.output, self.key)
+        with self.round.runner.evenly():
+            self.round.accept(self.drafts, self.output, self.key)
 
     def host_copy(self) -> Tensor:
         """int64, what the host must know of the drafts to make token masks."""

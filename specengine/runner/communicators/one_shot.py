@@ -48,6 +48,11 @@ class OneShotCommunicator(TorchCommunicator):
         if self.greatest([int(not works)]) == [0]:  # on both ranks
             self._buffers = buffers
 
+    @property
+    def is_one_kernel(self) -> bool:
+        """Whether sums of few rows are; else all are NCCL's."""
+        return bool(self._buffers)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         place = self._buffers.get(x.dtype) if x.is_cuda else None
         size = x.numel() * x.itemsize

@@ -9,7 +9,7 @@ import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.model import DecoderModel
-from specengine.core.parallel import Link, NoLink
+from specengine.core.parallel import Communicator, Link, NoLink
 from specengine.core.sharing import ExpertSharers
 from specengine.runner.loader.model_source import ModelSource
 
@@ -24,6 +24,11 @@ class LoadedModel:
     tokenizer: Any
     link: Link = field(default_factory=NoLink)  # to the other ranks that have parts of it
     sharers: ExpertSharers | None = None  # ranks that have parts of its experts alone
+
+    @property
+    def ranks(self) -> Communicator:
+        """That plan memory and capture graphs together."""
+        return self.link.communicator if self.sharers is None else self.sharers.communicator
 
     @property
     def device(self) -> torch.device:

@@ -19,6 +19,9 @@ from specengine.engine.build import build_engine, load
 from specengine.engine.llm import LLM
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.sharing import share_rounds
+from tests.support.device_rounds import make_eager_rounds, prepare_drafter
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL
 
@@ -55,14 +58,17 @@ def run_plan(engine: Engine, plan: Plan, num_steps: int = 30) -> Said:
 
 
 def together(
-    folder: Path, spec: SpecConfig | None, patterns: list[list[Plan]]
+    folder: Path, spec: SpecConfig | None, patterns: list[list[Plan]], where: str = "host"
 ) -> list[list[tuple[Said, int]]]:
-    """[rank][pattern]: what a rank says, and how many IDLE forwards it runs."""
+    """[rank][pattern]: what a rank says, and how many IDLE forwards it runs. where: rounds run on
+    the "host" or on the "device"."""
 
     def run() -> list[tuple[Said, int]]:
         ranks = communicator()
         sharers = ExpertSharers(ranks)
         engine, found = make(folder, spec, sharers), []
+        if where == "device":
+            run_on_device(engine)
         for plans in patterns:
             before = sharers.num_idle
             said = run_plan(engine, plans[ranks.rank])
@@ -85,8 +91,14 @@ def one_thread_a_rank() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("spec", [None, NGRAM], ids=["plain", "ngram"])
-def test_any_of_three_ranks_may_be_idle(spec: SpecConfig | None, small_models: Any) -> None:
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [(None, "host"), (NGRAM, "host"), (None, "device")],
+    ids=["plain", "ngram", "device rounds"],
+)
+def test_any_of_three_ranks_may_be_idle(
+    spec: SpecConfig | None, where: str, small_models: Any
+) -> None:
     """Every pattern of busy and idle, and ranks that begin later."""
     folder = small_models["qwen3moe"]
     expected = alone(folder, spec)
@@ -94,7 +106,7 @@ def test_any_of_three_ranks_may_be_idle(spec: SpecConfig | None, small_models: A
     patterns = [
         [[(rank, 2 * rank)] if is_busy else [] for rank, is_busy in enumerate(one)] for one in busy
     ]
-    for rank, found in enumerate(together(folder, spec, patterns)):
+    for rank, found in enumerate(together(folder, spec, patterns, where)):
         for one, (said, num_idle) in zip(busy, found, strict=True):
             assert said == ({rank: expected[rank]} if one[rank] else {})
             if sum(one) == one[rank]:
@@ -120,3 +132,12 @@ def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
         LLM("tiny", dp_size=2, **SMALL)
     with pytest.raises(ConfigError, match="needs a --dp-size of 2"):
         config_from_flags({"enable_dp_attention": True})
+
+
+def run_on_device(engine: Engine) -> None:
+    """From now on; padded as in graphs, but nothing is captured."""
+    llm, parts = LLM.of(engine), engine.parts
+    prepare_drafter(llm)
+    rounds = make_eager_rounds(llm)
+    engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)
+    share_rounds(parts.sharers, rounds)
