@@ -70,6 +70,11 @@ class ExpertSharers:
         self._was_busy = False
         self._step_is_over = False
 
+    def forget_models(self) -> None:
+        """Of an engine before, where another is built on the same weights."""
+        self._run_idle.clear()
+        self.rounds = None
+
     def add_model(self, run_idle: Callable[[], object]) -> int:
         """Its number. All ranks add the same models in the same order."""
         self._run_idle.append(run_idle)

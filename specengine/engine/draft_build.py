@@ -55,6 +55,9 @@ def make_draft_runners(
     """One a model, on the target's page table and memory of graphs: forwards take turns."""
     pools = MemoryPools(target.pools.req_to_token_pool, kv)
     device, memory = target.device, target.graph_memory
-    return tuple(
+    runners = tuple(
         ModelRunner(model, device, pools, backend, graph_memory=memory) for model in draft.models
     )
+    for one in runners:
+        one.feature_size = draft.feature_size
+    return runners

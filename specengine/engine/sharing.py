@@ -106,6 +106,7 @@ def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner])
             "--enable-dp-attention shares experts, and the model has none: --dp-size alone gives "
             "each engine a copy of the model"
         )
+    sharers.forget_models()
     for one in shared:
         one.sharers, one.number = sharers, sharers.add_model(one.run_idle)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
@@ -92,6 +92,7 @@ class ModelRunner:
         self.num_eager = 0  # forwards that no graph served
         self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
+        self.feature_size: int | None = None  # of a drafter's model: width of what it takes in
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for layer in self.attn_layers[:1]:
             k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(layer.layer_id)
@@ -269,7 +270,12 @@ class ModelRunner:
     @torch.inference_mode()
     def run_idle(self) -> None:
         """A forward on no tokens, beside ranks that have some."""
-        self.forward_idle(self.new_forward_batch(ModelWorkerBatch.idle()))
+        batch = self.new_forward_batch(ModelWorkerBatch.idle())
+        if self.feature_size is not None:
+            assert isinstance(self.model, nn.Module)
+            dtype = next(self.model.parameters()).dtype
+            batch.features = torch.empty(0, self.feature_size, dtype=dtype, device=self.device)
+        self.forward_idle(batch)
 
     def _run_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
