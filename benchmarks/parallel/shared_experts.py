@@ -90,7 +90,7 @@ def run(rank: Rank, engine: Engine, names: list[int], together: bool) -> Said:
 
     def step() -> None:
         for output in engine.step():
-            said.setdefault(output.rid, []).extend(output.token_ids)
+            said[output.rid] = output.token_ids
 
     for late in (0, 1):
         for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class OneShotCommunicator(TorchCommunicator):
     def _map(self, store: Store, device: torch.device) -> dict[torch.dtype, Tensor]:
         """A buffer a type, of LARGEST bytes."""
         symmetric: Any = _SymmetricMemory
+        # The kernel has no use for NVLink's multicast, and its set-up can fail or hang.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         self._name_group(store)
         card = torch.device("cuda", torch.cuda.current_device())
         buffers = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -14,7 +16,9 @@ from specengine import SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError
 from specengine.core.parallel import communicator
+from specengine.core.request import Req
 from specengine.core.sharing import ExpertSharers
+from specengine.engine.adaptive.choose import Decision
 from specengine.engine.build import build_engine, load
 from specengine.engine.llm import LLM
 from specengine.engine.loop import Engine
@@ -35,6 +39,8 @@ PARAMS = [
 
 def make(folder: Path, spec: SpecConfig | None, sharers: ExpertSharers | None) -> Engine:
     flags = {**SMALL, "model": str(folder), "chunked_prefill_size": 4}
+    if spec is not None and spec.algorithm in ("EAGLE3", "MTP"):
+        flags["load_format"] = "dummy"  # of the draft as well
     config = config_from_flags(flags, spec)
     return build_engine(config, load(config, Phases(), None, sharers))
 
@@ -51,7 +57,7 @@ def run_plan(engine: Engine, plan: Plan, num_steps: int = 30) -> Said:
             if when == step:
                 engine.add_request(str(number), PROMPTS[number % 3], PARAMS[number % 2])
         for output in engine.step():
-            found.setdefault(int(output.rid), []).extend(output.token_ids)
+            found[int(output.rid)] = output.token_ids
     assert not engine.has_work
     engine.scheduler.check_invariant()
     return found
@@ -115,6 +121,64 @@ def test_any_of_three_ranks_may_be_idle(
                 assert num_idle > 0
 
 
+CHAIN: dict[str, Any] = {"num_steps": 3, "adaptive": False}
+SPECS = {
+    "eagle3": SpecConfig(algorithm="EAGLE3", **CHAIN),
+    "tree": SpecConfig(algorithm="EAGLE3", eagle_topk=2, num_draft_tokens=6, **CHAIN),
+    "mtp": SpecConfig(algorithm="MTP", **CHAIN),
+}
+
+
+@pytest.fixture
+def deeper(small_models: Any, tmp_path: Path) -> Path:
+    """Of as many layers as EAGLE-3's features want, without weights."""
+    for path in small_models["qwen3moe"].glob("*.json"):
+        config = json.loads(path.read_text())
+        if path.name == "config.json":
+            config["num_hidden_layers"] = 7
+        (tmp_path / path.name).write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("name", SPECS)
+def test_drafters_of_ranks_that_share_experts(name: str, where: str, deeper: Path) -> None:
+    """Sampled requests beside greedy ones: on the device, graphs that one rank lacks."""
+    folder, spec = deeper, SPECS[name]
+    expected = alone(folder, spec)
+    plans: list[Plan] = [[(0, 0), (1, 3), (2, 3)], [], [(3, 5), (4, 5), (5, 6)]]
+    ranks = together(folder, spec, [plans], where)
+    for plan, [(found, num_idle)] in zip(plans, ranks, strict=True):
+        assert found == {number: expected[number] for number, _ in plan}
+        assert num_idle > 0
+
+
+def test_ranks_ask_for_rounds_of_different_depth(deeper: Path) -> None:
+    """All take the deepest, and each request has its own text all the same."""
+    folder, spec = deeper, SPECS["mtp"]
+    expected = alone(folder, spec)
+    plans: list[Plan] = [[(0, 0), (1, 4)], [(2, 1), (3, 2), (4, 3)]]
+
+    def run() -> tuple[Said, set[tuple[int, int]]]:
+        ranks = communicator()
+        engine = make(folder, spec, ExpertSharers(ranks))
+        run_on_device(engine, chooses=True)
+        assert engine.pipeline is not None
+        rounds, draws = engine.pipeline.executor, random.Random(ranks.rank)
+
+        def choose(reqs: list[Req]) -> tuple[Decision, bool]:
+            return Decision(draws.choice(rounds.steps), "at random", None), False
+
+        engine.pipeline._choose = choose  # type: ignore[method-assign]
+        said = run_plan(engine, plans[ranks.rank], num_steps=50)
+        return said, {(key.batch_size, key.num_steps) for key in rounds.captured}
+
+    (one, shapes), (two, others) = on_threads(2, run)
+    assert one | two == {number: expected[number] for number in range(5)}
+    assert shapes == others
+    assert {steps for _, steps in shapes} == {0, 1, 2, 3}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "glm4moe", "gptoss", "qwen3next"])
 def test_families_share_experts(family: str, small_models: Any) -> None:
@@ -134,10 +198,11 @@ def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
         config_from_flags({"enable_dp_attention": True})
 
 
-def run_on_device(engine: Engine) -> None:
+def run_on_device(engine: Engine, chooses: bool = False) -> None:
     """From now on; padded as in graphs, but nothing is captured."""
     llm, parts = LLM.of(engine), engine.parts
     prepare_drafter(llm)
-    rounds = make_eager_rounds(llm)
+    rounds = make_eager_rounds(llm, chooses=chooses)
+    rounds.may_pause = False
     engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)
     share_rounds(parts.sharers, rounds)
