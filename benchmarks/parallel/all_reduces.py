@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,8 +51,12 @@ def measure(ranks: OneShotCommunicator) -> dict[str, Any]:
             pair = [seconds_in_graph(one, x) * 1e6 for one in (NCCL(ranks), ranks)]
             found[f"{name} {count}"] = [round(one, 1) for one in pair]
             if ranks.rank == 0:
-                print(f"{name:>5} {count:>4} rows: NCCL {pair[0]:.1f} us, {pair[1]:.1f}", flush=True)
-    found["same"] = {str(dtype): are_same(ranks, dtype) for dtype in (torch.bfloat16, torch.float32)}
+                print(
+                    f"{name:>5} {count:>4} rows: NCCL {pair[0]:.1f} us, {pair[1]:.1f}", flush=True
+                )
+    found["same"] = {
+        str(dtype): are_same(ranks, dtype) for dtype in (torch.bfloat16, torch.float32)
+    }
     return found
 
 
@@ -84,8 +89,6 @@ def run(rank: int, folder: str) -> None:
         found = measure(OneShotCommunicator(store, rank, 2, torch.device("cuda")))
     Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
     sys.stdout.flush()
-    import os
-
     os._exit(0)  # a group of NCCL is never destroyed
 
 

@@ -1,4 +1,4 @@
-"""Directories of models that have a configuration and a tokenizer alone, for --load-format dummy."""
+"""Directories with a configuration and a tokenizer alone, for --load-format dummy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two engines with requests of their own that share experts (--enable-dp-attention), a GPU each: are
-the tokens those of an engine alone, with either idle; and how fast is it, with one idle and with
-both busy.
+"""Two engines with requests of their own that share experts (--enable-dp-attention), a GPU each:
+are the tokens those of an engine alone, with either idle; and how fast is it, with one idle and
+with both busy.
 
     NCCL_NVLS_ENABLE=0 python benchmarks/parallel/shared_experts.py --out $OUT/shared_experts.json
 
@@ -107,7 +107,9 @@ def run(rank: Rank, engine: Engine, names: list[int], together: bool) -> Said:
 
 def identity(rank: Rank) -> None:
     """float32. An engine with all experts on this card, and the ones that share them."""
-    model = write_shape("small experts" if rank.args.small else "30b-a3b, 8 layers, few tokens", rank.folder)
+    model = write_shape(
+        "small experts" if rank.args.small else "30b-a3b, 8 layers, few tokens", rank.folder
+    )
     flags = {"model": model, "dtype": "float32", "max_total_tokens": 8192, "context_length": 1024}
     flags |= {"cuda_graph_bs": (1, 4)}
     specs = {name: SPECS[name] for name in rank.args.specs}
@@ -132,9 +134,7 @@ def identity(rank: Rank) -> None:
         free(rank)
 
 
-def alone(
-    rank: Rank, flags: dict[str, Any], spec: SpecConfig | None, loaded: LoadedModel
-) -> Said:
+def alone(rank: Rank, flags: dict[str, Any], spec: SpecConfig | None, loaded: LoadedModel) -> Said:
     engine = build_engine(rank.config(spec, **flags), loaded)
     said = run(rank, engine, list(range(6)), together=False)
     engine.close()
@@ -218,9 +218,7 @@ def soak(rank: Rank, engine: Engine) -> None:
 
 def work(args: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(args.hangs_after, exit=True)
-    config = config_from_flags(
-        {"device": args.device, "dp_size": 2, "enable_dp_attention": True}
-    )
+    config = config_from_flags({"device": args.device, "dp_size": 2, "enable_dp_attention": True})
     if args.device == "cpu":
         torch.set_num_threads(1)
     sharers = meet(config, args.rank, args.folder)

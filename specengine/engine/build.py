@@ -37,7 +37,13 @@ from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
 from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
-from specengine.engine.sharing import SharingEngine, check_sharers, evenly, share_experts, share_rounds
+from specengine.engine.sharing import (
+    SharingEngine,
+    check_sharers,
+    evenly,
+    share_experts,
+    share_rounds,
+)
 from specengine.engine.spec_options import check_sizes, draft_slots
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally

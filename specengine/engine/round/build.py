@@ -66,7 +66,7 @@ def make_rounds(
     if config.trace.trace is not None:
         raise HostRoundsError(fallbacks.TRACED)
     shares = runner.sharers is not None
-    if shares and drafter.lookup is not None or shares and drafter.drafts_on == "lookup":
+    if shares and (drafter.lookup is not None or drafter.drafts_on == "lookup"):
         raise HostRoundsError(fallbacks.OTHERS_WAIT)
     drafted = drafted_by(drafter, max(sizes), runner.device, chooses)
     rule = make_rule(verifier, drafter)
