@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.model import DecoderModel
+from specengine.core.parallel import split_over
 from specengine.draft.loaded import LoadedDraft
 from specengine.engine.draft_build import load_draft
 from specengine.engine.phases import Phases
@@ -26,6 +28,8 @@ from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.target.registry import find_model_class
+
+logger = logging.getLogger(__name__)
 
 # Of config.json, what says nothing of how the model computes.
 _UNRELATED = frozenset(
@@ -54,11 +58,29 @@ class RunningWeights:
     def read(self, model: str | None = None, draft_model: str | None = None) -> NewWeights:
         """The weights of a model, of a draft model, or of both, by name, directory, GGUF file or
         hub id. A drafter whose weights are part of the target's checkpoint comes with the target.
+        Each rank reads its own parts, and all ranks call this.
 
         Takes memory for a second copy: of a target in floating point on the host, else on the
         device. Raises ConfigError or ModelLoadError where they cannot take the place of those that
-        run; nothing has changed then.
+        run, on whichever rank; nothing has changed then.
         """
+        ranks, new = self.loaded.link.communicator, None
+        failure: Exception | None = None
+        try:
+            new = self._read(model, draft_model)
+        except Exception as error:  # whatever it is, the other ranks must not put theirs in place
+            failure = error
+        if ranks.greatest([int(failure is not None)]) == [0]:
+            assert new is not None
+            return new
+        if failure is None:
+            failure = ModelLoadError("another rank cannot read its part; its log says why")
+        elif ranks.rank:  # rank 0 tells the caller, and this rank goes on
+            logger.error("new weights cannot be read: %s", failure)
+            raise ModelLoadError(str(failure)) from failure
+        raise failure
+
+    def _read(self, model: str | None, draft_model: str | None) -> NewWeights:
         if model is None and draft_model is None:
             raise ConfigError("name a model, a draft model or both")
         if draft_model is not None and not self.draft.models:
@@ -118,17 +140,18 @@ class RunningWeights:
     def _target(self, source: ModelSource) -> nn.Module:
         model, device = self.loaded.config.model, self.loaded.device
         on_host = quantization_of(source, model.quantization) is None
-        made = load_model(
-            source,
-            find_model_class,
-            torch_dtype(model.dtype),
-            torch.device("cpu") if on_host else device,
-            model.quantization,
-            model.random_seed,
-            model.context_length,
-            fp8_kv=model.kv_cache_dtype == "fp8",
-            packs=device.type == "cpu",
-        )
+        with split_over(self.loaded.link.communicator):
+            made = load_model(
+                source,
+                find_model_class,
+                torch_dtype(model.dtype),
+                torch.device("cpu") if on_host else device,
+                model.quantization,
+                model.random_seed,
+                model.context_length,
+                fp8_kv=model.kv_cache_dtype == "fp8",
+                packs=device.type == "cpu",
+            )
         check_alike(cast(nn.Module, self.loaded.model), made)
         return made
 

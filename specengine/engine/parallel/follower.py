@@ -10,13 +10,19 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from functools import singledispatchmethod
 from typing import Any, BinaryIO
 
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from specengine.core.errors import EngineStoppedError, SpecEngineError
+from specengine.core.errors import (
+    ConfigError,
+    EngineStoppedError,
+    ModelLoadError,
+    SpecEngineError,
+)
 from specengine.core.registry import load_place
 from specengine.engine.build import build_engine, load
 from specengine.engine.parallel.lead import RankEngine
@@ -81,7 +87,9 @@ class Follower:
 
     @do.register
     def _(self, message: Do) -> None:
-        getattr(self.engines[message.engine], message.method)(*message.arguments)
+        """What rank 0 refuses, this rank refuses as well, and rank 0 tells its caller."""
+        with suppress(ConfigError, ModelLoadError):
+            getattr(self.engines[message.engine], message.method)(*message.arguments)
 
     @do.register
     def _(self, message: Step) -> None:

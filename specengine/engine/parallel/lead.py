@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import ConfigError, EngineStoppedError
+from specengine.core.errors import EngineStoppedError
 from specengine.core.registry import load_place
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
@@ -100,7 +100,8 @@ class LeadEngine(RankEngine):
             return super().flush_cache()
 
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        raise ConfigError("the weights of several ranks are not replaced in place: --tp-size 1")
+        with self._telling(Do(self.number, "update_weights", [model, draft_model])):
+            return super().update_weights(model, draft_model)
 
     def advance(self) -> list[Choice]:
         if self.host_round.recorders:

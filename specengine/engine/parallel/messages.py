@@ -42,7 +42,7 @@ class Do(msgspec.Struct, tag=True):
     """A method of the engine, beside those that have messages of their own."""
 
     engine: int
-    method: Literal["abort", "add_embedding", "give_up", "flush_cache"]
+    method: Literal["abort", "add_embedding", "give_up", "flush_cache", "update_weights"]
     arguments: list[Any]
 
 
