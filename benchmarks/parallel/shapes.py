@@ -28,7 +28,7 @@ _SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3-30b-a3b-shape",
         {
             "num_hidden_layers": 8,
-            "vocab_size": 512,
+            "vocab_size": 4096,
             "hidden_size": 64,
             "intermediate_size": 128,
             "num_attention_heads": 4,

@@ -3,7 +3,9 @@ is it, what does an all-reduce take, what memory does a rank have, and does a de
 
     NCCL_NVLS_ENABLE=0 python benchmarks/parallel/two_cards.py --out $OUT/two_cards.json
 
-Needs no weights but those of the package. --parts runs some of it; --device cpu tries the script.
+Needs no weights but those of the package. --parts runs some of it, in the order given; --device cpu
+tries the script. Two cards of 80 GB hold all of it: models of one and of two ranks are loaded one
+after the other where both would not fit beside each other.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,9 +32,10 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from benchmarks.parallel.shapes import write_shape  # noqa: E402
 from specengine import LLM, SamplingParams, SpecConfig  # noqa: E402
 from specengine.core.config_sources import config_from_flags  # noqa: E402
-from specengine.core.errors import EngineStoppedError  # noqa: E402
+from specengine.core.errors import EngineStoppedError, OutOfMemoryError  # noqa: E402
 from specengine.core.parallel_config import ParallelConfig  # noqa: E402
 from specengine.engine.build import build_engine, load  # noqa: E402
 from specengine.engine.loop import Engine  # noqa: E402
@@ -40,6 +43,7 @@ from specengine.engine.parallel.ranks import start_ranks  # noqa: E402
 from specengine.engine.phases import Phases  # noqa: E402
 from specengine.lab.accept.speed import run_batches  # noqa: E402
 from specengine.lab.throughput.workload import Workload  # noqa: E402
+from specengine.runner.loader.builtin import BUILTIN_MODELS  # noqa: E402
 from specengine.runner.loader.loaded_model import LoadedModel  # noqa: E402
 
 SIZE = 2
@@ -68,11 +72,18 @@ class Bench:
     """found: all that is printed, as JSON."""
 
     device: str
-    speed_model: str
     new_tokens: int
     found: dict[str, Any]
+    folder: Path  # for shapes
     symm_mem: bool = False
+    small: bool = False
     noted: float = 0.0
+
+    def shape(self, name: str) -> str:
+        """A built-in name, or a directory in `folder`."""
+        if self.small:
+            return write_shape("small experts", self.folder)
+        return name if name in BUILTIN_MODELS else write_shape(name, self.folder)
 
     def note(self, part: str, name: str, value: Any) -> None:
         self.noted = time.monotonic()
@@ -138,14 +149,28 @@ def identity(bench: Bench, link: Any) -> None:
 
 def identity8(bench: Bench, link: Any) -> None:
     """The same of the 8B shape, whose drafts are random."""
-    identical(bench, link, (True,), model=bench.speed_model, load_format="dummy")
+    names = ("eagle3 tree", "mtp")
+    flags = {"model": bench.shape("llama-3.1-8b-shape"), "load_format": "dummy"}
+    identical(bench, link, (True,), names, **flags)
 
 
-def identical(bench: Bench, link: Any, graphs: tuple[bool, ...], **flags: Any) -> None:
+def identity30(bench: Bench, link: Any) -> None:
+    """The same with experts, of Qwen3-30B-A3B's shape with 8 layers in place of 48."""
+    flags = {"model": bench.shape("30b-a3b, 8 layers"), "load_format": "dummy"}
+    identical(bench, link, (True,), **flags)
+
+
+def identical(
+    bench: Bench,
+    link: Any,
+    graphs: tuple[bool, ...],
+    names: Iterable[str] = tuple(SPECS),
+    **flags: Any,
+) -> None:
     with bench.models(link, dtype="float32", **flags) as loaded:
-        for name, spec in SPECS.items():
+        for name, spec in [(one, SPECS[one]) for one in names]:
             for captured in graphs:
-                title = f"{flags['model']} {name} graphs={captured}"
+                title = f"{Path(flags['model']).name} {name} graphs={captured}"
                 compare(bench, loaded, title, spec, captured)
 
 
@@ -170,39 +195,77 @@ def compare(
 
 
 def speed(bench: Bench, link: Any) -> None:
-    """bfloat16, 30 tokens in, 128 out, every batch together; memory and collectives beside it."""
-    flags = {"model": bench.speed_model, "load_format": "dummy", "dtype": "bfloat16"}
-    sizes = (SIZE,) if bench.symm_mem else (1, SIZE)
-    with bench.models(link, sizes, **flags) as loaded:
-        for name, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
-            rates: dict[int, list[float]] = {}
-            for size, model in loaded.items():
-                how = ", symmetric memory" if bench.symm_mem else ""
-                rates[size] = measure(bench, model, f"{name} tp {size}{how}", spec)
+    """The 8B shape: one card, and two."""
+    sweep(bench, link, "llama-3.1-8b-shape")
+
+
+def speed30(bench: Bench, link: Any) -> None:
+    """Qwen3-30B-A3B's shape: 57 GiB of weights on one card."""
+    sweep(bench, link, "30b-a3b")
+
+
+def speed70(bench: Bench, link: Any) -> None:
+    """A 70B shape, of which a card has room for half: 65.7 GiB, and 80 MiB of KV for 1,024 tokens.
+    No card holds it alone."""
+    flags = {"mem_fraction_static": 0.94, "chunked_prefill_size": 512, "max_running_requests": 16}
+    sweep(bench, link, "70b", (SIZE,), (1, 8), max_total_tokens=4096, **flags)
+
+
+def sweep(
+    bench: Bench,
+    link: Any,
+    shape: str,
+    sizes: tuple[int, ...] = (1, SIZE),
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    **flags: Any,
+) -> None:
+    """bfloat16, 30 tokens in, every batch together; memory and collectives beside it. The model of
+    one rank is gone before that of two is loaded."""
+    name = bench.shape(shape)
+    rates: dict[tuple[str, int], list[float]] = {}
+    given = {"model": name, "load_format": "dummy", "dtype": "bfloat16"}
+    for size in sizes:
+        with bench.models(link, (size,), **given) as loaded:
+            for kind, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
+                title = f"{shape} {kind} tp {size}"
+                try:
+                    rates[kind, size] = measure(
+                        bench, loaded[size], title, spec, batch_sizes, **flags
+                    )
+                except OutOfMemoryError as error:
+                    bench.note("speed", title, f"does not fit: {error}")
                 free()
-            if len(sizes) > 1:
-                ratios = [f"{b / a:.2f}" for a, b in zip(rates[1], rates[SIZE], strict=True)]
-                bench.note("speed", f"{name} tp {SIZE} / tp 1", ratios)
+    for kind in ("plain", "eagle3 forced 2.5"):
+        if {(kind, one) for one in (1, SIZE)} <= rates.keys():
+            pairs = zip(rates[kind, 1], rates[kind, SIZE], strict=True)
+            ratios = [f"{b / a:.2f}" for a, b in pairs]
+            bench.note("speed", f"{shape} {kind} tp {SIZE} / tp 1", ratios)
 
 
-def measure(bench: Bench, loaded: LoadedModel, name: str, spec: SpecConfig | None) -> list[float]:
+def measure(
+    bench: Bench,
+    loaded: LoadedModel,
+    name: str,
+    spec: SpecConfig | None,
+    batch_sizes: tuple[int, ...],
+    **flags: Any,
+) -> list[float]:
     """tok/s by batch size."""
     start = time.perf_counter()
-    engine = bench.engine(
-        loaded, spec, cuda_graph_bs=BATCH_SIZES, max_total_tokens=64 * 256, context_length=2048
-    )
+    flags = {"max_total_tokens": 64 * 256, "context_length": 2048, **flags}
+    engine = bench.engine(loaded, spec, cuda_graph_bs=batch_sizes, **flags)
     bench.note("speed", f"{name} start-up seconds", round(time.perf_counter() - start, 1))
     rates = []
-    for size in BATCH_SIZES:
+    for size in batch_sizes:
         work = Workload(batch_sizes=(size,), new_tokens=bench.new_tokens, repeats=2)
         runs = [
             run_batches(engine, prompts, work.params, size, lambda _: None)
             for prompts in work.batches(size, loaded.model.vocab_size)
         ][1:]
         rates.append(max(one.tokens / one.seconds for one in runs))
-    bench.note("speed", f"{name} tok/s at {BATCH_SIZES}", [round(one, 1) for one in rates])
+    bench.note("speed", f"{name} tok/s at {batch_sizes}", [round(one, 1) for one in rates])
     if engine.device_rounds is not None:
-        collectives(bench, engine, name)
+        collectives(bench, engine, name, batch_sizes)
     weigh(bench, engine, name)
     engine.close()
     return rates
@@ -219,7 +282,7 @@ def everywhere(engine: Engine, function: str, **arguments: Any) -> Any:
     return load_place(place)(engine, **arguments)
 
 
-def collectives(bench: Bench, engine: Engine, name: str) -> None:
+def collectives(bench: Bench, engine: Engine, name: str, batch_sizes: tuple[int, ...]) -> None:
     """Time of an all-reduce in a graph, and the share of all of them in a round."""
     rounds = engine.device_rounds
     assert rounds is not None
@@ -227,7 +290,7 @@ def collectives(bench: Bench, engine: Engine, name: str) -> None:
         pass
     size, steps = engine.parts.link.communicator.size, rounds.steps[-1]
     layers = engine.parts.worker.runner.model.num_layers
-    for batch in BATCH_SIZES:
+    for batch in batch_sizes:
         whole = everywhere(engine, "round_seconds", batch_size=batch, num_steps=steps)
         line = f"round {whole * 1e3:.3f} ms"
         if size > 1:
@@ -257,12 +320,16 @@ def weigh(bench: Bench, engine: Engine, name: str) -> None:
 
 
 def formula(config: Any, size: int, each: int) -> int:
-    """Bytes of a dense target's weights on one rank."""
+    """Bytes of a target's weights on one rank."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     width = getattr(config, "head_dim", None) or hidden // heads
     kv = max(config.num_key_value_heads // size, 1)
     layer = hidden * width * (2 * heads // size + 2 * kv)
-    layer += 3 * hidden * config.intermediate_size // size + 2 * hidden
+    experts = getattr(config, "num_experts", 0)
+    inner = config.moe_intermediate_size * experts if experts else config.intermediate_size
+    # The router is whole, and so are Qwen3's norms of q and k.
+    layer += 3 * hidden * inner // size + 2 * hidden + experts * hidden
+    layer += 2 * width if config.model_type.startswith("qwen3") else 0
     tables = 1 if config.tie_word_embeddings else 2
     vocabulary = tables * hidden * config.vocab_size // size
     return each * (config.num_hidden_layers * layer + vocabulary + hidden)
@@ -319,7 +386,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", nargs="+", default=["killed", "identity", "speed"])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--speed-model", default="llama-3.1-8b-shape")
+    parser.add_argument("--small", action="store_true", help="a small shape in place of all others")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--symm-mem", action="store_true", help="--enable-symm-mem")
@@ -327,20 +394,30 @@ def main() -> None:
     args = parser.parse_args()
     if args.victim:
         victim(args.device, args.symm_mem)
-    bench = Bench(args.device, args.speed_model, args.new_tokens, {}, args.symm_mem)
+    with tempfile.TemporaryDirectory() as folder:
+        options = Path(folder), args.symm_mem, args.small
+        run_parts(Bench(args.device, args.new_tokens, {}, *options), args.parts, args.out)
+
+
+def run_parts(bench: Bench, parts: list[str], out: Path | None) -> None:
     start = time.perf_counter()
-    if "killed" in args.parts:
-        killed(bench)
-    link = bench.start() if {*args.parts} - {"killed"} else None
-    for part in (identity, identity8, speed):
-        if part.__name__ in args.parts:
-            part(bench, link)
-            bench.note("seconds", part.__name__, round(time.perf_counter() - start, 1))
-            if args.out is not None:
-                args.out.write_text(json.dumps(bench.found, indent=1))
+    functions = {one.__name__: one for one in PARTS}
+    link = None
+    for name in parts:
+        if name == "killed":
+            killed(bench)
+        else:
+            link = link or bench.start()
+            functions[name](bench, link)
+        bench.note("seconds", name, round(time.perf_counter() - start, 1))
+        if out is not None:
+            out.write_text(json.dumps(bench.found, indent=1))
     if link is not None:
         bench.noted = float("inf")
         link.watch.end()
+
+
+PARTS = (identity, identity8, identity30, speed, speed30, speed70)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from typing import Any
@@ -92,6 +93,8 @@ class OneShotCommunicator(TorchCommunicator):
         group._set_group_name(_GROUP)
         register: Any = _register_process_group
         register(_GROUP, group)
+        # The registry does not keep it; and no group is ever destroyed (torch_distributed.py).
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _gives_nccl_s_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
         makes = torch.Generator(device).manual_seed(self.rank)
