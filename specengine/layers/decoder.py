@@ -39,11 +39,13 @@ def tail_weights(attention: ProjectedAttention, norm: RMSNorm, mlp: GatedMLP) ->
     )
 
 
-def is_plain(attention: ProjectedAttention | GatedDelta, mlp: FeedForward | SparseMLP) -> bool:
-    """Whether all products of a layer multiply plain weights; but for those of a mixture of
+def products(
+    attention: ProjectedAttention | GatedDelta, mlp: FeedForward | SparseMLP
+) -> tuple[Linear, ...]:
+    """Those of a layer whose plain weights the fused paths read: all but those of a mixture of
     experts, which every path leaves to it."""
     parts = *attention.children(), *(mlp.children() if isinstance(mlp, FeedForward) else ())
-    return all(one.is_plain for one in parts if isinstance(one, Linear))
+    return tuple(one for one in parts if isinstance(one, Linear))
 
 
 def make_attention(spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> ProjectedAttention:
@@ -77,6 +79,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
         self.mlp = feed_forward(spec)
         self.mlp_out_norm = self._norm(spec.rms_norm_eps, places.behind)
+        self._products = products(self.attention, self.mlp)
         self.num_weights = spec.num_weights()
         self._takes_compiled = COMPILED.takes(spec)
         self._takes_few_rows = FEW_ROWS.takes(spec)
@@ -139,7 +142,7 @@ class DecoderLayer(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether every product multiplies a plain weight, which the fused paths read."""
-        return is_plain(self.attention, self.mlp)
+        return all(one.is_plain for one in self._products)
 
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""

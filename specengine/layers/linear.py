@@ -193,7 +193,8 @@ class RowParallelLinear(Linear):
         self._zeros: Tensor | None = None  # [few_row.MAX_ROWS, out_features]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ranks.all_reduce(self.own_part(x))
+        part = super().forward(x)
+        return part if self.ranks.size == 1 else self.ranks.all_reduce(part)
 
     def own_part(self, x: Tensor) -> Tensor:
         """What this rank adds to the sum, for who makes one sum of several."""
