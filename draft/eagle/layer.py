@@ -99,19 +99,20 @@ class EagleLayer(nn.Module):
         [R, H] where batch.kept_rows says so. Layers above read every row of this one, so the last
         layer alone leaves rows out."""
         attention, kept_R = self.self_attn, batch.kept_rows if self.is_last else None
-        if self._way_of(residual) is Way.FEW_ROWS:
+        way = self._way_of(residual)
+        if way is Way.FEW_ROWS:
             qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
         else:
             qkv = attention.qkv_proj(attended)
         heads = attention.attend(positions, qkv, batch)
         if kept_R is not None:
             heads, residual = heads.index_select(0, kept_R), residual.index_select(0, kept_R)
-        return self._behind_attention(heads, residual)
+            way = self._way_of(residual)
+        return self._behind_attention(heads, residual, way)
 
-    def _behind_attention(self, heads: Tensor, stream: Tensor) -> Tensor:
+    def _behind_attention(self, heads: Tensor, stream: Tensor, way: Way) -> Tensor:
         """[R, num_heads * head_dim] and [R, H] -> the stream, [R, H]."""
         attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
-        way = self._way_of(stream)
         if way is Way.TAIL:
             weights = tail_weights(attention, norm, mlp)
             return layer_tail.layer_tail(heads, stream, weights, norm.eps).stream

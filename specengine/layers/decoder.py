@@ -100,24 +100,23 @@ class DecoderLayer(nn.Module):
         if few_rows and few_row.fits(stream, self.num_weights) and self.is_plain:
             stream = self.norms.input.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch)
-        hidden, residual = self._enter(self.input_layernorm, hidden, residual)
+        norm = self.input_layernorm
+        hidden, residual = (self._enter if norm is None else norm.add)(hidden, residual)
         if self.spec.norm_places == "shared":
             return self.attention(positions, hidden, batch) + self.mlp(hidden), residual
         if self.attention_out_norm is None:
             heads = self.attention.parts(positions, hidden, batch)
         else:
             heads = self.attention_out_norm(self.attention(positions, hidden, batch))
-        hidden, residual = self._enter(self.post_attention_layernorm, heads, residual)
+        norm = self.post_attention_layernorm
+        hidden, residual = (self._enter if norm is None else norm.add)(heads, residual)
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual
         return self.mlp_out_norm(self.mlp(hidden)), residual
 
-    def _enter(
-        self, norm: Norm | None, hidden: Tensor, residual: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """What attention or feed-forward reads, and the stream, both [T, hidden_size]."""
-        if norm is not None:
-            return norm.add(hidden, residual)
+    def _enter(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Without a norm before it: what attention or feed-forward reads, and the stream, both
+        [T, hidden_size]."""
         stream = hidden if residual is None else hidden + residual
         return self.spec.true_stream(stream), stream
 
