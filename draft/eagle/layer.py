@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.layers.compute_paths import DRAFT_LAYER, FEW_ROWS, LAYER_TAIL, log_refusals
-from specengine.layers.decoder import is_plain, tail_weights
+from specengine.layers.decoder import products, tail_weights
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.mlp import GatedMLP
 from specengine.layers.norm import RMSNorm
@@ -86,6 +86,7 @@ class EagleLayer(nn.Module):
         self.self_attn = SelfAttention(spec, layer_id, rotary, input_size=input_size)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.mlp = GatedMLP(spec.hidden_size, spec.intermediate_size, spec.mlp_bias)
+        self._products = products(self.self_attn, self.mlp)
         self.num_weights = spec.num_weights(input_size)
         self._takes_few_rows = FEW_ROWS.takes(spec)
         self._takes_tail = LAYER_TAIL.takes(spec)
@@ -98,19 +99,20 @@ class EagleLayer(nn.Module):
         [R, H] where batch.kept_rows says so. Layers above read every row of this one, so the last
         layer alone leaves rows out."""
         attention, kept_R = self.self_attn, batch.kept_rows if self.is_last else None
-        if self._way_of(residual) is Way.FEW_ROWS:
+        way = self._way_of(residual)
+        if way is Way.FEW_ROWS:
             qkv = few_row.linear(attended, attention.qkv_proj.plain, attention.qkv_proj.bias)
         else:
             qkv = attention.qkv_proj(attended)
         heads = attention.attend(positions, qkv, batch)
         if kept_R is not None:
             heads, residual = heads.index_select(0, kept_R), residual.index_select(0, kept_R)
-        return self._behind_attention(heads, residual)
+            way = self._way_of(residual)
+        return self._behind_attention(heads, residual, way)
 
-    def _behind_attention(self, heads: Tensor, stream: Tensor) -> Tensor:
+    def _behind_attention(self, heads: Tensor, stream: Tensor, way: Way) -> Tensor:
         """[R, num_heads * head_dim] and [R, H] -> the stream, [R, H]."""
         attention, mlp, norm = self.self_attn, self.mlp, self.post_attention_layernorm
-        way = self._way_of(stream)
         if way is Way.TAIL:
             weights = tail_weights(attention, norm, mlp)
             return layer_tail.layer_tail(heads, stream, weights, norm.eps).stream
@@ -125,11 +127,10 @@ class EagleLayer(nn.Module):
 
     def _way_of(self, stream: Tensor) -> Way:
         """The way for rows [T, H]."""
-        attention = self.self_attn
-        if not is_plain(attention, self.mlp):
+        if not all(one.is_plain for one in self._products):
             return Way.PLAIN
         if self._takes_tail:
-            weights = tail_weights(attention, self.post_attention_layernorm, self.mlp)
+            weights = tail_weights(self.self_attn, self.post_attention_layernorm, self.mlp)
             if layer_tail.fits(stream, weights):
                 return Way.TAIL
         few_rows = self._takes_few_rows and few_row.fits(stream, self.num_weights)

@@ -7,6 +7,7 @@ next step continues in the feature's place, and that logits of token_{i+2} are r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -178,7 +179,7 @@ class Eagle3Model(EagleModel):
         normed = attended[:, batch.features.shape[1] :]
         residual = normed if self.form.norm_before_residual else batch.features
         stream: Tensor = self.layer(positions, attended, residual, batch)
-        for layer in cast(Iterable[EagleLayer], self.layers[1:]):
+        for layer in cast(Iterable[EagleLayer], islice(self.layers, 1, None)):
             assert layer.input_layernorm is not None
             stream = layer(positions, layer.input_layernorm(stream), stream, batch)
         return self.norm(stream) if self.form.norm_output else stream

@@ -95,7 +95,7 @@ class Attention(nn.Module):
         k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(self.layer_id)
         angles = None if self.rotary is None else self.rotary.cos_sin_cache
         rotated = rope_store_kv(q, k, v, positions, angles, k_cache, v_cache, batch.out_cache_loc)
-        return self.attend_stored(rotated, batch)
+        return self._attend(rotated, batch)
 
     def store(self, positions: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> None:
         """Rotate k and write k and v, [T, num_kv_heads * head_dim], to the batch's slots."""
@@ -116,6 +116,9 @@ class Attention(nn.Module):
         if q.shape[0] == 0:
             return q.new_empty(*q.shape[:2], self.value_dim or self.head_dim)
         _check_plan(batch)
+        return self._attend(q, batch)
+
+    def _attend(self, q: Tensor, batch: ForwardBatch) -> Tensor:
         if batch.forward_mode.is_decode():
             return batch.attn_backend.forward_decode(q, self, batch)
         return batch.attn_backend.forward_extend(q, self, batch)

@@ -39,11 +39,13 @@ def tail_weights(attention: ProjectedAttention, norm: RMSNorm, mlp: GatedMLP) ->
     )
 
 
-def is_plain(attention: ProjectedAttention | GatedDelta, mlp: FeedForward | SparseMLP) -> bool:
-    """Whether all products of a layer multiply plain weights; but for those of a mixture of
+def products(
+    attention: ProjectedAttention | GatedDelta, mlp: FeedForward | SparseMLP
+) -> tuple[Linear, ...]:
+    """Those of a layer whose plain weights the fused paths read: all but those of a mixture of
     experts, which every path leaves to it."""
     parts = *attention.children(), *(mlp.children() if isinstance(mlp, FeedForward) else ())
-    return all(one.is_plain for one in parts if isinstance(one, Linear))
+    return tuple(one for one in parts if isinstance(one, Linear))
 
 
 def make_attention(spec: LayerSpec, layer_id: int, rotary: RotaryEmbedding) -> ProjectedAttention:
@@ -77,6 +79,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
         self.mlp = feed_forward(spec)
         self.mlp_out_norm = self._norm(spec.rms_norm_eps, places.behind)
+        self._products = products(self.attention, self.mlp)
         self.num_weights = spec.num_weights()
         self._takes_compiled = COMPILED.takes(spec)
         self._takes_few_rows = FEW_ROWS.takes(spec)
@@ -97,24 +100,23 @@ class DecoderLayer(nn.Module):
         if few_rows and few_row.fits(stream, self.num_weights) and self.is_plain:
             stream = self.norms.input.stream(hidden, residual)
             return self.forward_few_rows(positions, stream, batch)
-        hidden, residual = self._enter(self.input_layernorm, hidden, residual)
+        norm = self.input_layernorm
+        hidden, residual = (self._enter if norm is None else norm.add)(hidden, residual)
         if self.spec.norm_places == "shared":
             return self.attention(positions, hidden, batch) + self.mlp(hidden), residual
         if self.attention_out_norm is None:
             heads = self.attention.parts(positions, hidden, batch)
         else:
             heads = self.attention_out_norm(self.attention(positions, hidden, batch))
-        hidden, residual = self._enter(self.post_attention_layernorm, heads, residual)
+        norm = self.post_attention_layernorm
+        hidden, residual = (self._enter if norm is None else norm.add)(heads, residual)
         if self.mlp_out_norm is None:
             return self.mlp.parts(hidden), residual
         return self.mlp_out_norm(self.mlp(hidden)), residual
 
-    def _enter(
-        self, norm: Norm | None, hidden: Tensor, residual: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """What attention or feed-forward reads, and the stream, both [T, hidden_size]."""
-        if norm is not None:
-            return norm.add(hidden, residual)
+    def _enter(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Without a norm before it: what attention or feed-forward reads, and the stream, both
+        [T, hidden_size]."""
         stream = hidden if residual is None else hidden + residual
         return self.spec.true_stream(stream), stream
 
@@ -139,7 +141,7 @@ class DecoderLayer(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether every product multiplies a plain weight, which the fused paths read."""
-        return is_plain(self.attention, self.mlp)
+        return all(one.is_plain for one in self._products)
 
     def is_streamed(self, hidden: Tensor, batch: ForwardBatch) -> bool:
         """Whether `forward_streamed` is the way for rows [T, hidden_size]."""

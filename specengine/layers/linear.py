@@ -59,6 +59,7 @@ class Linear(nn.Module):
     """y = x W^T + b, with W [out_features, in_features] stored as in checkpoints."""
 
     keeps_precision = False  # weight-only quantization leaves it as it is
+    gives_parts = True  # of several ranks, the sum is fewer bytes to reduce
     keeps_plain = False  # `plain` is read by others: it is neither packed nor kept quantised
     weight: Tensor | None
     bias: Tensor | None
@@ -84,7 +85,8 @@ class Linear(nn.Module):
     def parts(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features] or, where that is faster, float32
         [P, T, out_features], whose sum that is; for RMSNorm.add."""
-        if self.kernel is None and self.bias is None and split_linear.fits(x, self.plain):
+        can_split = self.kernel is None and self.bias is None and self.gives_parts
+        if can_split and split_linear.fits(x, self.plain):
             return split_linear.split_linear(x, self.plain)
         out: Tensor = self(x)
         return out
@@ -189,20 +191,17 @@ class RowParallelLinear(Linear):
         """in_features: of all ranks. part: this rank's, None is all."""
         super().__init__(in_features if part is None else part.size, out_features, bias)
         self.ranks = communicator()
+        self.gives_parts = self.ranks.size == 1
         self.part = part
         self._zeros: Tensor | None = None  # [few_row.MAX_ROWS, out_features]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ranks.all_reduce(self.own_part(x))
+        part = super().forward(x)
+        return part if self.ranks.size == 1 else self.ranks.all_reduce(part)
 
     def own_part(self, x: Tensor) -> Tensor:
         """What this rank adds to the sum, for who makes one sum of several."""
         return super().forward(x)
-
-    def parts(self, x: Tensor) -> Tensor:
-        if self.ranks.size > 1:  # fewer bytes to reduce
-            return self.forward(x)
-        return super().parts(x)
 
     def add_few_rows(self, x: Tensor, stream: Tensor) -> Tensor:
         """``stream + self(x)`` by few_row's kernels: [T, in], [T, out] -> [T, out]. Of a layer

@@ -123,15 +123,18 @@ class SelfAttention(ProjectedAttention):
         if self.has_gate:
             pairs = q.view(len(q), self.attn.num_heads, 2 * self.head_dim).chunk(2, -1)
             q, gate = (one.flatten(1) for one in pairs)
-        if isinstance(self.q_norm, PartNorm) and isinstance(self.k_norm, PartNorm):
-            q, k = self._normed_over_ranks(q, self.q_norm, k, self.k_norm)
-        elif self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(q.reshape(-1, len(self.q_norm.weight))).view(q.shape)
-            k = self.k_norm(k.reshape(-1, len(self.k_norm.weight))).view(k.shape)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(q, self.q_norm, k, self.k_norm)
         if self.temperature is not None:
             q = self.temperature.scaled(q, positions)
-        out: Tensor = self.attn(positions, q, k, v, batch)
+        out = self.attn.forward(positions, q, k, v, batch)
         return out * torch.sigmoid(gate) if self.has_gate else out
+
+    def _normed(self, q: Tensor, q_norm: Norm, k: Tensor, k_norm: Norm) -> tuple[Tensor, Tensor]:
+        if isinstance(q_norm, PartNorm) and isinstance(k_norm, PartNorm):
+            return self._normed_over_ranks(q, q_norm, k, k_norm)
+        normed_q = q_norm(q.reshape(-1, len(q_norm.weight))).view(q.shape)
+        return normed_q, k_norm(k.reshape(-1, len(k_norm.weight))).view(k.shape)
 
     def _normed_over_ranks(
         self, q: Tensor, q_norm: PartNorm, k: Tensor, k_norm: PartNorm

@@ -97,7 +97,7 @@ class DecoderStack(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Layers start .. end - 1, one by one."""
         for layer_id, layer in islice(enumerate(self.layers), start, end):
-            hidden, residual = layer(positions, hidden, residual, batch)
+            hidden, residual = layer.forward(positions, hidden, residual, batch)
             if layer_id in batch.feature_layers:
                 stream = self.norm.stream(hidden, residual)
                 batch.layer_features.append(self.spec.true_stream(stream))

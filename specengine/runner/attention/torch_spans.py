@@ -37,7 +37,8 @@ class Span:
     def gather(self, cache: Tensor, keys: slice, dtype: torch.dtype) -> Tensor:
         """[1, num_kv_heads, K, head_dim]; a view where the slots are contiguous and of `dtype`."""
         if self.first_slot is not None:
-            rows = cache[self.first_slot + keys.start : self.first_slot + keys.stop].to(dtype)
+            rows = cache[self.first_slot + keys.start : self.first_slot + keys.stop]
+            rows = rows if rows.dtype is dtype else rows.to(dtype)
         else:
             rows = read_rows(cache, self.slots[keys], dtype)
         return rows.transpose(0, 1).unsqueeze(0)
