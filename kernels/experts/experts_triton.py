@@ -28,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
+from specengine.kernels.experts.packed import PackedExpertWeights
 from specengine.kernels.experts.tiles import FEW_ROWS, PART_ROWS, Tile, Tiles, tile_for
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 
@@ -471,23 +472,31 @@ class _Call:
 
 
 def experts(
-    x: Tensor, chosen: Chosen, weights: ExpertWeights, tiles: Tiles | None = None
+    x: Tensor,
+    chosen: Chosen,
+    weights: ExpertWeights | PackedExpertWeights,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """`experts.experts`; tiles: in place of those of `tile_for`."""
     x, (rows, hidden), count = x.contiguous(), x.shape, chosen.ids_TK.shape[1]
     if rows > _SLICE:
         pieces = [slice(start, start + _SLICE) for start in range(0, rows, _SLICE)]
         cut = [Chosen(chosen.ids_TK[one], chosen.weights_TK[one]) for one in pieces]
-        outs = [experts(x[one], part, weights) for one, part in zip(pieces, cut, strict=True)]
-        return torch.cat(outs)
+        pairs = zip(pieces, cut, strict=True)
+        return torch.cat([experts(x[one], part, weights, tiles) for one, part in pairs])
     leaves_parts = rows <= PART_ROWS
     part_dtype = torch.float32 if leaves_parts else x.dtype
     parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
     if not rows:
         return x.new_empty(0, hidden)
-    call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
-    run = _run_few if rows <= FEW_ROWS else _run_many
-    run(call, parts)
+    if isinstance(weights, PackedExpertWeights):
+        from specengine.kernels.experts import packed_triton
+
+        packed_triton.run(x, chosen, weights, parts, tiles)
+    else:
+        call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
+        run = _run_few if rows <= FEW_ROWS else _run_many
+        run(call, parts)
     return parts if leaves_parts else _sum(parts)
 
 
