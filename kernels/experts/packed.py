@@ -116,6 +116,9 @@ class PackedExperts:
         return F.linear(rows, self.one(expert).dequantised(), wide).to(x.dtype)
 
 
+_SILU = Activation()
+
+
 @dataclass(frozen=True)
 class PackedExpertWeights:
     """As ExpertWeights, in a format."""
@@ -124,7 +127,7 @@ class PackedExpertWeights:
     down: PackedExperts  # [E, H, I]
     gate_up_bias: Tensor | None = None  # [E, 2 I]
     down_bias: Tensor | None = None  # [E, H]
-    activation: Activation = Activation()
+    activation: Activation = _SILU
     weighs_input: bool = False
 
     @property

@@ -29,6 +29,9 @@ from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
 
+# Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
+ROUNDS_INSIDE = True
+
 
 @triton.jit
 def _gate_up_tile(
@@ -371,12 +374,15 @@ class _Product:
     tile: Tile
     weights: PackedExpertWeights
     chosen: Chosen
-    rounds_first: bool  # to FP8 in a kernel of its own
+    is_many: bool  # rows
 
     def inputs(self) -> tuple[Tensor, Tensor | None]:
         """What is multiplied, and its scales where it is rounded already."""
         form = self.matrix.input
-        if form is None or (form.scale is None and form.group and not self.rounds_first):
+        if form is None:
+            return self.x, None
+        by_group = form.scale is None and form.group is not None
+        if by_group and ROUNDS_INSIDE and not self.is_many:
             return self.x, None
         return quantise_rows(self.x, form)
 

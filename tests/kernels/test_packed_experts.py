@@ -13,15 +13,26 @@ from torch import Tensor
 
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import MOST_SHARED
+from specengine.kernels.experts import packed_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
-from specengine.kernels.linear import mxfp4
+from specengine.kernels.linear import fp8_linear_ref, mxfp4
 from specengine.kernels.linear.quantised import FP8, FP8_MAX, Fp8Input, Fp8Weight, IntWeight
 from tests.kernels import offline_triton
 from tests.kernels.test_experts import choose, summed
 
 HIDDEN, INNER = 96, 64  # three blocks of 32 columns, and two
+
+
+@pytest.fixture(autouse=True)
+def _interpreter_rounds_inputs_in_pytorch(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's interpreter rounds 7.9 to 4 in FP8: it drops the carry into the exponent."""
+    if device.type == "cpu":
+        monkeypatch.setattr(packed_triton, "quantise_rows", fp8_linear_ref.quantise_rows)
+        monkeypatch.setattr(packed_triton, "ROUNDS_INSIDE", False)
 
 
 def fp8(rows: int, columns: int, form: Fp8Input | None) -> Callable[[Tensor], Fp8Weight]:
@@ -115,6 +126,15 @@ def inputs(rows: int, device: torch.device) -> Tensor:
     return torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(rows)).to(device)
 
 
+def assert_near(found: Tensor, expected: Tensor, rounds: bool = False) -> None:
+    """rounds: inputs to FP8, of which a few fall on the other side of a middle: sums of the first
+    product are added up in another order."""
+    if rounds:
+        assert float((found - expected).norm() / expected.norm()) < 0.02
+    else:
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rows", [1, 9])
 def test_triton_equals_the_reference(name: str, rows: int, device: torch.device) -> None:
@@ -124,7 +144,7 @@ def test_triton_equals_the_reference(name: str, rows: int, device: torch.device)
     expected = experts(x, picked, weights, backend="torch")
     found = summed(experts(x, picked, weights, backend="triton"))
     assert float(expected.abs().max()) > 0.01
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert_near(found, expected, weights.down.input is not None)
 
 
 @pytest.mark.parametrize("name", ["fp8, blocks", "4 bits, zeros, in another order", "mxfp4"])
@@ -133,7 +153,7 @@ def test_many_rows_are_sorted_by_expert(name: str, device: torch.device) -> None
     x = inputs(70, device)
     expected = experts(x, picked, weights, backend="torch")
     found = summed(experts(x, picked, weights, backend="triton"))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert_near(found, expected, weights.down.input is not None)
 
 
 @pytest.mark.parametrize("name", ["fp8, a scale a row", "4 bits"])
@@ -142,7 +162,7 @@ def test_one_expert_of_more_rows_than_a_tile(name: str, device: torch.device) ->
     x = inputs(40, device)
     expected = experts(x, picked, weights, backend="torch")
     found = summed(experts(x, picked, weights, backend="triton"))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert_near(found, expected, weights.down.input is not None)
 
 
 @pytest.mark.parametrize("weighs", [False, True])
@@ -162,7 +182,7 @@ def test_biases_and_activations_are_those_of_dense_experts(
     expected = experts(x, picked, dense(weights), backend="torch")
     for backend in ("torch", "triton"):
         found = summed(experts(x, picked, weights, backend=backend))  # type: ignore[arg-type]
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        assert_near(found, expected)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("fp8")])
@@ -172,6 +192,25 @@ def test_reference_is_the_dense_product(name: str) -> None:
     expected = experts(inputs(4, cpu), picked, dense(weights), backend="torch")
     found = experts(inputs(4, cpu), picked, weights, backend="torch")
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_are_rounded_where_they_are_multiplied(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inputs are numbers that rounding leaves as they are, so that the interpreter does too; but
+    they have other scales a group, which must find their sums."""
+    monkeypatch.setattr(packed_triton, "ROUNDS_INSIDE", True)
+    weights = PackedExpertWeights(
+        stacked("fp8, blocks", 4, 2 * INNER, HIDDEN, device),
+        stacked("4 bits", 4, HIDDEN, INNER, device),
+    )
+    codes = torch.randint(-7, 8, (9, HIDDEN // 32, 32), generator=torch.Generator().manual_seed(2))
+    codes[:, :, 5] = 7
+    x = (codes * torch.tensor([0.01, 0.5, 0.03])[:, None] * 64 / 448).view(9, HIDDEN).to(device)
+    picked = choose(9, 4, 2, device)
+    expected = experts(x, picked, dense(weights), backend="torch")
+    found = summed(experts(x, picked, weights, backend="triton"))
+    assert_near(found, expected)
 
 
 @pytest.mark.parametrize("name", ["fp8, blocks", "4 bits", "mxfp4"])
