@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from specengine.kernels.linear import fp8_linear_ref
 from specengine.kernels.linear.quantised import Fp8Input
 
 
+@runtime_checkable
 class OneExpert(Protocol):
     """A weight [N, K] of one expert."""
 
