@@ -23,8 +23,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
-from specengine.kernels.experts.experts_triton import _first_of, _slots_of, _tile_of
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
 from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
@@ -201,14 +201,14 @@ def _few_kernel(
         gdc_launch_dependents()
     offsets = tl.arange(0, BLOCK_S)
     ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
-    expert = _first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
+    expert = first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
     is_hit = ids == expert
     count = tl.sum(is_hit.to(tl.int32), axis=0)
     count = tl.where(expert < 0, 0, count)
     rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
     n = tl.program_id(0) * OUTS
     for start in range(0, count, ROWS):
-        slots = _slots_of(is_hit, rank, offsets, start, ROWS)
+        slots = slots_of(is_hit, rank, offsets, start, ROWS)
         is_slot = start + tl.arange(0, ROWS) < count
         if IS_DOWN:
             _down_tile(
@@ -304,7 +304,7 @@ def _many_kernel(
     blocks = tl.cdiv(hidden, OUTS) if IS_DOWN else tl.cdiv(inner, OUTS)
     tile = tl.program_id(0) // blocks
     n = tl.program_id(0) % blocks * OUTS
-    expert, slots, is_slot = _tile_of(
+    expert, slots, is_slot = tile_of(
         order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
     )
     if expert < num_experts:
@@ -414,7 +414,7 @@ class _Product:
 
 def _step(columns: int, most: int) -> int:
     """A power of 2, at most so many columns as the format allows but at least 32."""
-    return max(min(columns, triton.next_power_of_2(most)), 32)
+    return max(min(columns, int(triton.next_power_of_2(most))), 32)
 
 
 def run(

@@ -159,6 +159,7 @@ def _multiply(x: Tensor, part: Part, bias: Tensor | None) -> Tensor:
         return fp8_linear(x, part, bias)
     if isinstance(part, IntWeight):
         return int_linear(x, part, bias)
+    assert isinstance(part, Tensor)
     return F.linear(x, part, bias)
 
 
