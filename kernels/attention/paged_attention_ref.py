@@ -67,10 +67,13 @@ def _visible(
     if batch.first_keys is not None:
         row = int(batch.req_pool_indices[b])
         visible[:, : min(int(batch.first_keys[row]), prefix)] = False
-    if window is not None or chunk is not None:
-        own = positions[prefix:, None]
-        oldest = own - own % chunk if window is None else own - window + 1
-        near = positions >= oldest
+    own, back = positions[prefix:, None], None
+    if window is not None:
+        back = torch.full_like(own, window - 1)
+    elif chunk is not None:
+        back = own % chunk
+    if back is not None:
+        near = positions >= own - back
         near[:, first:prefix] = True
         visible &= near
     return visible

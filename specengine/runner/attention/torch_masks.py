@@ -38,9 +38,11 @@ def visible_BQK(
         visible = (new_BK < 0)[:, None] | (seen & (new_BK < nodes)[:, None])
         query_BK = (node_BK - num_past).clamp(0, depths_BQ.shape[1] - 1)
         key_depth_BK = torch.where(new_BK < 0, new_BK, depths_BQ.gather(1, query_BK))
-    if window is not None or chunk is not None:
+    back: int | Tensor | None = None if window is None else window - 1
+    if chunk is not None:
+        back = (depths_BQ + prefix_B[:, None]) % chunk
+    if back is not None:
         is_past = (new_BK >= 0) & (new_BK < num_past)
-        back = (depths_BQ + prefix_B[:, None]) % chunk if window is None else window - 1
         near = key_depth_BK[:, None] >= (depths_BQ - back)[..., None]
         visible = visible & (near | is_past[:, None])
     return visible
