@@ -1,6 +1,7 @@
 """Experts in whole numbers of 4 or 8 bits with a scale, and perhaps a zero, a group of columns.
 
-Codes less their zero are exact in the type of inputs; a group's scale is applied to its sums.
+Codes less the middle of their range are exact in the type of inputs. What a group's zero differs
+from that is taken from its sums, and its scale is applied to them.
 """
 
 # A jit body only looks like typed Python.
@@ -14,8 +15,47 @@ import triton.language as tl
 from torch import Tensor
 
 from specengine.kernels.experts.packed import ExpertFormat, Operands, PackedExperts
-from specengine.kernels.linear.int_linear_triton import _minus
 from specengine.kernels.linear.quantised import IntWeight
+
+# Four bytes, the eight codes of four low and four high halves, to bfloat16 less 8: a code is put
+# into the mantissa of 128.
+_ASM: tl.constexpr = tl.constexpr(
+    """{
+.reg .b32 c, t, one, back, upper;
+mov.b32 one, 0x3F803F80;
+mov.b32 back, 0xC308C308;
+mov.b32 upper, 0x43434343;
+and.b32 c, $4, 0x0F0F0F0F;
+prmt.b32 t, c, upper, 0x4140;
+fma.rn.bf16x2 $0, t, one, back;
+prmt.b32 t, c, upper, 0x4342;
+fma.rn.bf16x2 $1, t, one, back;
+shr.u32 c, $4, 4;
+and.b32 c, c, 0x0F0F0F0F;
+prmt.b32 t, c, upper, 0x4140;
+fma.rn.bf16x2 $2, t, one, back;
+prmt.b32 t, c, upper, 0x4342;
+fma.rn.bf16x2 $3, t, one, back;
+}"""
+)
+
+
+@triton.jit
+def _halves(codes, WIDE: tl.constexpr):
+    """The low and the high 4 bits, less 8. codes: uint8."""
+    if tl.bfloat16 == WIDE:
+        low, high = tl.inline_asm_elementwise(
+            _ASM,
+            "=&r,=&r,=&r,=&r,r",
+            [codes],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        low = ((codes & 15).to(tl.float32) - 8.0).to(WIDE)
+        high = ((codes >> 4).to(tl.float32) - 8.0).to(WIDE)
+    return low, high
 
 
 @triton.jit
@@ -40,8 +80,7 @@ def _sums(
     BITS: tl.constexpr = FORM[0]
     GROUP: tl.constexpr = FORM[1]  # columns; a multiple of BLOCK_K
     HAS_ZERO: tl.constexpr = FORM[2]
-    WHOLE_ZERO: tl.constexpr = FORM[3]
-    HAS_ORDER: tl.constexpr = FORM[4]
+    HAS_ORDER: tl.constexpr = FORM[3]
     WIDE: tl.constexpr = x_ptr.dtype.element_ty
     BYTES: tl.constexpr = BLOCK_K * BITS // 8
     groups = columns // GROUP
@@ -52,7 +91,6 @@ def _sums(
     weights = codes_ptr + place[:, None] * (columns * BITS // 8) + held[None, :]
     inputs = x_ptr + rows.to(tl.int64)[None, :] * columns
     order = order_ptr + expert.to(tl.int64) * columns + low
-    middle = tl.full((OUTS,), 1 << (BITS - 1), tl.float32)
     sums = tl.zeros((OUTS, ROWS), tl.float32)
     for block in range(0, columns // BLOCK_K):
         codes = tl.load(weights + block * BYTES, mask=is_out[:, None], other=0)
@@ -62,26 +100,23 @@ def _sums(
         x = tl.load(inputs + column[:, None], mask=is_row[None, :], other=0.0)
         at = place * groups + block * BLOCK_K // GROUP
         scale = tl.load(scale_ptr + at, mask=is_out, other=0.0).to(tl.float32)
-        zero = middle
-        if HAS_ZERO:
-            zero = tl.load(zero_ptr + at, mask=is_out, other=0).to(tl.float32)
-        taken = zero if WHOLE_ZERO else middle
         if BITS == 4:
-            part = tl.dot(_minus(codes & 15, taken, WIDE, BITS), x, input_precision="ieee")
+            w, w_behind = _halves(codes, WIDE)
             column = block * BLOCK_K + low + 16
             if HAS_ORDER:
                 column = tl.load(order + block * BLOCK_K + 16)
             behind = tl.load(inputs + column[:, None], mask=is_row[None, :], other=0.0)
-            high = _minus(codes >> 4, taken, WIDE, BITS)
-            part = tl.dot(high, behind, part, input_precision="ieee")
-            if not WHOLE_ZERO:
-                total = tl.sum(x.to(tl.float32), axis=0) + tl.sum(behind.to(tl.float32), axis=0)
-                part -= (zero - middle)[:, None] * total[None, :]
+            part = tl.dot(w, x, input_precision="ieee")
+            part = tl.dot(w_behind, behind, part, input_precision="ieee")
         else:
-            part = tl.dot(_minus(codes, taken, WIDE, BITS), x, input_precision="ieee")
-            if not WHOLE_ZERO:
-                total = tl.sum(x.to(tl.float32), axis=0)
-                part -= (zero - middle)[:, None] * total[None, :]
+            w = (codes.to(tl.float32) - 128.0).to(WIDE)
+            part = tl.dot(w, x, input_precision="ieee")
+        if HAS_ZERO:
+            total = tl.sum(x.to(tl.float32), axis=0)
+            if BITS == 4:
+                total += tl.sum(behind.to(tl.float32), axis=0)
+            zero = tl.load(zero_ptr + at, mask=is_out, other=0).to(tl.float32)
+            part -= (zero - (1 << (BITS - 1)))[:, None] * total[None, :]
         sums += part * scale[:, None]
     return sums
 
@@ -90,9 +125,8 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     weight: IntWeight = matrix.first
     tensors = matrix.tensors
     zero = tensors.get("zero")
-    is_whole = zero is None or not zero.is_floating_point()
     codes, order = tensors["codes"], tensors.get("order")
-    form = weight.bits, weight.group, int(zero is not None), int(is_whole), int(order is not None)
+    form = weight.bits, weight.group, int(zero is not None), int(order is not None)
     given = (
         codes,
         tensors["scale"],
