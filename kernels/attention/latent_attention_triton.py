@@ -106,6 +106,7 @@ def _shares_kernel(
         BLOCK_N,
         HAS_TREE,
         False,
+        False,
     )
     outs = first_row * HEADS + rows
     if split >= active:
@@ -146,6 +147,7 @@ def _shares_kernel(
             tree_ptr,
             0,
             HAS_TREE,
+            False,
             False,
         )
         scores = tl.where(visible, scores, float("-inf"))

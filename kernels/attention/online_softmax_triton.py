@@ -35,6 +35,17 @@ def as_in_fp8(x):
 
 
 @triton.jit
+def oldest_seen(position, window, RESETS: tl.constexpr):
+    """The first position that one sees: of the last `window` up to its own, or, where the window
+    resets, of its own chunk of so many."""
+    if RESETS:
+        oldest = position - position % window
+    else:
+        oldest = position - window + 1
+    return oldest
+
+
+@triton.jit
 def sees(
     cols,
     end,
@@ -48,6 +59,7 @@ def sees(
     window,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    RESETS: tl.constexpr,
 ):
     """Whether row i, query queries[i] of its request, sees column cols[j]; none beyond end."""
     if HAS_TREE:
@@ -62,12 +74,14 @@ def sees(
             there = tl.load(positions_ptr + news, mask=in_tree & (news >= 0), other=0)
             there = tl.where(news < 0, cols, there)
             is_past = in_tree & (news < 0)
-            visible = visible & ((there[None, :] > here[:, None] - window) | is_past[None, :])
+            visible = visible & (
+                (there[None, :] >= oldest_seen(here, window, RESETS)[:, None]) | is_past[None, :]
+            )
     else:
         here = prefix + queries
         visible = cols[None, :] < tl.minimum(here + 1, end)[:, None]
         if HAS_WINDOW:
-            visible = visible & (cols[None, :] > here[:, None] - window)
+            visible = visible & (cols[None, :] >= oldest_seen(here, window, RESETS)[:, None])
     return visible
 
 
@@ -114,6 +128,7 @@ def key_range(
     BLOCK_N: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    RESETS: tl.constexpr,
 ):
     """Begin and end of this program's share of the keys, and how many programs have a share. The
     shares depend on the lengths alone, so short requests are not split."""
@@ -122,10 +137,10 @@ def key_range(
     if not HAS_TREE:
         high = tl.minimum(prefix + first_query + queries_per_tile, high)
     if HAS_WINDOW:
-        oldest = prefix - past - window + 1
+        position = prefix - past
         if not HAS_TREE:
-            oldest += first_query
-        low = tl.maximum(oldest, low)
+            position += first_query
+        low = tl.maximum(oldest_seen(position, window, RESETS), low)
     blocks = tl.cdiv(high - low, BLOCK_N)
     share = tl.maximum(tl.cdiv(blocks, splits), min_blocks)
     begin = low + split * share * BLOCK_N
@@ -158,6 +173,7 @@ def attend(
     BLOCK_N: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    RESETS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):
     """Online softmax over keys begin .. end - 1: normalised output and log2-sum-exp of each row.
@@ -191,6 +207,7 @@ def attend(
             window,
             HAS_TREE,
             HAS_WINDOW,
+            RESETS,
         )
         scores = tl.where(visible, scores, float("-inf"))
         row_max, finite_max, decay = raise_max(row_max, tl.max(scores, 1))

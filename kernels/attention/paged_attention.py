@@ -21,6 +21,7 @@ def paged_attention(
     scale: float,
     *,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     num_splits: int | None = None,
@@ -35,6 +36,7 @@ def paged_attention(
                 # with first_keys: also c >= min(first_keys[req_pool_indices[b]], prefix)
                 # under a tree: c < first or tree_mask[b, i, c - first], first = prefix - num_past
                 # with a window: also position(c) > position(prefix + i) - window, or c a past node
+                # with a chunk: also both positions // chunk equal, or c a past node
                 slots = req_to_token[req_pool_indices[b], seen]
                 for h in range(Hq):
                     scores = scale * q[t, h] . k_cache[slots, h // group]
@@ -45,7 +47,8 @@ def paged_attention(
     q: [T, Hq, D], the last dimension contiguous; k_cache, v_cache: [S, Hk, D] of q's dtype
     (float32, float16, bfloat16), or float8_e4m3fn, whose values are taken as they are; Hk divides
     Hq; D up to 256. Returns [T, Hq, D]; rows of q that belong to no request are undefined. Softmax
-    in float32. sinks: [Hq], logits beside the scores that have no value.
+    in float32. A window and a chunk exclude each other. sinks: [Hq], logits beside the scores that
+    have no value.
 
     num_splits: programs that share a request's keys; None chooses from the host's bounds. Any
     device; Triton on CUDA: one kernel, which reads lengths and page table on the device, so that a
@@ -64,7 +67,8 @@ def paged_attention(
             softcap,
             sinks,
             num_splits,
+            chunk,
         )
     return paged_attention_ref.paged_attention(
-        q, k_cache, v_cache, batch, scale, window, softcap, sinks
+        q, k_cache, v_cache, batch, scale, window, softcap, sinks, chunk
     )

@@ -19,6 +19,7 @@ def paged_attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=q.dtype, device=q.device)
     group = q.shape[1] // k_cache.shape[1]
@@ -34,7 +35,7 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", q[rows].float(), k) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        visible = _visible(batch, b, rows, keys, window)
+        visible = _visible(batch, b, rows, keys, window, chunk)
         weights = softmax_with_sinks(scores.masked_fill(~visible, float("-inf")), sinks)
         out[rows] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
     return out
@@ -48,7 +49,9 @@ def softmax_with_sinks(scores_HQK: Tensor, sinks_H: Tensor | None) -> Tensor:
     return torch.cat((scores_HQK, beside_HQ1), -1).softmax(-1)[..., :-1]
 
 
-def _visible(batch: PagedBatch, b: int, rows: slice, keys: int, window: int | None) -> Tensor:
+def _visible(
+    batch: PagedBatch, b: int, rows: slice, keys: int, window: int | None, chunk: int | None
+) -> Tensor:
     """bool [n, keys]"""
     n = rows.stop - rows.start
     prefix = keys - n
@@ -64,8 +67,13 @@ def _visible(batch: PagedBatch, b: int, rows: slice, keys: int, window: int | No
     if batch.first_keys is not None:
         row = int(batch.req_pool_indices[b])
         visible[:, : min(int(batch.first_keys[row]), prefix)] = False
+    own, back = positions[prefix:, None], None
     if window is not None:
-        near = positions > positions[prefix:, None] - window
+        back = torch.full_like(own, window - 1)
+    elif chunk is not None:
+        back = own % chunk
+    if back is not None:
+        near = positions >= own - back
         near[:, first:prefix] = True
         visible &= near
     return visible

@@ -81,6 +81,7 @@ def _paged_attention_kernel(
     BLOCK_D: tl.constexpr,
     HAS_TREE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    RESETS: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -122,6 +123,7 @@ def _paged_attention_kernel(
         BLOCK_N,
         HAS_TREE,
         HAS_WINDOW,
+        RESETS,
     )
     if split >= active:
         return
@@ -159,6 +161,7 @@ def _paged_attention_kernel(
         BLOCK_N,
         HAS_TREE,
         HAS_WINDOW,
+        RESETS,
         HAS_SOFTCAP,
     )
     out_rows = ((first_row + queries) * GROUP * num_kv_heads + heads) * HEAD_DIM
@@ -229,6 +232,7 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None,
     num_splits: int | None,
+    chunk: int | None = None,
 ) -> Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     requests, num_kv_heads, head_dim = len(batch.seq_lens), k_cache.shape[1], q.shape[2]
@@ -270,7 +274,7 @@ def paged_attention(
         batch.req_to_token.stride(0),
         0 if tree_mask is None else tree_mask.shape[1],
         batch.num_past,
-        0 if window is None else window,
+        chunk or window or 0,
         splits,
         1 if num_splits else max(_MIN_SHARE // blocks.keys, 1),
         scale * math.log2(math.e),
@@ -281,7 +285,8 @@ def paged_attention(
         BLOCK_N=blocks.keys,
         BLOCK_D=block_dim,
         HAS_TREE=has_tree,
-        HAS_WINDOW=window is not None,
+        HAS_WINDOW=window is not None or chunk is not None,
+        RESETS=chunk is not None,
         HAS_FIRST=batch.first_keys is not None,
         HAS_SOFTCAP=softcap is not None,
         HAS_SINKS=sinks is not None,

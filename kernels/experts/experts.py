@@ -6,18 +6,24 @@ from torch import Tensor
 
 from specengine.kernels.dispatch import Backend, use_triton
 from specengine.kernels.experts import experts_ref
+from specengine.kernels.experts.packed import PackedExpertWeights
 from specengine.kernels.experts.types import Chosen, ExpertWeights
 
 
 def experts(
-    x: Tensor, chosen: Chosen, weights: ExpertWeights, *, backend: Backend = "auto"
+    x: Tensor,
+    chosen: Chosen,
+    weights: ExpertWeights | PackedExpertWeights,
+    *,
+    backend: Backend = "auto",
 ) -> Tensor:
     """For each row x, its k-th expert e and weight w::
 
         gate, up = halves of (weights.gate_up[e] @ x + gate_up_bias[e])
         part[k] = w * (weights.down[e] @ activation(gate, up) + down_bias[e])
 
-    Where weights.weighs_input: gate and up of ``w * x`` instead, and no w before the last product.
+    Inputs of both products are rounded first where the weights' format says so. Where
+    weights.weighs_input: gate and up of ``w * x`` instead, and no w before the last product.
 
     x: [T, H] -> the sum of the parts, [T, H], or float32 [K, T, H] themselves, for RMSNorm.add.
     The parts are summed in their order, so that nothing depends on what runs first. Any device;

@@ -8,21 +8,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 
 Product = Callable[[int, Tensor], Tensor]  # expert and rows [R, in] -> [R, out], bias included
 
 
-def experts(x: Tensor, chosen: Chosen, weights: ExpertWeights) -> Tensor:
-    def gate_up(expert: int, rows: Tensor) -> Tensor:
-        bias = weights.gate_up_bias
-        return F.linear(rows, weights.gate_up[expert], None if bias is None else bias[expert])
-
-    def down(expert: int, rows: Tensor) -> Tensor:
-        bias = weights.down_bias
-        return F.linear(rows, weights.down[expert], None if bias is None else bias[expert])
-
+def experts(x: Tensor, chosen: Chosen, weights: ExpertWeights | PackedExpertWeights) -> Tensor:
+    gate_up = _product(weights.gate_up, weights.gate_up_bias)
+    down = _product(weights.down, weights.down_bias)
     return by_expert(x, chosen, gate_up, down, weights.activation, weights.weighs_input)
+
+
+def _product(weight: Tensor | PackedExperts, bias: Tensor | None) -> Product:
+    def multiply(expert: int, rows: Tensor) -> Tensor:
+        own = None if bias is None else bias[expert]
+        if isinstance(weight, PackedExperts):
+            return weight.product(rows, expert, own)
+        return F.linear(rows, weight[expert], own)
+
+    return multiply
 
 
 def by_expert(

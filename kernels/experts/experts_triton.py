@@ -28,6 +28,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
+from specengine.kernels.experts.packed import PackedExpertWeights
+from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
 from specengine.kernels.experts.tiles import FEW_ROWS, PART_ROWS, Tile, Tiles, tile_for
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 
@@ -136,26 +138,6 @@ def _down_rows(
     tl.store(out_ptr + place, acc, mask=is_slot[:, None] & is_n[None, :])
 
 
-@triton.jit
-def _first_of(ids, offsets, number, EVERY: tl.constexpr, ids_ptr):
-    """The expert of program `number`, or -1 where another program has it."""
-    if EVERY:
-        expert = number
-    else:
-        expert = tl.load(ids_ptr + number)
-        before = (ids == expert) & (offsets < number)
-        expert = tl.where(tl.sum(before.to(tl.int32), axis=0) > 0, -1, expert)
-    return expert
-
-
-@triton.jit
-def _slots_of(is_hit, rank, offsets, start, ROWS: tl.constexpr):
-    """The start-th and following slots among those that hit; 0 past the last."""
-    wanted = start + tl.arange(0, ROWS)
-    match = is_hit[None, :] & (rank[None, :] == wanted[:, None])
-    return tl.sum(tl.where(match, offsets[None, :], 0), axis=1)
-
-
 @triton.jit(do_not_specialize=["num_slots"])
 def _few_gate_up_kernel(
     x_ptr,
@@ -185,14 +167,14 @@ def _few_gate_up_kernel(
         gdc_launch_dependents()
     offsets = tl.arange(0, BLOCK_S)
     ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
-    expert = _first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
+    expert = first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
     is_hit = ids == expert
     count = tl.sum(is_hit.to(tl.int32), axis=0)
     count = tl.where(expert < 0, 0, count)
     rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
     n = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     for start in range(0, count, ROWS):
-        slots = _slots_of(is_hit, rank, offsets, start, ROWS)
+        slots = slots_of(is_hit, rank, offsets, start, ROWS)
         is_slot = start + tl.arange(0, ROWS) < count
         _gate_up_rows(
             x_ptr,
@@ -245,14 +227,14 @@ def _few_down_kernel(
         gdc_launch_dependents()
     offsets = tl.arange(0, BLOCK_S)
     ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
-    expert = _first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
+    expert = first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
     is_hit = ids == expert
     count = tl.sum(is_hit.to(tl.int32), axis=0)
     count = tl.where(expert < 0, 0, count)
     rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
     n = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
     for start in range(0, count, ROWS):
-        slots = _slots_of(is_hit, rank, offsets, start, ROWS)
+        slots = slots_of(is_hit, rank, offsets, start, ROWS)
         is_slot = start + tl.arange(0, ROWS) < count
         _down_rows(
             x_ptr,
@@ -274,24 +256,6 @@ def _few_down_kernel(
             OUTS,
             BLOCK_K,
         )
-
-
-@triton.jit
-def _tile_of(
-    order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E: tl.constexpr, ROWS: tl.constexpr
-):
-    """Expert of a tile of sorted slots, its slots and which of them exist; expert is num_experts
-    past the last tile."""
-    e = tl.arange(0, BLOCK_E)
-    ends = tl.load(ends_ptr + e, mask=e < num_experts, other=2147483647)
-    expert = tl.sum((ends <= tile).to(tl.int32), axis=0)
-    first = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
-    known = tl.minimum(expert, num_experts - 1)
-    start = tl.load(starts_ptr + known)
-    end = tl.where(expert < num_experts, tl.load(starts_ptr + known + 1), start)
-    places = start + (tile - first) * ROWS + tl.arange(0, ROWS)
-    is_slot = places < end
-    return expert, tl.load(order_ptr + places, mask=is_slot, other=0), is_slot
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -324,7 +288,7 @@ def _many_gate_up_kernel(
         gdc_wait()
         gdc_launch_dependents()
     tile = tl.program_id(0) // tl.cdiv(inner, OUTS)
-    expert, slots, is_slot = _tile_of(
+    expert, slots, is_slot = tile_of(
         order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
     )
     if expert < num_experts:
@@ -381,7 +345,7 @@ def _many_down_kernel(
         gdc_wait()
         gdc_launch_dependents()
     tile = tl.program_id(0) // tl.cdiv(hidden, OUTS)
-    expert, slots, is_slot = _tile_of(
+    expert, slots, is_slot = tile_of(
         order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
     )
     if expert < num_experts:
@@ -471,23 +435,31 @@ class _Call:
 
 
 def experts(
-    x: Tensor, chosen: Chosen, weights: ExpertWeights, tiles: Tiles | None = None
+    x: Tensor,
+    chosen: Chosen,
+    weights: ExpertWeights | PackedExpertWeights,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """`experts.experts`; tiles: in place of those of `tile_for`."""
     x, (rows, hidden), count = x.contiguous(), x.shape, chosen.ids_TK.shape[1]
     if rows > _SLICE:
         pieces = [slice(start, start + _SLICE) for start in range(0, rows, _SLICE)]
         cut = [Chosen(chosen.ids_TK[one], chosen.weights_TK[one]) for one in pieces]
-        outs = [experts(x[one], part, weights) for one, part in zip(pieces, cut, strict=True)]
-        return torch.cat(outs)
+        pairs = zip(pieces, cut, strict=True)
+        return torch.cat([experts(x[one], part, weights, tiles) for one, part in pairs])
     leaves_parts = rows <= PART_ROWS
     part_dtype = torch.float32 if leaves_parts else x.dtype
     parts = torch.empty(count, rows, hidden, dtype=part_dtype, device=x.device)
     if not rows:
         return x.new_empty(0, hidden)
-    call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
-    run = _run_few if rows <= FEW_ROWS else _run_many
-    run(call, parts)
+    if isinstance(weights, PackedExpertWeights):
+        from specengine.kernels.experts import packed_triton
+
+        packed_triton.run(x, chosen, weights, parts, tiles)
+    else:
+        call = _Call(x, chosen, weights, tiles or tile_for(rows, len(weights.gate_up), count))
+        run = _run_few if rows <= FEW_ROWS else _run_many
+        run(call, parts)
     return parts if leaves_parts else _sum(parts)
 
 

@@ -47,3 +47,21 @@ def tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
         return _FEW
     mean = num_rows * num_chosen / num_experts
     return next(tiles for least, tiles in _MANY if mean >= least)
+
+
+# Of weights in 8 and 4 bits; outs of gate and up together are rows of the processor's product.
+_PACKED_FEW = Tiles(Tile(16, 32, 256, 4, 3), Tile(16, 64, 256, 4, 3))
+_PACKED_MANY: tuple[tuple[float, Tiles], ...] = (
+    (64.0, Tiles(Tile(128, 64, 128, 8, 3), Tile(128, 128, 128, 8, 3))),
+    (24.0, Tiles(Tile(64, 64, 128, 8, 3), Tile(64, 128, 128, 8, 3))),
+    (10.0, Tiles(Tile(32, 64, 128, 4, 3), Tile(32, 128, 128, 4, 3))),
+    (0.0, Tiles(Tile(16, 64, 128, 4, 3), Tile(16, 128, 128, 4, 3))),
+)
+
+
+def packed_tile_for(num_rows: int, num_experts: int, num_chosen: int) -> Tiles:
+    """`tile_for` of weights in 8 and 4 bits."""
+    if num_rows <= FEW_ROWS:
+        return _PACKED_FEW
+    mean = num_rows * num_chosen / num_experts
+    return next(tiles for least, tiles in _PACKED_MANY if mean >= least)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
+
+from specengine.kernels.linear.quantised import pack_int4, unpack_int4
 
 BLOCK = 32
 _BIAS = 127
@@ -37,3 +42,50 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     codes = magnitude | ((scaled < 0).to(torch.uint8) << 3)
     blocks = codes[..., 0::2] | codes[..., 1::2] << 4
     return blocks, (exponents + _BIAS).to(torch.uint8)
+
+
+@dataclass(frozen=True)
+class Mxfp4Weight:
+    """w[n, k] = value of code[n, k] * 2 ** (scale[n, k // 32] - 127).
+
+    codes: uint8 [N, K / 2], 4 bits each, packed as those of IntWeight; scale: uint8 [N, K / 32].
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, blocks: Tensor, scales: Tensor) -> Mxfp4Weight:
+        """blocks, scales: [N, G, 16] and [N, G], as checkpoints have them (`dequantise`)."""
+        codes = torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
+        return cls(pack_int4(codes), scales.contiguous())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1] * 2
+
+    @property
+    def num_bytes(self) -> int:
+        return self.codes.numel() + self.scale.numel()
+
+    def dequantised(self) -> Tensor:
+        """float32 [N, K]."""
+        codes = unpack_int4(self.codes).view(*self.scale.shape, BLOCK // 2, 2)
+        return dequantise(codes[..., 0] | codes[..., 1] << 4, self.scale)
+
+    def narrow(self, dim: int, start: int, size: int) -> Mxfp4Weight | None:
+        """Some rows (dim 0) or some columns (dim 1). None: columns begin or end amid a block."""
+        if dim == 0:
+            rows = slice(start, start + size)
+            return replace(self, codes=self.codes[rows], scale=self.scale[rows])
+        if start % BLOCK or size % BLOCK:
+            return None
+        codes = self.codes.narrow(1, start // 2, size // 2).contiguous()
+        scale = self.scale.narrow(1, start // BLOCK, size // BLOCK).contiguous()
+        return replace(self, codes=codes, scale=scale)
+
+
+def join_mxfp4(parts: Sequence[Mxfp4Weight]) -> Mxfp4Weight:
+    """Weights of one input as one, their rows one below the other."""
+    codes = torch.cat([one.codes for one in parts])
+    return Mxfp4Weight(codes, torch.cat([one.scale for one in parts]))

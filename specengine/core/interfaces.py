@@ -70,6 +70,7 @@ class AttentionLayer(Protocol):
     expanded: ExpandedHeads | None  # of latent attention: the heads that K and V stand for
     scale: float
     sliding_window: int | None
+    attention_chunk: int | None  # a query sees its own chunk of so many positions; excludes windows
     sinks: Tensor | None  # [num_heads], logits beside the scores that have no value
     softcap: float | None  # scores are softcap * tanh(score / softcap)
     rotary: Rotary | None
@@ -87,6 +88,7 @@ class AttentionLimits:
     layers_alike: bool = False  # heads, scale, window and softcap of every layer must be the same
     plans_on_host: bool = False  # from prefix_lens_cpu and extend_lens_cpu, which it must be told
     fp8_kv: bool = False  # reads K and V in float8_e4m3fn
+    chunks: bool = False  # attends within chunks (AttentionLayer.attention_chunk)
     shared_kv: bool = False  # attends where V is a part of K (AttentionLayer.value_dim)
     first_keys: bool = False  # keeps unseen what lies before a request's first key
     precompiles: bool = False  # all that it launches is this project's: kernels.precompile holds it

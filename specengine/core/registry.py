@@ -86,6 +86,12 @@ QUANTIZATIONS: dict[str, str] = {
     "gptq": "specengine.layers.quantization.gptq:Gptq",
     "mxfp4": "specengine.layers.quantization.mxfp4:Mxfp4",
 }
+# Formats that experts are kept in on a GPU, by the weights that the methods above give.
+EXPERT_FORMATS: dict[str, str] = {
+    "fp8": "specengine.kernels.experts.formats.fp8:FORMAT",
+    "int": "specengine.kernels.experts.formats.int_codes:FORMAT",
+    "mxfp4": "specengine.kernels.experts.formats.mxfp4:FORMAT",
+}
 # What --quantization names beside forms for CPUs: made of floating point while it is loaded, or
 # kept from a GGUF file.
 LOAD_QUANTIZATIONS: dict[str, str] = {

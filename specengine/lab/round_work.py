@@ -13,6 +13,7 @@ from torch import Tensor
 from specengine.draft.eagle.model import Eagle3Model
 from specengine.draft.tree import tree_sizes
 from specengine.engine.loop import Engine
+from specengine.kernels.experts.packed import OneExpert
 from specengine.lab.card import Card
 from specengine.layers.experts import SparseMLP
 from specengine.layers.linear import Linear, LinearKernel, LMHead
@@ -137,13 +138,15 @@ def _experts(layer: SparseMLP) -> ExpertLayer:
     return ExpertLayer(spec.num_experts, spec.num_chosen, *_sizes(each))
 
 
-def _sizes(products: Sequence[Linear | Tensor | LinearKernel]) -> tuple[float, float]:
+def _sizes(products: Sequence[Linear | Tensor | LinearKernel | OneExpert]) -> tuple[float, float]:
     found = [_size(one) for one in products]
     return float(sum(size for size, _ in found)), float(sum(count for _, count in found))
 
 
-def _size(product: Linear | Tensor | LinearKernel) -> tuple[int, int]:
+def _size(product: Linear | Tensor | LinearKernel | OneExpert) -> tuple[int, int]:
     """Bytes and elements of the weight."""
+    if isinstance(product, OneExpert):
+        return product.num_bytes, product.shape[0] * product.shape[1]
     if isinstance(product, Linear) and isinstance(product.kernel, QuantisedLinear):
         return product.kernel.num_bytes, product.kernel.num_elements
     weight = product if isinstance(product, Tensor) else _largest(product)

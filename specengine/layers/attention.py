@@ -22,7 +22,7 @@ class Attention(nn.Module):
     """Rotates q and k, writes k and v to the batch's slots, attends through the batch's backend.
 
     Holds no weights of its own. `sliding_window`: a query at position p sees positions above
-    p - window.
+    p - window. `attention_chunk`: it sees those of its own chunk of so many positions.
     `softcap`: scores are softcap * tanh(score / softcap). `sinks`: [num_heads], a further logit of
     each head's softmax, which has no value (Xiao et al. 2023; gpt-oss learns it). `value_dim`: V is
     the first value_dim numbers of K, which the layer that projects them writes (`attend_stored`);
@@ -44,6 +44,7 @@ class Attention(nn.Module):
         sinks: nn.Parameter | None = None,
         value_dim: int | None = None,
         expanded: ExpandedHeads | None = None,
+        attention_chunk: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -53,6 +54,7 @@ class Attention(nn.Module):
         self.layer_id = layer_id
         self.rotary = rotary
         self.sliding_window = sliding_window
+        self.attention_chunk = attention_chunk
         self.softcap = softcap
         self.sinks = sinks
         self.value_dim = value_dim

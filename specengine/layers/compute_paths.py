@@ -49,6 +49,7 @@ _ATTENTION = frozenset(
         "qk_norm",
         "qk_norm_whole",
         "sliding_window",
+        "attention_chunk",
         "attention_multiplier",
         "attention_softcap",
         "attention_sinks",

@@ -26,12 +26,14 @@ def cut_experts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Te
 class ExpertTensors:
     """How a checkpoint packs the experts of a layer: the names of its tensors behind the layer's,
     [E, 2 I, H] and [E, H, I]. swapped: the last two dimensions are the other way round.
-    interleaved: rows of gate and up take turns, else gate stands before up."""
+    interleaved: rows of gate and up take turns, else gate stands before up. leaf: of an expert's
+    own tensor; None is "weight", or "bias" of a tensor of two dimensions."""
 
     gate_up: str
     down: str
     swapped: bool = False
     interleaved: bool = False
+    leaf: str | None = None
 
     def split(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor), with each expert under the names of layers/experts.py."""
@@ -52,6 +54,5 @@ class ExpertTensors:
     def _upright(self, tensor: Tensor) -> Tensor:
         return tensor.transpose(1, 2) if self.swapped and tensor.dim() == 3 else tensor
 
-    @staticmethod
-    def _kind(tensor: Tensor) -> str:
-        return "weight" if tensor.dim() == 3 else "bias"
+    def _kind(self, tensor: Tensor) -> str:
+        return self.leaf or ("weight" if tensor.dim() == 3 else "bias")

@@ -6,7 +6,7 @@ Parameters have one name each, whatever checkpoints call them: `gate` is the rou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from specengine.core.parallel import Cut, communicator, even_cut, split_over
 from specengine.core.sharing import expert_sharers
 from specengine.kernels.experts import experts as op
 from specengine.kernels.experts import experts_ref, route_ref
+from specengine.kernels.experts.packed import OneExpert, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.types import (
     Activation,
@@ -25,7 +26,7 @@ from specengine.kernels.experts.types import (
 )
 from specengine.kernels.experts.types import Router as RouterWeights
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
-from specengine.layers.linear import PLAIN_TYPES, IncomingWeight, Linear, LinearKernel
+from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weight_device
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import RMSNorm
 
@@ -64,37 +65,23 @@ class Router(Linear):
 
 
 class IncomingExpert(IncomingWeight):
-    """What a quantised checkpoint has for one product of one expert. A weight in floating point
-    goes to its place at once."""
+    """What a quantised checkpoint has for one product of one expert, where its file is: a card need
+    not hold experts that are not read yet."""
 
-    def __init__(self, place: Tensor, cut: Cut) -> None:
-        """cut: this rank's part, whose place is given."""
-        super().__init__(place.device)
-        self.place, self.cut = place, cut
-
-    @property
-    def whole_shape(self) -> tuple[int, ...]:
-        """Of the checkpoint's tensor."""
-        shape = list(self.place.shape)
-        shape[self.cut.dim] = self.cut.whole
-        return tuple(shape)
-
-    def put(self, whole: Tensor) -> None:
-        self.place.copy_(whole.narrow(self.cut.dim, self.cut.start, self.cut.size))
-
-    def take(self, name: str, tensor: Tensor) -> None:
-        is_plain = name.endswith(".weight") and tensor.dtype in PLAIN_TYPES
-        if is_plain and tuple(tensor.shape) == self.whole_shape:
-            self.put(tensor)
-        else:
-            super().take(name, tensor)
+    def __init__(self, own_shape: Sequence[int], cut: Cut) -> None:
+        """own_shape: of this rank's part, `cut`."""
+        super().__init__(torch.device("cpu"))
+        self.cut = cut
+        shape = list(own_shape)
+        shape[cut.dim] = cut.whole
+        self.whole_shape = shape[0], shape[1]  # of the checkpoint's weight
+        self.draw: Callable[[], dict[str, Tensor]] | None = None  # random tensors in their place
 
 
 class Experts(nn.Module):
-    """The experts' weights, all in one tensor a product until `pack` cuts them up. A rank has some
-    of the I intermediate features of each expert, and gives its part of the output, which
-    SparseMLP adds up; rank 0's part has the bias. Quantised ones are dequantised when they are
-    loaded: the products have no other form yet."""
+    """The experts' weights, all in one tensor a product until `pack` cuts them up, or packed as
+    their checkpoint has them. A rank has some of the I intermediate features of each expert, and
+    gives its part of the output, which SparseMLP adds up; rank 0's part has the bias."""
 
     gate_up: Tensor | None  # [E, 2 I, H]
     down: Tensor | None  # [E, H, I]
@@ -104,11 +91,14 @@ class Experts(nn.Module):
         self.part = even_cut(spec.intermediate_size, "intermediate features of experts")
         self.is_first = communicator().rank == 0
         count, inner, bias = spec.num_experts, self.part.size, spec.expert_bias
-        self.gate_up = _parameter(count, 2 * inner, hidden_size)
-        self.down = _parameter(count, hidden_size, inner)
+        self.count, self.device = count, torch.empty(0).device
+        place = weight_device()
+        self.gate_up = _parameter(count, 2 * inner, hidden_size, device=place)
+        self.down = _parameter(count, hidden_size, inner, device=place)
         self.gate_up_bias = _parameter(count, 2 * inner) if bias else None
         self.down_bias = _parameter(count, hidden_size) if bias else None
         self.kernels: list[tuple[LinearKernel, LinearKernel]] | None = None
+        self.packed: PackedExpertWeights | None = None
         self.incoming: dict[str, IncomingExpert] | None = None  # while a checkpoint is read
         self.weighs_input = spec.weighs_input
         self.activation = Activation(spec.activation, spec.activation_alpha, spec.activation_limit)
@@ -117,7 +107,7 @@ class Experts(nn.Module):
         """[T, H] -> [T, H], or float32 [K, T, H], the parts of the sum, for RMSNorm.add."""
         kernels = self.kernels
         if kernels is None:
-            return op.experts(x, chosen, self.weights)
+            return op.experts(x, chosen, self.packed or self.weights)
         return experts_ref.by_expert(
             x,
             chosen,
@@ -130,16 +120,18 @@ class Experts(nn.Module):
     @property
     def weights(self) -> ExpertWeights:
         """Of experts that have not been packed."""
-        assert self.gate_up is not None, "the weights were packed for the CPU"
+        assert self.gate_up is not None, "the weights were packed"
         assert self.down is not None
         biases = self.gate_up_bias, self.down_bias
         return ExpertWeights(self.gate_up, self.down, *biases, self.activation, self.weighs_input)
 
     @property
-    def weights_each(self) -> list[Tensor | LinearKernel]:
+    def weights_each(self) -> list[Tensor | LinearKernel | OneExpert]:
         """What the first expert multiplies with."""
         if self.kernels is not None:
             return [*self.kernels[0]]
+        if self.packed is not None:
+            return [self.packed.gate_up.one(0), self.packed.down.one(0)]
         return [self.weights.gate_up[0], self.weights.down[0]]
 
     def named_shards(self) -> Iterator[tuple[str, Tensor, Cut]]:
@@ -171,14 +163,35 @@ class Experts(nn.Module):
     def open(self) -> None:
         """Collect from now on what a quantised checkpoint has for each weight."""
         self.incoming = {
-            name: IncomingExpert(place, cut)
+            name: IncomingExpert(place.shape, cut)
             for name, place, cut in self.named_shards()
             if name.endswith(".weight")
         }
 
+    def allocate(self) -> dict[str, Tensor]:
+        """Dense weights where none had memory: places of this rank's parts, by name."""
+        assert self.gate_up is not None
+        assert self.down is not None
+        self.gate_up, self.down = (
+            _parameter(*one.shape, device=self.device, dtype=one.dtype)
+            for one in (self.gate_up, self.down)
+        )
+        shards = ((name, place) for name, place, _ in self.named_shards())
+        return {name: place for name, place in shards if name.endswith(".weight")}
+
+    def use_packed(self, gate_up: PackedExperts, down: PackedExperts) -> None:
+        """Multiply with these from now on, and let go of the plain weights."""
+        biases = self.gate_up_bias, self.down_bias
+        self.packed = PackedExpertWeights(
+            gate_up, down, *biases, self.activation, self.weighs_input
+        )
+        self.gate_up = self.down = None
+
     def pack(self, make_kernel: MakeKernel) -> None:
         """Multiply with kernels of the CPU from now on, where it has them, and let go of the plain
         weights."""
+        if self.packed is not None:
+            return
         weights, found = self.weights, []
         for expert in range(len(weights.gate_up)):
             pair = [
@@ -259,5 +272,7 @@ def feed_forward(spec: LayerSpec) -> FeedForward | SparseMLP:
     return make_mlp(spec)
 
 
-def _parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+def _parameter(
+    *shape: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype), requires_grad=False)

@@ -17,7 +17,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.layers.head import Head
 
 # What holds weights that were packed or quantised: Linear's, and Experts'.
-_PACKED = ("kernel", "kernels")
+_PACKED = ("kernel", "kernels", "packed")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -126,8 +126,8 @@ def _inside(value: Any) -> Iterator[Tensor]:
     """Every tensor that an object holds, in the order of its fields."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _inside(one)
     elif type(value).__module__.startswith("specengine."):
         for one in vars(value).values():

@@ -129,6 +129,9 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: bool = False  # each head of q and k normalised before the rotation (Qwen3)
     sliding_window: int | None = None  # tokens that a query sees, itself included; None is all
+    # A query sees the keys from the start of its own chunk of so many positions (Llama 4), in place
+    # of a window.
+    attention_chunk: int | None = None
     embedding_multiplier: float = 1.0  # these three: Multipliers
     residual_multiplier: float = 1.0
     attention_multiplier: float | None = None

@@ -39,6 +39,11 @@ def deferred_weights() -> Iterator[None]:
         _deferred.reset(token)
 
 
+def weight_device() -> torch.device:
+    """Where a weight that is made now lies: "meta" while weights are deferred."""
+    return torch.device("meta") if _deferred.get() else torch.empty(0).device
+
+
 class IncomingWeight:
     """Tensors of one linear layer as a checkpoint names them, collected on the device while it is
     read: leaf of the name ("weight", "weight_scale", …) -> tensor. `name`: of the layer there."""
@@ -69,8 +74,7 @@ class Linear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.device = torch.empty(0).device  # where it runs, also while its weight is deferred
-        place = torch.device("meta") if _deferred.get() else self.device
-        self.weight = _parameter(out_features, in_features, device=place)
+        self.weight = _parameter(out_features, in_features, device=weight_device())
         self.bias = _parameter(out_features, device=self.device) if bias else None
         self.kernel: LinearKernel | None = None
         self.incoming: list[IncomingWeight] | None = None  # while a checkpoint is read

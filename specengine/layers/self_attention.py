@@ -102,6 +102,7 @@ class SelfAttention(ProjectedAttention):
             spec.sliding_window,
             spec.attention_softcap,
             self.sinks,
+            attention_chunk=spec.attention_chunk,
         )
 
     def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from specengine.kernels.linear import mxfp4
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.runner.loader.family import GgufFormat
@@ -20,11 +18,20 @@ _WEIGHTS = ExpertTensors(
 _BIASES = ExpertTensors(
     "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias", interleaved=True
 )
+_BLOCKS, _SCALES = (
+    ExpertTensors(
+        f"mlp.experts.gate_up_proj_{leaf}",
+        f"mlp.experts.down_proj_{leaf}",
+        interleaved=True,
+        leaf=leaf,
+    )
+    for leaf in ("blocks", "scales")
+)
 
 
 class GptOssForCausalLM(LlamaForCausalLM):
     """Sinks in attention, a window in the layers that the configuration marks, biases everywhere,
-    and experts whose activation is clamped. Experts in MXFP4 are unpacked to the model's dtype."""
+    and experts whose activation is clamped."""
 
     gguf: ClassVar[GgufFormat | None] = None
     tensor_names: ClassVar[dict[str, str]] = {"router": "gate"}
@@ -61,23 +68,7 @@ class GptOssForCausalLM(LlamaForCausalLM):
         return [spec] * config.num_hidden_layers
 
     def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        whole = without_mxfp4(super().own_tensors(weights), self.embed.weight.dtype)
-        return _WEIGHTS.split(_BIASES.split(whole))
-
-
-def without_mxfp4(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
-    """Pairs NAME_blocks and NAME_scales as NAME, [E, in, out] of a dtype. One whose other half
-    never comes is passed on as it is."""
-    waiting: dict[str, tuple[str, Tensor]] = {}
-    for name, tensor in weights:
-        stem, _, kind = name.rpartition("_")
-        if kind not in ("blocks", "scales"):
-            yield name, tensor
-        elif stem not in waiting:
-            waiting[stem] = (name, tensor)
-        else:
-            found = {kind: tensor, waiting[stem][0].rpartition("_")[2]: waiting.pop(stem)[1]}
-            yield stem, mxfp4.dequantise(found["blocks"], found["scales"], dtype).transpose(1, 2)
-    yield from waiting.values()
+        found = super().own_tensors(weights)
+        for one in (_BIASES, _BLOCKS, _SCALES, _WEIGHTS):
+            found = one.split(found)
+        return found

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from specengine.core.errors import ModelLoadError
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.query_temperature import QueryTemperature
@@ -22,8 +21,6 @@ class Llama4ForCausalLM(LlamaForCausalLM):
     """Layers that rotate, with heads of q and k normalised without gains, attend within chunks of
     the text; those between do neither, see all of it, and scale queries by their position. Experts,
     in some layers, read rows times a sigmoid of the router's logit, beside a shared one.
-
-    Chunks are computed as far as the first one reaches: longer contexts are refused.
     """
 
     gguf: ClassVar[GgufFormat | None] = None
@@ -37,7 +34,7 @@ class Llama4ForCausalLM(LlamaForCausalLM):
         "num_experts_per_tok": 2,
         "moe_layers": [0, 2],
         "no_rope_layers": [1, 0, 1],
-        "attention_chunk_size": 512,
+        "attention_chunk_size": 24,
         "floor_scale": 16,
         "attn_scale": 0.4,
     }
@@ -50,19 +47,23 @@ class Llama4ForCausalLM(LlamaForCausalLM):
 
     @classmethod
     def layer_specs(cls, config: Any) -> list[LayerSpec]:
-        _require_one_chunk(config)
-        pairs = zip(super().layer_specs(config), config.no_rope_layers, strict=True)
+        rotating = config.no_rope_layers
+        kinds = config.layer_types or ["full_attention"] * len(rotating)
+        layers = zip(super().layer_specs(config), rotating, kinds, strict=True)
         temperature = QueryTemperature(config.floor_scale, config.attn_scale)
         return [
             replace(
                 spec,
                 has_rotary=bool(rotates),
+                attention_chunk=(
+                    config.attention_chunk_size if kind == "chunked_attention" else None
+                ),
                 qk_norm=bool(rotates and config.use_qk_norm),
                 query_temperature=(
                     None if rotates or not config.attn_temperature_tuning else temperature
                 ),
             )
-            for spec, rotates in pairs
+            for spec, rotates, kind in layers
         ]
 
     @classmethod
@@ -90,16 +91,3 @@ class Llama4ForCausalLM(LlamaForCausalLM):
         for name, parameter in self.named_parameters():
             if name.endswith(("q_norm.weight", "k_norm.weight")):
                 yield name, parameter.new_ones(parameter.shape)
-
-
-def _require_one_chunk(config: Any) -> None:
-    """Within the first chunk its layers see all that was before. Raises ModelLoadError for requests
-    that may be longer."""
-    chunk = config.attention_chunk_size
-    chunked = "chunked_attention" in (config.layer_types or ())
-    context = getattr(config, "served_context", None) or config.max_position_embeddings
-    if chunked and chunk is not None and context > chunk:
-        raise ModelLoadError(
-            f"attention_chunk_size {chunk}: attention within chunks is computed for the first one "
-            f"alone, and requests may have {context} tokens; add --context-length {chunk}"
-        )

@@ -134,6 +134,18 @@ REFUSED: dict[str, tuple[Edit, str]] = {
 }
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_rounds_in_graphs_on_a_gpu_change_nothing(tiny: TinyModels) -> None:
+    plain = LLM(str(tiny.target), dtype="float32", max_total_tokens=1024, disable_cuda_graph=True)
+    expected = texts(plain)
+    llm = make(tiny.target, tiny.dflash, cuda_graph_bs=(1, 2, 4))
+    assert [texts(llm), texts(llm)] == [expected, expected]
+    rounds = llm.engine.stats().graphs["round"]
+    assert rounds.replays > 0
+    assert rounds.fallbacks == {}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_drafts_that_do_not_fit_are_refused(name: str, tiny: TinyModels, tmp_path: Path) -> None:
     edit, message = REFUSED[name]

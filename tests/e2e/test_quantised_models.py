@@ -16,6 +16,7 @@ from specengine.core.batch import ForwardMode
 from specengine.core.config import ModelConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.request import TokenLogprob
+from specengine.layers.experts import Experts
 from specengine.layers.linear import Linear
 from specengine.layers.quantization import linears
 from specengine.layers.quantization.linears import QuantisedLinear
@@ -176,6 +177,23 @@ def test_experts_are_dequantised(name: str, sparse: Path, tmp_path: Path) -> Non
         for folder in (pair.quantised, pair.dense)
     )
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["compressed w4a16", "gptq act-order"])
+def test_experts_in_their_format_say_what_dense_ones_say(
+    name: str, sparse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, with the reference's products."""
+    monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    pair = quantise_model(sparse, tmp_path / "made", FORMATS[name])
+    model = load(pair.quantised)
+    packed = [one.packed for one in model.modules() if isinstance(one, Experts)]
+    assert packed
+    assert None not in packed
+    tokens = [[5, 9, 301, 17, 4]]
+    found = MiniRunner(model).logits(ForwardMode.EXTEND, tokens)
+    expected = MiniRunner(load(pair.dense)).logits(ForwardMode.EXTEND, tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

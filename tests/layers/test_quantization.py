@@ -24,12 +24,12 @@ from specengine.layers.linear import (
 )
 from specengine.layers.quantization.linears import (
     QuantisedLinear,
-    _join,
     close_linears,
     make_quantization,
     open_linears,
 )
 from specengine.layers.quantization.method import LayerTensors, QuantisedWeight
+from specengine.layers.quantization.parts import join_parts
 from specengine.layers.weights import halved, load_weights
 from tests.support.pretended_ranks import on_threads
 from tests.support.quantised import FORMATS, Format
@@ -78,7 +78,7 @@ def test_a_layer_is_what_its_format_defines(form: Format, rows: int, columns: in
 def test_layers_of_one_input_are_one_product(form: Format, sizes: tuple[int, ...]) -> None:
     parts = [form.pack(weight_of(rows, 96, rows + i)) for i, rows in enumerate(sizes)]
     made = [read(form, one.tensors, len(one.dense), 96) for one in parts]
-    joined = _join(made)
+    joined = join_parts(made)
     assert joined is not None
     dense = torch.cat([one.dense for one in parts])
     assert isinstance(joined, Fp8Weight | IntWeight)
@@ -95,7 +95,7 @@ def test_layers_that_cannot_be_joined_stand_side_by_side() -> None:
     order = torch.randperm(64, generator=torch.Generator().manual_seed(3))
     other = second.tensors | {"g_idx": second.tensors["g_idx"][order]}
     made = [read(form, first.tensors, 32, 64), read(form, other, 64, 64)]
-    assert _join(made) is None
+    assert join_parts(made) is None
     x, bias = weight_of(3, 64, 2), weight_of(1, 128, 4)[0]
     plain = weight_of(32, 64, 5)
     found = QuantisedLinear([*made, plain], bias)(x)

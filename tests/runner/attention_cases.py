@@ -55,6 +55,7 @@ class Layer:
     head_dim: int = 16
     scale: float = 0.3
     sliding_window: int | None = None
+    attention_chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     value_dim: int | None = None
@@ -211,8 +212,10 @@ def dense_attention(case: Case, batch: ForwardBatch, q: Tensor) -> Tensor:
             seen = [(place, place) for place in range(first)]
             seen += [(first + new, first + depths[new]) for new in news if new >= past]
             here = first + depths[node]
-            window = layer.sliding_window or MAX_CONTEXT
-            chosen = [slots[place] for place, position in seen if position > here - window]
+            oldest = here - (layer.sliding_window or MAX_CONTEXT) + 1
+            if layer.attention_chunk is not None:
+                oldest = here // layer.attention_chunk * layer.attention_chunk
+            chosen = [slots[place] for place, position in seen if position >= oldest]
             chosen += [slots[first + new] for new in news if new < past]
             for head in range(layer.num_heads):
                 k = k_cache[chosen, head // group].double().cpu()

@@ -129,6 +129,8 @@ def test_what_it_cannot_serve_is_refused_by_name() -> None:
         check_layers(backend, [layer], torch.float32)
     with pytest.raises(ConfigError, match="heads of 12"):
         check_layers(backend, [replace(layer, head_dim=12)], torch.bfloat16)
+    with pytest.raises(ConfigError, match="does not attend within chunks"):
+        check_layers(backend, [replace(layer, attention_chunk=8)], torch.bfloat16)
     check_trees(backend, [layer])
     with pytest.raises(ConfigError, match="no sliding window under draft trees; draft chains"):
         check_trees(backend, [layer, replace(layer, sliding_window=8)])

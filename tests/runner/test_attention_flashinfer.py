@@ -90,6 +90,8 @@ def test_what_it_cannot_serve_is_refused_by_name() -> None:
         check_layers(backend, [layer], torch.float32)
     with pytest.raises(ConfigError, match="heads of 16"):
         check_layers(backend, [Layer()], torch.float16)
+    with pytest.raises(ConfigError, match="does not attend within chunks"):
+        check_layers(backend, [replace(layer, attention_chunk=8)], torch.float16)
     with pytest.raises(ConfigError, match="the same heads, scale, window and"):
         check_layers(backend, [layer, replace(layer, sliding_window=8)], torch.float16)
 

@@ -110,6 +110,20 @@ def test_trees(window: int | None) -> None:
     check(Case(lens[:1], ForwardMode.TARGET_VERIFY, trees=trees[:1], layer=layer))
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 9, 64])
+def test_chunks(chunk: int) -> None:
+    """In every way: C for decode, padded, request by request, causal and under a tree; borders
+    before, amid and behind the new tokens, and between the levels of a tree."""
+    layer = Layer(attention_chunk=chunk)
+    for lens in ([(17, 1)], [(8, 1)], [(3, 1), (0, 1), (8, 1), (9, 1), (30, 1)]):
+        check(Case(lens, ForwardMode.DECODE, layer=layer))
+    for lens in ([(0, 9)], [(13, 8)], [(0, 5), (20, 3), (7, 11), (30, 1)]):
+        check(Case(lens, layer=layer))
+    for lens in ([(7, 7), (0, 4), (26, 1)], [(7, 7)]):
+        trees = [BUSHY, FORK, ROOT_ALONE][: len(lens)]
+        check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+
+
 @given(data=st.data())
 @settings(max_examples=30)
 def test_any_tree(data: st.DataObject) -> None:

@@ -76,6 +76,16 @@ def test_trees(window: int | None) -> None:
     check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 9, 64])
+def test_chunks(chunk: int) -> None:
+    """Borders before, amid and behind the new tokens, and between the levels of a tree."""
+    layer = Layer(attention_chunk=chunk)
+    check(Case([(3, 1), (0, 1), (8, 1), (9, 1), (40, 1)], ForwardMode.DECODE, layer=layer))
+    check(Case([(0, 5), (20, 3), (7, 11), (30, 1), (2, 0)], layer=layer))
+    trees, lens = [BUSHY, FORK, ROOT_ALONE], [(7, 7), (0, 4), (26, 1)]
+    check(Case(lens, ForwardMode.TARGET_VERIFY, trees=trees, layer=layer))
+
+
 @pytest.mark.parametrize("case", every_mode())
 def test_values_that_are_a_part_of_keys(case: Case) -> None:
     case.layer = Layer(num_heads=4, num_kv_heads=1, head_dim=24, value_dim=16)

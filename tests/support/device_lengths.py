@@ -23,4 +23,12 @@ class DeviceLengths(TritonAttentionBackend):
         assert batch.attn_plan is not None
         paged: PagedBatch = batch.attn_plan.metadata
         caches = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
-        return attention(q, *caches, paged, layer.scale, layer.sliding_window, layer.softcap)
+        return attention(
+            q,
+            *caches,
+            paged,
+            layer.scale,
+            layer.sliding_window,
+            layer.softcap,
+            chunk=layer.attention_chunk,
+        )

@@ -137,5 +137,6 @@ def _attend(q: Tensor, layer: Any, batch: ForwardBatch) -> Tensor:
     k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(layer.layer_id)
     return paged_attention(
         q, k_cache, v_cache, batch.attn_plan.metadata, layer.scale,
-        window=layer.sliding_window, softcap=layer.softcap, sinks=layer.sinks,
+        window=layer.sliding_window, chunk=layer.attention_chunk, softcap=layer.softcap,
+        sinks=layer.sinks,
     )  # fmt: skip

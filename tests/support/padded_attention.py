@@ -19,8 +19,12 @@ def attention(
     window: int | None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
-    """The faster of both."""
+    """The faster of both. With a chunk the reference, which alone computes it."""
+    if chunk is not None:
+        given = q, k_cache, v_cache, batch, scale, window, softcap, sinks, chunk
+        return paged_attention_ref.paged_attention(*given)
     alone = len(batch.req_pool_indices) == 1
     takes = paged_attention_ref.paged_attention if alone else padded_attention
     return takes(q, k_cache, v_cache, batch, scale, window, softcap, sinks)

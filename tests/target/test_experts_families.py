@@ -18,10 +18,11 @@ from specengine.core.config import ModelConfig
 from specengine.core.errors import ModelLoadError
 from specengine.kernels.linear import mxfp4
 from specengine.layers.expert_tensors import ExpertTensors
+from specengine.layers.experts import Experts
 from specengine.layers.layer_spec import ExpertsSpec
+from specengine.layers.quantization import linears
 from specengine.runner.loader.load import load_model
 from specengine.runner.loader.source import resolve_model
-from specengine.target.models.gpt_oss import without_mxfp4
 from specengine.target.registry import find_model_class
 from tests.support.families import FAMILIES, has_experts, reference_model, save_small_model
 
@@ -92,8 +93,9 @@ def test_experts_that_nothing_computes_are_refused(fields: dict[str, Any], said:
         ExpertsSpec(**{"num_experts": 8, "num_chosen": 2, "intermediate_size": 4, **fields})
 
 
+@pytest.mark.parametrize("stays_packed", [False, True], ids=["dense", "packed"])
 def test_mxfp4_checkpoint_has_the_logits_of_its_dequantised_experts(
-    tmp_path: Path, mini_runner: Any
+    stays_packed: bool, tmp_path: Path, mini_runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = save_small_model("gptoss", tmp_path / "whole", 3, intermediate_size=96)
     packed = shutil.copytree(whole, tmp_path / "packed")
@@ -110,13 +112,26 @@ def test_mxfp4_checkpoint_has_the_logits_of_its_dequantised_experts(
     (packed / "config.json").write_text(json.dumps(config))
     assert len(halves) == 2 * 2 * 3
     expected = mini_runner(load(whole)).logits(ForwardMode.EXTEND, [PROMPT])
-    found = mini_runner(load(packed)).logits(ForwardMode.EXTEND, [PROMPT])
-    assert torch.equal(found, expected)
+    monkeypatch.setattr(linears, "wants_dense", lambda device: not stays_packed)
+    model = load(packed)
+    kept = [one.packed is not None for one in model.modules() if isinstance(one, Experts)]
+    assert kept == [stays_packed] * 3
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if stays_packed else 0)
 
 
-def test_mxfp4_half_without_the_other_keeps_its_name() -> None:
-    given = [("a_scales", torch.zeros(1, dtype=torch.uint8)), ("b", torch.zeros(1))]
-    assert {*dict(without_mxfp4(given, torch.float32))} == {"a_scales", "b"}
+def test_mxfp4_half_without_the_other_is_named(tmp_path: Path) -> None:
+    folder = save_small_model("gptoss", tmp_path / "half", 3, intermediate_size=96)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.experts.down_proj"
+    blocks, _ = mxfp4.quantise(tensors.pop(name).transpose(1, 2).contiguous())
+    tensors[f"{name}_blocks"] = blocks
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"missing tensor .*experts\.0\.down_proj\.scales"):
+        load(folder)
 
 
 def rows(*size: int) -> Tensor:

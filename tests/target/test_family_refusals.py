@@ -74,13 +74,6 @@ def test_attention_in_both_directions_is_refused(family: str) -> None:
         make(family, use_bidirectional_attention=True)
 
 
-def test_contexts_past_the_first_chunk_are_refused() -> None:
-    with pytest.raises(ModelLoadError, match=r"attention_chunk_size 100.*--context-length 100"):
-        make("llama4", attention_chunk_size=100)
-    make("llama4", attention_chunk_size=100, served_context=100)
-    make("llama4", attention_chunk_size=100, layer_types=["full_attention"] * 3)
-
-
 @pytest.mark.parametrize("field", ["linear_num_value_heads", "linear_conv_kernel_dim"])
 def test_linear_attention_that_does_not_fit_together_is_refused(field: str) -> None:
     with pytest.raises(ModelLoadError, match=r"linear attention with .* is not supported"):

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.errors import ModelLoadError
 from specengine.core.parallel import Cut, communicator
 from specengine.core.registry import QUANTIZATIONS, load_place
 from specengine.kernels.linear.fp8_linear import fp8_linear
 from specengine.kernels.linear.int_linear import int_linear
-from specengine.kernels.linear.quantised import Fp8Weight, IntWeight, join_fp8, join_int
-from specengine.layers.experts import Experts, IncomingExpert
+from specengine.kernels.linear.mxfp4 import Mxfp4Weight
+from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
+from specengine.layers.experts import Experts
 from specengine.layers.linear import IncomingWeight, Linear, LMHead
-from specengine.layers.quantization.method import (
-    LayerTensors,
-    QuantisedWeight,
-    Quantization,
-)
-
-Part = QuantisedWeight | Tensor
+from specengine.layers.quantization.experts import close_experts, fill_experts
+from specengine.layers.quantization.method import LayerTensors, Quantization
+from specengine.layers.quantization.parts import Part, dense, join_parts, own_part, read_part
 
 
 def make_quantization(fields: dict[str, Any]) -> Quantization:
@@ -75,33 +72,20 @@ def open_linears(model: nn.Module) -> None:
 
 def close_linears(model: nn.Module, method: Quantization, dtype: torch.dtype) -> None:
     """Make of what was collected the weights: dequantised ones of `dtype` where `wants_dense`, else
-    what the products of kernels/linear read. Raises ModelLoadError, naming a tensor that is
-    missing, unexpected or of the wrong type or shape."""
+    what the products of kernels/linear and kernels/experts read. Raises ModelLoadError, naming a
+    tensor that is missing, unexpected or of the wrong type or shape."""
     for module in model.modules():
         if isinstance(module, Linear) and module.incoming is not None:
             parts = _read_parts(module, method, dtype)
             module.incoming = None
             is_dense = module.keeps_plain or wants_dense(module.device)
             if is_dense or all(isinstance(one, Tensor) for one in parts):
-                plain = torch.cat([_dense(one).to(dtype) for one in parts])
+                plain = torch.cat([dense(one).to(dtype) for one in parts])
                 module.weight = nn.Parameter(plain, requires_grad=False)
             else:
                 module.use_kernel(QuantisedLinear(parts, module.bias))
         elif isinstance(module, Experts) and module.incoming is not None:
-            _fill_experts(module.incoming.values(), method, dtype)
-            module.incoming = None
-
-
-def _fill_experts(
-    incoming: Iterable[IncomingExpert], method: Quantization, dtype: torch.dtype
-) -> None:
-    """Dequantise what has not gone to its place: of random weights, all has."""
-    for one in incoming:
-        if one.tensors:
-            rows, columns = one.whole_shape
-            layer = LayerTensors.of(one, rows, columns, one.place.device)
-            one.tensors.clear()
-            one.put(_dense(_read_part(layer, method, dtype, keeps=True)))
+            close_experts(module, method, dtype, wants_dense(module.device))
 
 
 def wants_dense(device: torch.device) -> bool:
@@ -111,7 +95,9 @@ def wants_dense(device: torch.device) -> bool:
 
 def fill_linears(model: nn.Module, method: Quantization, seed: int) -> None:
     """Random tensors of the method in place of a checkpoint's; heads stay in floating point."""
-    for module in model.modules():
+    for path, module in model.named_modules():
+        if isinstance(module, Experts) and module.incoming is not None:
+            fill_experts(path, module, method, seed)
         if isinstance(module, Linear) and module.incoming is not None:
             generator = torch.Generator(module.device).manual_seed(seed)
             seed += 1
@@ -142,9 +128,11 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
     for part, rows, own in zip(incoming, sizes, cuts, strict=True):
         layer = LayerTensors.of(part, rows, module.whole_inputs, module.device)
         part.tensors.clear()  # what is read is not kept twice
-        whole = _read_part(layer, method, dtype, keeps)
-        parts += [_own_part(whole, cut, layer.name) for cut in own]
-    joined = _join(parts)
+        whole = read_part(layer, method, dtype, keeps)
+        if isinstance(whole, Mxfp4Weight):
+            raise layer.refused("is quantised in MXFP4, of which experts alone are multiplied")
+        parts += [own_part(whole, cut, layer.name) for cut in own]
+    joined = join_parts(parts)
     return parts if joined is None else [joined]
 
 
@@ -161,44 +149,9 @@ def _behind_each_other(cuts: Sequence[Cut | None], sizes: Sequence[int]) -> list
     ]
 
 
-def _own_part(whole: Part, cut: Cut | None, name: str) -> Part:
-    """This rank's. Raises ConfigError where it would cut what has one scale."""
-    if cut is None or cut.size == cut.whole:
-        return whole
-    if isinstance(whole, Tensor):
-        return whole.narrow(cut.dim, cut.start, cut.size).contiguous()
-    found = whole.narrow(cut.dim, cut.start, cut.size)
-    if found is None:
-        raise ConfigError(
-            f"--tp-size {communicator().size}: inputs {cut.start} to {cut.stop} of {name} begin or "
-            "end amid a group that has one scale, or stand in another order; take fewer ranks, or "
-            "the model in floating point"
-        )
-    return found
-
-
 def _keeps_precision(module: Linear) -> bool:
     """Whether a layer in floating point stays so, whatever quantises the others: heads, routers."""
     return isinstance(module, LMHead) or module.keeps_precision or module.keeps_plain
-
-
-def _read_part(layer: LayerTensors, method: Quantization, dtype: torch.dtype, keeps: bool) -> Part:
-    if not layer.is_plain:
-        made = method.read(layer)
-        layer.finish()
-        return made
-    weight = layer.shaped("weight", layer.rows, layer.columns)
-    layer.finish()
-    encoded = None if keeps else method.encode(weight)
-    return weight.to(dtype) if encoded is None else encoded
-
-
-def _join(parts: Sequence[Part]) -> Part | None:
-    if all(isinstance(one, Fp8Weight) for one in parts):
-        return join_fp8([one for one in parts if isinstance(one, Fp8Weight)])
-    if all(isinstance(one, IntWeight) for one in parts):
-        return join_int([one for one in parts if isinstance(one, IntWeight)])
-    return None
 
 
 def _multiply(x: Tensor, part: Part, bias: Tensor | None) -> Tensor:
@@ -206,11 +159,8 @@ def _multiply(x: Tensor, part: Part, bias: Tensor | None) -> Tensor:
         return fp8_linear(x, part, bias)
     if isinstance(part, IntWeight):
         return int_linear(x, part, bias)
+    assert isinstance(part, Tensor)
     return F.linear(x, part, bias)
-
-
-def _dense(part: Part) -> Tensor:
-    return part if isinstance(part, Tensor) else part.dequantised()
 
 
 def _bytes(part: Part) -> int:

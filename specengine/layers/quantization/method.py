@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
+from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
 from specengine.layers.linear import PLAIN_TYPES, IncomingWeight
 
-QuantisedWeight = Fp8Weight | IntWeight
+QuantisedWeight = Fp8Weight | IntWeight | Mxfp4Weight
 
 
 @dataclass
@@ -105,6 +106,12 @@ class Quantization(ABC):
     def random(self, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Tensors of a layer by leaf, on the generator's device: random weights, of a deviation of
         about 0.02."""
+
+    def random_expert(
+        self, rows: int, columns: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """`random` of a product of an expert, where methods quantise those otherwise."""
+        return self.random(rows, columns, generator)
 
     def encode(self, weight: Tensor) -> QuantisedWeight | None:
         """Of a layer in floating point, [N, K], for methods that quantise while they load. None:

@@ -39,6 +39,8 @@ def _check_layers(
             raise _refused(backend, "has no attention sinks")
         if layer.value_dim is not None and not limits.shared_kv:
             raise _refused(backend, "does not read latent attention, whose V is a part of K")
+        if layer.attention_chunk is not None and not limits.chunks:
+            raise _refused(backend, "does not attend within chunks (attention_chunk)")
     if limits.layers_alike and len({_shape(layer) for layer in layers}) > 1:
         raise _refused(
             backend, "wants every layer to have the same heads, scale, window and softcap"
@@ -54,7 +56,7 @@ def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer]) -> 
 
 def _shape(layer: AttentionLayer) -> tuple[float | None, ...]:
     heads = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
-    return *heads, layer.scale, layer.sliding_window, layer.softcap
+    return *heads, layer.scale, layer.sliding_window, layer.attention_chunk, layer.softcap
 
 
 def _refused(backend: AttentionBackend, why: str) -> ConfigError:

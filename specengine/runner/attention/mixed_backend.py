@@ -57,4 +57,5 @@ class MixedAttentionBackend(TritonAttentionBackend):
         assert limits.head_dims is not None
         k_cache, _ = batch.token_to_kv_pool.get_kv_buffer(batch.attn_layers[0].layer_id)
         heads = {layer.head_dim for layer in batch.attn_layers}
-        return k_cache.dtype in limits.dtypes and heads <= limits.head_dims
+        has_chunks = any(layer.attention_chunk is not None for layer in batch.attn_layers)
+        return k_cache.dtype in limits.dtypes and heads <= limits.head_dims and not has_chunks

@@ -27,7 +27,7 @@ class TorchAttentionBackend(OneForward):
     reads later."""
 
     name = "torch"
-    limits = AttentionLimits(softcap=True, sinks=True, fp8_kv=True, shared_kv=True)
+    limits = AttentionLimits(softcap=True, sinks=True, fp8_kv=True, shared_kv=True, chunks=True)
 
     def init_forward_metadata(self, batch: ForwardBatch) -> AttnPlan:
         return attach_plan(self.name, batch, _plan(batch), plan_expansion(batch))

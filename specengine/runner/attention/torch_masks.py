@@ -13,16 +13,18 @@ def visible_BQK(
     tree_mask_BQN: Tensor | None,
     window: int | None,
     num_past: int = 0,
+    chunk: int | None = None,
 ) -> Tensor:
     """Whether query i of a request sees a column of its page table::
 
         new = column - prefix                              # negative in the prefix
         seen = new < 0 or (tree_mask[i, new] if tree_mask else new <= i)
         if window: seen &= depth(new) > depths[i] - window     # depth(new) = new in the prefix
+        if chunk: seen &= prefix + depth(new) and prefix + depths[i] lie in one chunk
 
     prefix_B: int64 [B], tokens before the tree; columns_K: int64 [K]; depths_BQ: int64 [B, Q],
     rotary position less prefix; tree_mask_BQN: bool [B, Q, num_past + N], N >= Q. The first
-    num_past nodes are keys only; a window hides none of them. Returns bool [B, Q, K].
+    num_past nodes are keys only; a window or chunk hides none of them. Returns bool [B, Q, K].
     """
     new_BK = columns_K - prefix_B[:, None]
     if tree_mask_BQN is None:
@@ -36,9 +38,12 @@ def visible_BQK(
         visible = (new_BK < 0)[:, None] | (seen & (new_BK < nodes)[:, None])
         query_BK = (node_BK - num_past).clamp(0, depths_BQ.shape[1] - 1)
         key_depth_BK = torch.where(new_BK < 0, new_BK, depths_BQ.gather(1, query_BK))
-    if window is not None:
+    back: int | Tensor | None = None if window is None else window - 1
+    if chunk is not None:
+        back = (depths_BQ + prefix_B[:, None]) % chunk
+    if back is not None:
         is_past = (new_BK >= 0) & (new_BK < num_past)
-        near = key_depth_BK[:, None] > depths_BQ[..., None] - window
+        near = key_depth_BK[:, None] >= (depths_BQ - back)[..., None]
         visible = visible & (near | is_past[:, None])
     return visible
 

@@ -28,8 +28,10 @@ class NativeDecode:
         """q [B, num_heads, head_dim], one row a request -> the same shape."""
         if layer.sinks is not None:
             return plan_padded(self.batch).forward(q, layer, k_cache, v_cache)
-        window = layer.sliding_window
+        window, chunk = layer.sliding_window, layer.attention_chunk
         begins = torch.zeros_like(self.ends) if window is None else (self.ends - window).clamp(0)
+        if chunk is not None:
+            begins = self.ends - 1 - (self.ends - 1) % chunk
         return native.attend_decode(
             q.contiguous(),  # without a rotation it is cut from q, k and v side by side
             k_cache,

@@ -24,31 +24,33 @@ class PaddedAttention:
     num_past: int = 0
     rows_BQ: Tensor | None = None  # row of q of each padded query; None where nothing is ragged
     real: Tensor | None = None  # int64 [T], the padded queries that are rows of q
-    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def gather(self, cache: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, num_kv_heads, K, head_dim]"""
         rows = read_rows(cache, self.slots, dtype)
         return rows.view(len(self.prefix_B), -1, *cache.shape[1:]).transpose(1, 2)
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[B, 1, Q, K], the same for every layer of this window and dtype."""
-        if (window, dtype) not in self.masks:
+    def mask(self, layer: AttentionLayer, dtype: torch.dtype) -> Tensor:
+        """[B, 1, Q, K], the same for every layer of this window or chunk and dtype."""
+        key = layer.sliding_window, layer.attention_chunk, dtype
+        if key not in self.masks:
             num_keys = len(self.slots) // len(self.prefix_B)
             visible = visible_BQK(
                 self.prefix_B,
                 torch.arange(num_keys, device=self.slots.device),
                 self.depths_BQ,
                 self.tree_mask_BQN,
-                window,
+                layer.sliding_window,
                 self.num_past,
+                layer.attention_chunk,
             )
-            self.masks[window, dtype] = additive(visible, dtype).unsqueeze(1)
-        return self.masks[window, dtype]
+            self.masks[key] = additive(visible, dtype).unsqueeze(1)
+        return self.masks[key]
 
     def forward(self, q: Tensor, layer: AttentionLayer, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         k, v = self.gather(k_cache, q.dtype), self.gather(v_cache, q.dtype)
-        mask = self.mask(layer.sliding_window, q.dtype)
+        mask = self.mask(layer, q.dtype)
         batch_size, num_queries = self.depths_BQ.shape
         if num_queries == 1:
             grouped = q.reshape(batch_size, layer.num_kv_heads, -1, layer.head_dim)

@@ -27,11 +27,15 @@ class Span:
     depths_Q: Tensor  # int64
     tree_mask_QN: Tensor | None
     num_past: int = 0
-    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
-    def keys(self, window: int | None) -> slice:
+    def keys(self, layer: AttentionLayer) -> slice:
         """The columns that any row of this request can see."""
-        begin = 0 if window is None else max(0, self.prefix_len - window + 1)
+        window, chunk, begin = layer.sliding_window, layer.attention_chunk, 0
+        if window is not None:
+            begin = max(0, self.prefix_len - window + 1)
+        elif chunk is not None:
+            begin = self.prefix_len - self.prefix_len % chunk
         return slice(begin, len(self.slots))
 
     def gather(self, cache: Tensor, keys: slice, dtype: torch.dtype) -> Tensor:
@@ -43,30 +47,33 @@ class Span:
             rows = read_rows(cache, self.slots[keys], dtype)
         return rows.transpose(0, 1).unsqueeze(0)
 
-    def mask(self, window: int | None, keys: slice, dtype: torch.dtype) -> Tensor:
-        """[1, Q, K], the same for every layer of this window and dtype."""
-        if (window, dtype) not in self.masks:
+    def mask(self, layer: AttentionLayer, keys: slice, dtype: torch.dtype) -> Tensor:
+        """[1, Q, K], the same for every layer of this window or chunk and dtype."""
+        key = layer.sliding_window, layer.attention_chunk, dtype
+        if key not in self.masks:
             device = self.slots.device
             visible = visible_BQK(
                 torch.tensor([self.prefix_len], device=device),
                 torch.arange(keys.start, keys.stop, device=device),
                 self.depths_Q[None],
                 None if self.tree_mask_QN is None else self.tree_mask_QN[None],
-                window,
+                layer.sliding_window,
                 self.num_past,
+                layer.attention_chunk,
             )
-            self.masks[window, dtype] = additive(visible, dtype)
-        return self.masks[window, dtype]
+            self.masks[key] = additive(visible, dtype)
+        return self.masks[key]
 
     def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, layer: AttentionLayer) -> Tensor:
         """q [Q, num_heads, head_dim], this request's rows -> [Q, num_heads, width of V]."""
-        keys = self.keys(layer.sliding_window)
+        keys = self.keys(layer)
         k, v = self.gather(k_cache, keys, q.dtype), self.gather(v_cache, keys, q.dtype)
         if self.num_queries == 1 and not self.num_past:
             return _attend_one(q, k, v, layer)
         is_causal = self.prefix_len == 0 and self.tree_mask_QN is None
-        is_causal &= layer.sliding_window is None or layer.sliding_window >= self.num_queries
-        mask = None if is_causal else self.mask(layer.sliding_window, keys, q.dtype)
+        reach = layer.sliding_window or layer.attention_chunk
+        is_causal &= reach is None or reach >= self.num_queries
+        mask = None if is_causal else self.mask(layer, keys, q.dtype)
         out = attend(q.transpose(0, 1).unsqueeze(0), k, v, layer, mask, is_causal)
         return out.squeeze(0).transpose(0, 1)
 

@@ -29,7 +29,13 @@ class TritonAttentionBackend:
 
     name = "triton"
     limits = AttentionLimits(
-        softcap=True, sinks=True, fp8_kv=True, first_keys=True, precompiles=True, shared_kv=True
+        softcap=True,
+        sinks=True,
+        fp8_kv=True,
+        first_keys=True,
+        precompiles=True,
+        shared_kv=True,
+        chunks=True,
     )
 
     def __init__(self, device: torch.device) -> None:
@@ -59,7 +65,7 @@ class TritonAttentionBackend:
     ) -> Tensor | None:
         assert batch.attn_plan is not None, "init_forward_metadata comes first"
         paged: PagedBatch = batch.attn_plan.metadata
-        if layer.rotary is None:
+        if layer.rotary is None or layer.attention_chunk is not None:
             return None
         angles, window = layer.rotary.cos_sin_cache, layer.sliding_window
         if not rope_attention.fits(q, layer.num_kv_heads, angles, paged, window):
@@ -89,8 +95,8 @@ class TritonAttentionBackend:
             )
         return paged_attention(
             q, k_cache, v_cache, paged, layer.scale,
-            window=layer.sliding_window, softcap=layer.softcap, sinks=layer.sinks,
-            backend="triton",
+            window=layer.sliding_window, chunk=layer.attention_chunk, softcap=layer.softcap,
+            sinks=layer.sinks, backend="triton",
         )  # fmt: skip
 
     def _plan(

@@ -149,6 +149,28 @@ _GPT_OSS_20B = {
     "tie_word_embeddings": False,
 }
 
+_MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+_GPT_OSS_120B = _GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128}
+_FP8_BLOCKS = {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+}
+_W4A16 = {
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128},
+            }
+        },
+    }
+}
+
 _QWEN3_NEXT_80B_A3B = _QWEN3_30B_A3B | {
     "model_type": "qwen3_next",
     "architectures": ["Qwen3NextForCausalLM"],
@@ -234,7 +256,31 @@ _MODELS = (
     BuiltinModel(
         "qwen3-next-shape", "shape of Qwen3-Next-80B-A3B", "79.7B", config=_QWEN3_NEXT_80B_A3B
     ),
+    BuiltinModel(
+        "qwen3-30b-a3b-fp8-shape",
+        "shape of Qwen3-30B-A3B-FP8, blocks of 128",
+        "30.5B",
+        config=_QWEN3_30B_A3B | _FP8_BLOCKS,
+    ),
+    BuiltinModel(
+        "llama-3.1-8b-w4a16-shape",
+        "shape of Llama-3.1-8B in 4 bits",
+        "8.0B",
+        config=_LLAMA_31_8B | _W4A16,
+    ),
     BuiltinModel("gpt-oss-20b-shape", "shape of gpt-oss-20b", "20.9B", config=_GPT_OSS_20B),
+    BuiltinModel(
+        "gpt-oss-20b-mxfp4-shape",
+        "shape of gpt-oss-20b as published",
+        "20.9B",
+        config=_GPT_OSS_20B | _MXFP4,
+    ),
+    BuiltinModel(
+        "gpt-oss-120b-mxfp4-shape",
+        "shape of gpt-oss-120b as published",
+        "117B",
+        config=_GPT_OSS_120B | _MXFP4,
+    ),
     BuiltinModel(
         "deepseek-v2-lite-shape", "shape of DeepSeek-V2-Lite", "15.7B", config=_DEEPSEEK_V2_LITE
     ),

@@ -64,7 +64,8 @@ def _find(config: ModelConfig) -> ModelSource:
 def _builtin(model: BuiltinModel, cache: Path) -> ModelSource:
     if model.obtain is not None:
         return _directory(model.obtain(cache), model.name)
-    return ModelSource(model.name, make_config(model.config))
+    quantization = model.config.get("quantization_config", {})
+    return ModelSource(model.name, make_config(model.config), quantization=quantization)
 
 
 def _directory(directory: Path, name: str) -> ModelSource:

@@ -1,0 +1,486 @@
+"""The products of experts in 8 and 4 bits, in Triton. Slots, their order and the places of results
+are those of experts_triton.py; a weight's tile is widened in registers, its rows are the rows of
+the processor's product, so that 64 of them fill it whatever few slots there are.
+
+A format's `sums` is called with: inputs [., columns] and the rows of these to take, which of them
+exist; the format's four tensors; the expert; which of its num_outs rows, and which of these exist;
+columns; the format's constants, and the sizes of the tile. It returns float32 [outs, rows].
+"""
+
+# A jit body only looks like typed Python.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from specengine.kernels.dispatch import has_dependent_launch
+from specengine.kernels.experts import order_triton
+from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
+from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
+from specengine.kernels.experts.types import Chosen
+from specengine.kernels.linear.fp8_linear_triton import quantise_rows
+
+# Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
+ROUNDS_INSIDE = True
+
+
+@triton.jit
+def _gate_up_tile(
+    x_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
+    fourth_ptr,
+    bias_ptr,
+    weights_ptr,
+    out_ptr,
+    expert,
+    slots,
+    is_slot,
+    n,
+    hidden,
+    inner,
+    SUMS: tl.constexpr,
+    FORM: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Activations of some slots of one expert at outputs n, the first of which is n."""
+    # Rows of gate and of up take turns, so that both lie in one thread's registers.
+    turn = tl.arange(0, 2 * OUTS)
+    at = n + turn // 2
+    sums = SUMS(
+        x_ptr,
+        slots // CHOSEN,
+        is_slot,
+        first_ptr,
+        second_ptr,
+        third_ptr,
+        fourth_ptr,
+        expert,
+        at + (turn % 2) * inner,
+        at < inner,
+        2 * inner,
+        hidden,
+        FORM,
+        2 * OUTS,
+        ROWS,
+        BLOCK_K,
+    )
+    gate, up = tl.split(tl.permute(tl.reshape(sums, (OUTS, 2, ROWS)), (0, 2, 1)))
+    at = n + tl.arange(0, OUTS)
+    is_out = at < inner
+    if WEIGHS:
+        weight = tl.load(weights_ptr + slots, mask=is_slot, other=0.0)[None, :]
+        gate *= weight
+        up *= weight
+    if HAS_BIAS:
+        bias = bias_ptr + expert.to(tl.int64) * (2 * inner) + at
+        gate += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[:, None]
+        up += tl.load(bias + inner, mask=is_out, other=0.0).to(tl.float32)[:, None]
+    # Rounded as unfused operations round them.
+    gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
+    up = up.to(out_ptr.dtype.element_ty).to(tl.float32)
+    if CLAMPED:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
+        activated = gate / (1.0 + tl.exp(-ALPHA * gate))
+    else:
+        activated = gate / (1.0 + tl.exp(-gate))
+    activated = activated.to(out_ptr.dtype.element_ty).to(tl.float32) * up
+    place = slots.to(tl.int64)[None, :] * inner + at[:, None]
+    tl.store(out_ptr + place, activated, mask=is_out[:, None] & is_slot[None, :])
+
+
+@triton.jit
+def _down_tile(
+    x_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
+    fourth_ptr,
+    bias_ptr,
+    weights_ptr,
+    out_ptr,
+    expert,
+    slots,
+    is_slot,
+    n,
+    rows,
+    hidden,
+    inner,
+    SUMS: tl.constexpr,
+    FORM: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Weighed outputs of some slots of one expert, the first of which is n: out[k, t, n]."""
+    at = n + tl.arange(0, OUTS)
+    is_out = at < hidden
+    sums = SUMS(
+        x_ptr,
+        slots,
+        is_slot,
+        first_ptr,
+        second_ptr,
+        third_ptr,
+        fourth_ptr,
+        expert,
+        at,
+        is_out,
+        hidden,
+        inner,
+        FORM,
+        OUTS,
+        ROWS,
+        BLOCK_K,
+    )
+    if HAS_BIAS:
+        bias = bias_ptr + expert.to(tl.int64) * hidden + at
+        sums += tl.load(bias, mask=is_out, other=0.0).to(tl.float32)[:, None]
+    if not WEIGHS:
+        sums *= tl.load(weights_ptr + slots, mask=is_slot, other=0.0)[None, :]
+    place = (slots % CHOSEN).to(tl.int64) * rows + slots // CHOSEN
+    mask = is_out[:, None] & is_slot[None, :]
+    tl.store(out_ptr + place[None, :] * hidden + at[:, None], sums, mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_slots", "rows"])
+def _few_kernel(
+    x_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
+    fourth_ptr,
+    bias_ptr,
+    ids_ptr,
+    weights_ptr,
+    out_ptr,
+    num_slots,
+    rows,
+    hidden,
+    inner,
+    IS_DOWN: tl.constexpr,
+    SUMS: tl.constexpr,
+    FORM: tl.constexpr,
+    EVERY: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    offsets = tl.arange(0, BLOCK_S)
+    ids = tl.load(ids_ptr + offsets, mask=offsets < num_slots, other=-1)
+    expert = first_of(ids, offsets, tl.program_id(1), EVERY, ids_ptr)
+    is_hit = ids == expert
+    count = tl.sum(is_hit.to(tl.int32), axis=0)
+    count = tl.where(expert < 0, 0, count)
+    rank = tl.cumsum(is_hit.to(tl.int32), axis=0) - 1
+    n = tl.program_id(0) * OUTS
+    for start in range(0, count, ROWS):
+        slots = slots_of(is_hit, rank, offsets, start, ROWS)
+        is_slot = start + tl.arange(0, ROWS) < count
+        if IS_DOWN:
+            _down_tile(
+                x_ptr,
+                first_ptr,
+                second_ptr,
+                third_ptr,
+                fourth_ptr,
+                bias_ptr,
+                weights_ptr,
+                out_ptr,
+                expert,
+                slots,
+                is_slot,
+                n,
+                rows,
+                hidden,
+                inner,
+                SUMS,
+                FORM,
+                CHOSEN,
+                HAS_BIAS,
+                WEIGHS,
+                ROWS,
+                OUTS,
+                BLOCK_K,
+            )
+        else:
+            _gate_up_tile(
+                x_ptr,
+                first_ptr,
+                second_ptr,
+                third_ptr,
+                fourth_ptr,
+                bias_ptr,
+                weights_ptr,
+                out_ptr,
+                expert,
+                slots,
+                is_slot,
+                n,
+                hidden,
+                inner,
+                SUMS,
+                FORM,
+                CHOSEN,
+                HAS_BIAS,
+                WEIGHS,
+                CLAMPED,
+                ALPHA,
+                LIMIT,
+                ROWS,
+                OUTS,
+                BLOCK_K,
+            )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _many_kernel(
+    x_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
+    fourth_ptr,
+    bias_ptr,
+    order_ptr,
+    ends_ptr,
+    starts_ptr,
+    weights_ptr,
+    out_ptr,
+    num_experts,
+    rows,
+    hidden,
+    inner,
+    IS_DOWN: tl.constexpr,
+    SUMS: tl.constexpr,
+    FORM: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
+    blocks = tl.cdiv(hidden, OUTS) if IS_DOWN else tl.cdiv(inner, OUTS)
+    tile = tl.program_id(0) // blocks
+    n = tl.program_id(0) % blocks * OUTS
+    expert, slots, is_slot = tile_of(
+        order_ptr, ends_ptr, starts_ptr, tile, num_experts, BLOCK_E, ROWS
+    )
+    if expert < num_experts:
+        if IS_DOWN:
+            _down_tile(
+                x_ptr,
+                first_ptr,
+                second_ptr,
+                third_ptr,
+                fourth_ptr,
+                bias_ptr,
+                weights_ptr,
+                out_ptr,
+                expert,
+                slots,
+                is_slot,
+                n,
+                rows,
+                hidden,
+                inner,
+                SUMS,
+                FORM,
+                CHOSEN,
+                HAS_BIAS,
+                WEIGHS,
+                ROWS,
+                OUTS,
+                BLOCK_K,
+            )
+        else:
+            _gate_up_tile(
+                x_ptr,
+                first_ptr,
+                second_ptr,
+                third_ptr,
+                fourth_ptr,
+                bias_ptr,
+                weights_ptr,
+                out_ptr,
+                expert,
+                slots,
+                is_slot,
+                n,
+                hidden,
+                inner,
+                SUMS,
+                FORM,
+                CHOSEN,
+                HAS_BIAS,
+                WEIGHS,
+                CLAMPED,
+                ALPHA,
+                LIMIT,
+                ROWS,
+                OUTS,
+                BLOCK_K,
+            )
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One of the two products of a call."""
+
+    x: Tensor  # [R, columns], of the activations' type
+    matrix: PackedExperts
+    bias: Tensor | None
+    tile: Tile
+    weights: PackedExpertWeights
+    chosen: Chosen
+    is_many: bool  # rows
+
+    def inputs(self) -> tuple[Tensor, Tensor | None]:
+        """What is multiplied, and its scales where it is rounded already."""
+        form = self.matrix.input
+        if form is None:
+            return self.x, None
+        by_group = form.scale is None and form.group is not None
+        if by_group and ROUNDS_INSIDE and not self.is_many:
+            return self.x, None
+        return quantise_rows(self.x, form)
+
+    def arguments(self, given: Tensor, scale: Tensor | None) -> tuple[list[Tensor], dict[str, Any]]:
+        """Tensors from the inputs to the bias, and constants."""
+        operands = self.matrix.format.operands(self.matrix, self.x.dtype, scale)
+        columns = self.tile.of_bytes(self.x.element_size()).inputs
+        how, dependent = self.weights.activation, has_dependent_launch(self.x)
+        bias = self.x if self.bias is None else self.bias
+        constants = {
+            "SUMS": self.matrix.format.sums,
+            "FORM": operands.form,
+            "CHOSEN": self.chosen.ids_TK.shape[1],
+            "HAS_BIAS": self.bias is not None,
+            "WEIGHS": self.weights.weighs_input,
+            "CLAMPED": how.name == "clamped",
+            "ALPHA": how.alpha,
+            "LIMIT": how.limit,
+            "DEPENDENT": dependent,
+            "ROWS": self.tile.rows,
+            "OUTS": self.tile.outs,
+            "BLOCK_K": _step(columns, operands.most_columns),
+            "num_warps": self.tile.warps,
+            "num_stages": self.tile.stages,
+            **({"launch_pdl": True} if dependent else {}),
+        }
+        return [given, *operands.tensors, bias], constants
+
+
+def _step(columns: int, most: int) -> int:
+    """A power of 2, at most so many columns as the format allows but at least 32."""
+    return max(min(columns, int(triton.next_power_of_2(most))), 32)
+
+
+def run(
+    x: Tensor,
+    chosen: Chosen,
+    weights: PackedExpertWeights,
+    parts: Tensor,
+    tiles: Tiles | None = None,
+) -> None:
+    """Fills parts [K, T, H] with what each chosen expert gives of each row, as experts.experts
+    says. x: [T, H], contiguous."""
+    count, inner = chosen.ids_TK.numel(), weights.inner
+    tiles = tiles or packed_tile_for(len(x), weights.num_experts, chosen.ids_TK.shape[1])
+    activated = torch.empty(count, inner, dtype=x.dtype, device=x.device)
+    launch = _run_few if len(x) <= FEW_ROWS else _run_many
+    many = len(x) > FEW_ROWS
+    launch(
+        x,
+        chosen,
+        _Product(x, weights.gate_up, weights.gate_up_bias, tiles.gate_up, weights, chosen, many),
+        _Product(activated, weights.down, weights.down_bias, tiles.down, weights, chosen, many),
+        parts,
+    )
+
+
+def _run_few(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts: Tensor) -> None:
+    num_slots, num_experts = chosen.ids_TK.numel(), gate_up.weights.num_experts
+    (rows, hidden), inner = x.shape, gate_up.weights.inner
+    for product, out, width in ((gate_up, down.x, inner), (down, parts, hidden)):
+        tensors, constants = product.arguments(*product.inputs())
+        grid = triton.cdiv(width, product.tile.outs), min(num_slots, num_experts)
+        _few_kernel[grid](
+            *tensors,
+            chosen.ids_TK,
+            chosen.weights_TK,
+            out,
+            num_slots,
+            rows,
+            hidden,
+            inner,
+            IS_DOWN=product is down,
+            EVERY=num_slots > num_experts,
+            BLOCK_S=max(triton.next_power_of_2(num_slots), 16),
+            **constants,
+        )
+
+
+def _run_many(x: Tensor, chosen: Chosen, gate_up: _Product, down: _Product, parts: Tensor) -> None:
+    num_experts, inner = gate_up.weights.num_experts, gate_up.weights.inner
+    rows, hidden = x.shape
+    order = order_triton.order(chosen.ids_TK, num_experts, gate_up.tile.rows)
+    assert down.tile.rows == gate_up.tile.rows, "both products go by one order"
+    for product, out, width in ((gate_up, down.x, inner), (down, parts, hidden)):
+        tensors, constants = product.arguments(*product.inputs())
+        _many_kernel[(order.max_tiles * triton.cdiv(width, product.tile.outs),)](
+            *tensors,
+            order.slots,
+            order.tile_ends,
+            order.starts,
+            chosen.weights_TK,
+            out,
+            num_experts,
+            rows,
+            hidden,
+            inner,
+            IS_DOWN=product is down,
+            BLOCK_E=triton.next_power_of_2(num_experts),
+            **constants,
+        )
