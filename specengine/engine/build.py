@@ -39,6 +39,7 @@ from specengine.engine.resolve import resolve, torch_dtype
 from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.sharing import SharingEngine, check_sharers, share_experts
 from specengine.engine.spec_options import check_sizes, draft_slots
+from specengine.engine.split_build import add_split_prefills, check_split
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
@@ -115,6 +116,7 @@ def build_engine(
     draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
         backends = make_attention_backends(config.model, loaded.device)
+        check_split(config, loaded, backends.target)
         memory = allocate(config, loaded, draft, backends)
     pools = MemoryPools(memory.rows, memory.kv, memory.states)
     graphs = GraphMemory(memory.graph_budget, loaded.link.communicator)
@@ -137,6 +139,7 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(config, engine.drafter, text_depends_on_drafts)
     _capture(config, engine, runner, phases, costs, backends.draft)
     keep_at_the_end(costs, engine)
+    add_split_prefills(config, engine, backends.target)
     engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()
