@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from time import perf_counter
 
@@ -162,8 +163,7 @@ class SplitPrefills:
             if not kept:
                 self.jobs.remove(job)
             elif job.on_device is not None and job.hidden is None:
-                on_device = job.on_device
-                self.streams.launch(None, lambda on=on_device, gone=gone: _forget(on, gone))
+                self.streams.launch(None, partial(_forget, job.on_device, gone))
 
     def _start(self, batch: ScheduleBatch) -> None:
         self.streams.begin()
@@ -180,7 +180,7 @@ class SplitPrefills:
         self.counters["layers"] += decision.layers
         try:
             job.hidden, job.last = self.streams.launch(
-                decision.share, lambda: self._run(job, decision.layers)
+                decision.share, partial(self._run, job, decision.layers)
             )
         except BaseException:
             self._give_back(job)

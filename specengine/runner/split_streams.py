@@ -35,9 +35,11 @@ class SplitStreams(Protocol):
     """shares: of the device's SMs, ascending, that `launch` takes beside None. most_calls: that may
     be launched and not done. takes_turns: what is launched is done before `launch` returns."""
 
-    shares: Sequence[float]
     most_calls: int
     takes_turns: bool
+
+    @property
+    def shares(self) -> Sequence[float]: ...
 
     def launch(self, share: float | None, run: Callable[[], T]) -> tuple[T, Call]:
         """What `run` launches runs behind all that was launched so before, beside what the current
@@ -68,9 +70,12 @@ class DoneCall:
 class Turns:
     """On a CPU: layers and rounds take turns."""
 
-    shares: Sequence[float] = ()
     most_calls = 1
     takes_turns = True
+
+    @property
+    def shares(self) -> Sequence[float]:
+        return ()
 
     def launch(self, share: float | None, run: Callable[[], T]) -> tuple[T, Call]:
         started = perf_counter()
@@ -91,7 +96,7 @@ class StreamCall:
 
     @property
     def is_done(self) -> bool:
-        return bool(self.ended.query())
+        return bool(self.ended.query())  # type: ignore[no-untyped-call]
 
     @property
     def seconds(self) -> float:
