@@ -294,9 +294,7 @@ class ServerConfig(OperationConfig):
         "auto", "how the model writes tool calls; auto: by its chat template", TOOL_PARSERS
     )
     reasoning_parser: str = option(
-        "auto",
-        "how the model writes reasoning; auto: by its chat template",
-        REASONING_PARSERS,
+        "auto", "how the model writes reasoning; auto: by its chat template", REASONING_PARSERS
     )
 
     def _check_ranges(self) -> None:

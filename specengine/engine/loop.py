@@ -22,10 +22,10 @@ from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named, owner_of
 from specengine.engine.outputs import EngineStats, RequestOutput
-from specengine.engine.parts import EngineParts
+from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pooler import Pooler, pool_prefill
-from specengine.engine.prefill import take_prefill
+from specengine.engine.prefill import async_begin, take_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
 from specengine.engine.split_prefill import SplitPrefills
@@ -275,7 +275,7 @@ class Engine:
         if self.parts.pooling is not None:
             choices = (self.choices.get(req) for req in batch.reqs)
             pool_prefill([one.pooler if one else None for one in choices], batch, output)
-        take_prefill(self.parts, batch, output)
+        take_prefill(self.parts, batch, output, self._begin_async(batch, output))
 
     def _next_batch(self) -> ScheduleBatch | None:
         if self.split is None:
@@ -285,8 +285,11 @@ class Engine:
     def _take_split(self, batch: ScheduleBatch, output: LogitsOutput) -> None:
         if self.pipeline is not None:
             self.pipeline.interrupt(batch)
-        take_prefill(self.parts, batch, output)
+        take_prefill(self.parts, batch, output, self._begin_async(batch, output))
         self._release_requests()
+
+    def _begin_async(self, batch: ScheduleBatch, output: LogitsOutput) -> BeginAsync | None:
+        return async_begin(self.parts, batch, output)
 
     def _release_requests(self) -> None:
         for req in self.scheduler.take_released():

@@ -10,16 +10,17 @@ from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.parts import BeginAsync, EngineParts
 
 
-def take_prefill(parts: EngineParts, batch: ScheduleBatch, output: LogitsOutput) -> None:
-    """Sample, let the drafter read the prompt, and commit."""
-    begin_async = _begin_async(parts, batch, output)
+def take_prefill(
+    parts: EngineParts, batch: ScheduleBatch, output: LogitsOutput, begin_async: BeginAsync | None
+) -> None:
+    """Sample, let the drafter read the prompt, and commit. begin_async: of `async_begin`."""
     result = parts.sample_prefill(output, masked_prefill(batch), begin_async)
     if begin_async is None:
         parts.drafter.begin(batch, output, result)
     parts.scheduler.commit_prefill(batch, result)
 
 
-def _begin_async(
+def async_begin(
     parts: EngineParts, batch: ScheduleBatch, output: LogitsOutput
 ) -> BeginAsync | None:
     """For a drafter that can take first tokens from the device, where the host needs nothing else

@@ -19,7 +19,6 @@ from specengine.core.transfer import Arriving
 from specengine.draft.eagle.worker import EagleWorker
 from specengine.draft.mtp.worker import MtpLayersWorker
 from specengine.draft.worker import DraftWorker
-from specengine.engine import prefill
 from specengine.layers import prefill_sampler
 from specengine.runner.forward_graphs.prepared import PartsForward
 from tests.draft.eagle_checkpoints import almost_bigram, eagle, eagle3
@@ -60,7 +59,7 @@ def make(target: Path, algorithm: str, draft: Path | None, **flags: Any) -> LLM:
 
 
 def begin_after_prefill(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "_begin_async", lambda *given: None)
+    monkeypatch.setattr(llm.engine, "_begin_async", lambda *given: None)
 
 
 @pytest.fixture
