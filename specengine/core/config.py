@@ -19,6 +19,7 @@ from specengine.core.options import option
 from specengine.core.parallel_config import ParallelConfig
 from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, LOAD_QUANTIZATIONS, VERIFIERS
 from specengine.core.section import Section
+from specengine.core.split_config import SplitConfig
 from specengine.core.trace_config import TraceConfig
 
 
@@ -293,9 +294,7 @@ class ServerConfig(OperationConfig):
         "auto", "how the model writes tool calls; auto: by its chat template", TOOL_PARSERS
     )
     reasoning_parser: str = option(
-        "auto",
-        "how the model writes reasoning; auto: by its chat template",
-        REASONING_PARSERS,
+        "auto", "how the model writes reasoning; auto: by its chat template", REASONING_PARSERS
     )
 
     def _check_ranges(self) -> None:
@@ -311,6 +310,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     graph: GraphConfig = field(default_factory=GraphConfig)
     spec: SpecConfig = field(default_factory=SpecConfig)

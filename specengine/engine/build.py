@@ -45,6 +45,7 @@ from specengine.engine.sharing import (
     share_rounds,
 )
 from specengine.engine.spec_options import check_sizes, draft_slots
+from specengine.engine.split_build import add_split_prefills, check_split
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
@@ -121,6 +122,7 @@ def build_engine(
     draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
         backends = make_attention_backends(config.model, loaded.device)
+        check_split(config, loaded, backends.target)
         with evenly(loaded.sharers):
             memory = allocate(config, loaded, draft, backends)
     pools = MemoryPools(memory.rows, memory.kv, memory.states)
@@ -147,6 +149,7 @@ def build_engine(
     with runner.evenly():
         _capture(config, engine, runner, phases, costs, backends.draft)
     keep_at_the_end(costs, engine)
+    add_split_prefills(config, engine, backends.target)
     engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()

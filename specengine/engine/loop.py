@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.errors import QueueFullError, RequestError
@@ -16,10 +15,8 @@ from specengine.core.random_streams import choice_seed
 from specengine.core.request import Req, ReqState
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec import VerifyResult
-from specengine.core.spec_stats import DepthChoice
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.grammar.masks import masked_prefill
 from specengine.engine.grammar.state import LlguidanceState
 from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
@@ -28,10 +25,13 @@ from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.engine.parts import BeginAsync, EngineParts
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.pooler import Pooler, pool_prefill
+from specengine.engine.prefill import async_begin, take_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
 from specengine.engine.tokens import check_token_ids
+from specengine.engine.told_depths import tell_depths
 from specengine.runner.fallbacks import OBSERVED, NoGraphs, count_fallback
 
 
@@ -46,6 +46,7 @@ class Engine:
         # Set by build._capture: rounds on the device, or the one reason why there are none.
         self.pipeline: RoundPipeline | None = None
         self.no_rounds: NoGraphs | None = None
+        self.split: SplitPrefills | None = None  # set by split_build.add_split_prefills
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
         self.weights: RunningWeights | None = None  # set by build.build_engine
         self.keeps_turning = False  # whether it must step while it has no work (engine/sharing.py)
@@ -175,6 +176,8 @@ class Engine:
         try:
             while self.pipeline is not None and self.pipeline.has_in_flight:
                 self._collect(self.pipeline)
+            if self.split is not None:
+                self.split.abandon()
         finally:
             self.scheduler.holds = False
 
@@ -190,10 +193,12 @@ class Engine:
         which may launch another before.
         """
         with requests_start_anew(self.scheduler, self.pipeline):
+            if self.split is not None:
+                self.split.advance()
             if self.pipeline is not None and self.pipeline.has_in_flight:
                 self._collect(self.pipeline)
                 return self.take_changed()
-            batch = self.scheduler.schedule()
+            batch = self._next_batch()
             self._release_requests()
             if batch is not None:
                 if batch.forward_mode.is_prefill():
@@ -245,11 +250,13 @@ class Engine:
             result.depth = self.parts.fixed_depth
         self.scheduler.commit_round(reqs, result)
         self.watch.check(self.scheduler.spec_totals)
+        if self.split is not None:
+            self.split.saw_round(len(reqs))
         self._release_requests()
 
     def stats(self) -> EngineStats:
         rounds = self.device_rounds or self.no_rounds
-        return engine_stats(self.parts, rounds, self.ragged_counters, self.choosers())
+        return engine_stats(self.parts, rounds, self.ragged_counters, self.choosers(), self.split)
 
     @property
     def device_rounds(self) -> RoundExecutor | None:
@@ -261,22 +268,6 @@ class Engine:
         if self.parts.adaptive is not None:
             yield self.parts.adaptive.chooser
 
-    def _tell_depths(self, ended: list[Req]) -> None:
-        """Once, to requests that have ended, and once for all that ended under the same choice:
-        text is costly."""
-        told: dict[int, DepthChoice] = {}  # by identity; `choices` keeps them alive
-        choices = [req.spec.depth for req in ended]
-        for req, choice in zip(ended, choices, strict=True):
-            if choice is not None:
-                if id(choice) not in told:
-                    told[id(choice)] = self._told(choice)
-                req.spec.depth = told[id(choice)]
-
-    def _told(self, choice: DepthChoice) -> DepthChoice:
-        for chooser in self.choosers():
-            choice = chooser.resolved(choice)
-        return choice
-
     def _prefill(self, batch: ScheduleBatch) -> None:
         if self.pipeline is not None:
             self.pipeline.interrupt(batch)
@@ -284,20 +275,21 @@ class Engine:
         if self.parts.pooling is not None:
             choices = (self.choices.get(req) for req in batch.reqs)
             pool_prefill([one.pooler if one else None for one in choices], batch, output)
-        begin_async = self._begin_async(batch, output)
-        result = self.parts.sample_prefill(output, masked_prefill(batch), begin_async)
-        if begin_async is None:
-            self.drafter.begin(batch, output, result)
-        self.scheduler.commit_prefill(batch, result)
+        take_prefill(self.parts, batch, output, self._begin_async(batch, output))
+
+    def _next_batch(self) -> ScheduleBatch | None:
+        if self.split is None:
+            return self.scheduler.schedule()
+        return self.split.next_batch(self._take_split)
+
+    def _take_split(self, batch: ScheduleBatch, output: LogitsOutput) -> None:
+        if self.pipeline is not None:
+            self.pipeline.interrupt(batch)
+        take_prefill(self.parts, batch, output, self._begin_async(batch, output))
+        self._release_requests()
 
     def _begin_async(self, batch: ScheduleBatch, output: LogitsOutput) -> BeginAsync | None:
-        """For a drafter that can take first tokens from the device, where the host needs nothing
-        else of the output."""
-        params = [req.sampling for req in batch.reqs]
-        tells = any(one.logprobs is not None or one.prompt_logprobs is not None for one in params)
-        if not self.drafter.begins_async or tells or not any(batch.samples):
-            return None
-        return partial(self.drafter.begin_async, batch, output)
+        return async_begin(self.parts, batch, output)
 
     def _release_requests(self) -> None:
         for req in self.scheduler.take_released():
@@ -316,5 +308,5 @@ class Engine:
             elif not choice.streams:
                 continue
             changed.append(choice)
-        self._tell_depths(ended)
+        tell_depths(ended, list(self.choosers()))
         return changed

@@ -10,6 +10,7 @@ from specengine.core.spec_stats import DepthChoice, SpecStats, count_at
 from specengine.core.spec_totals import SpecTotals
 from specengine.engine.adaptive.choose import Decision
 from specengine.runner.fallbacks import GraphStats
+from specengine.scheduler.split_policy import SplitDecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ class RequestOutput:
     embedding: list[float] | None = None  # the prompt's vector, where that was asked for
 
 
+@dataclass(frozen=True)
+class SplitStats:
+    """Of prompts that run a few layers at a time. Counters since start, but for num_under_way."""
+
+    num_under_way: int = 0
+    num_prefills: int = 0  # forwards, of one prompt or several
+    num_prompts: int = 0
+    num_calls: int = 0
+    num_layers: int = 0
+    num_left: int = 0  # prompts that were aborted or retracted amid one
+    fallbacks: dict[str, int] = field(default_factory=dict)  # prefills on all SMs, by reason
+    decision: SplitDecision | None = None  # the last one
+
+
 @dataclass
 class EngineStats:
     """Gauges of this moment, and counters since start."""
@@ -71,6 +86,7 @@ class EngineStats:
     model_name: str = ""
     algorithm: str = ""  # how drafts are made; "none" where they are not
     drafts_trees: bool = False
+    split: SplitStats | None = None  # with --enable-pdmux
 
     @property
     def kv_usage(self) -> float:

@@ -60,6 +60,7 @@ class RoundPipeline:
         self.overlaps = overlaps
         self.link = link or NoLink()
         self.launched: Launched | None = None
+        self.is_disturbed: Callable[[], bool] = lambda: False  # by prompts that run beside rounds
         self.background_capture = BackgroundCapture(executor, drafter)
         self.pause = DrafterPause() if chooser is not None and executor.may_pause else None
         self._deepest = Decision(executor.steps[-1], "as deep as there are graphs", None)
@@ -131,7 +132,7 @@ class RoundPipeline:
             if self._index is not None and not depth:
                 self._index.advance(in_flight.reqs, lambda: self._is_done(in_flight))
             useful = self._useful_levels(in_flight) if depth else in_flight.num_drafted
-            if learns:
+            if learns and not self.is_disturbed():
                 self._learn_host(done)
             result = self.executor.collect(in_flight)
         self._collected = self.executor.collected_at
@@ -161,7 +162,7 @@ class RoundPipeline:
             if self._num_paused % _PAUSED_EVERY:
                 return False
             self.chooser.skipped(len(done.in_flight.reqs), _PAUSED_EVERY - 1)
-        # Where all requests had ended, it was in flight until the next came, and drafted past ends.
+        # Where all requests had ended, it was in flight until the next, and drafted past ends.
         return not all(req.is_finished for req in done.in_flight.reqs)
 
     def _learn(self, chooser: AdaptiveSteps, done: Launched, result: VerifyResult) -> None:
@@ -178,7 +179,7 @@ class RoundPipeline:
             result.path_ranks,
             done.most_levels,
             in_flight.from_lookup,
-            took if is_usual or not self.overlaps else None,
+            took if (is_usual or not self.overlaps) and not self.is_disturbed() else None,
             done.drafting,
         )
         chooser.observe(observation)

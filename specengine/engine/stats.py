@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from specengine.engine.adaptive.state import AdaptiveSteps
-from specengine.engine.outputs import EngineStats
+from specengine.engine.outputs import EngineStats, SplitStats
 from specengine.engine.parts import EngineParts
 from specengine.engine.round.executor import RoundExecutor
+from specengine.engine.split_prefill import SplitPrefills
 from specengine.runner.fallbacks import GraphStats, NoGraphs
 
 
@@ -17,6 +18,7 @@ def engine_stats(
     rounds: RoundExecutor | NoGraphs | None,
     ragged: Mapping[str, Counter[str]],
     choosers: Iterable[AdaptiveSteps],
+    split: SplitPrefills | None = None,
 ) -> EngineStats:
     """rounds: on the device, or why there are none. ragged: counters of the other graphs, by kind.
     choosers: of depths, those of rounds on the device first; the first that has chosen tells."""
@@ -43,6 +45,22 @@ def engine_stats(
         model_name=parts.model_name,
         algorithm=parts.config.spec.algorithm or "none",
         drafts_trees=parts.drafter.proposes_tree,
+        split=None if split is None else _split_stats(split),
+    )
+
+
+def _split_stats(split: SplitPrefills) -> SplitStats:
+    """May be called from any thread."""
+    now, decision = dict(split.counters), split.decision
+    return SplitStats(
+        num_under_way=len(split.jobs),
+        num_prefills=now.get("prefills", 0),
+        num_prompts=now.get("prompts", 0),
+        num_calls=now.get("calls", 0),
+        num_layers=now.get("layers", 0),
+        num_left=now.get("left", 0),
+        fallbacks=GraphStats.of(split.counters).fallbacks,
+        decision=decision,
     )
 
 

@@ -56,11 +56,9 @@ class MemoryPools:
 
 
 class ModelRunner:
-    """Owns a model, its attention backend and its graphs.
-
-    `forward` runs a captured graph where one serves the batch, otherwise
-    forward_decode / forward_extend / forward_split_prefill / forward_idle by the batch's mode.
-    """
+    """Owns a model, its attention backend and its graphs. `forward` runs a captured graph where one
+    serves the batch, otherwise forward_decode / forward_extend / forward_split_prefill /
+    forward_idle by the batch's mode."""
 
     def __init__(
         self,
@@ -94,8 +92,8 @@ class ModelRunner:
         self.number = 0
         self.feature_size: int | None = None  # of a drafter's model: width of what it takes in
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        for layer in self.attn_layers[:1]:
-            k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(layer.layer_id)
+        for one in self.attn_layers[:1]:
+            k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(one.layer_id)
             check_layers(attn_backend, self.attn_layers, k_cache.dtype)
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
@@ -137,14 +135,13 @@ class ModelRunner:
             "feature_layers": self.feature_layers,
         }
 
-    def new_forward_batch(self, batch: ModelWorkerBatch) -> ForwardBatch:
-        on_device = ForwardBatch.init_new(
-            batch,
-            self.device,
-            self.pools.req_to_token_pool,
-            self.pools.token_to_kv_pool,
-            self.attn_backend,
-        )
+    def new_forward_batch(
+        self, batch: ModelWorkerBatch, attn_backend: AttentionBackend | None = None
+    ) -> ForwardBatch:
+        """attn_backend: in place of the runner's own."""
+        table, kv = self.pools.req_to_token_pool, self.pools.token_to_kv_pool
+        backend = attn_backend or self.attn_backend
+        on_device = ForwardBatch.init_new(batch, self.device, table, kv, backend)
         on_device.states = self.pools.states
         on_device.attn_layers = self.attn_layers
         on_device.feature_layers = self.feature_layers
@@ -173,8 +170,8 @@ class ModelRunner:
         are its past nodes: offset must equal tree.num_past."""
         B, W = tokens_BW.shape
         table = self.page_table
-        assert tree is None or tree.num_past == offset, "tree.num_past is the offset"
         depths_T = None if tree is None else tree.depths_T
+        assert tree is None or tree.num_past == offset, "tree.num_past is the offset"
         places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
         is_decode = W == 1 and tree is None
         batch = ForwardBatch(
@@ -250,10 +247,8 @@ class ModelRunner:
                 return output
         elif self.prefill_graphs is not None and batch.forward_mode is ForwardMode.EXTEND:
             self.prefill_graphs.count()
-        if self.ragged_graphs is not None:
-            key = self.ragged_graphs.key_of(batch)
-            if key is not None:
-                return self.ragged_graphs.replay(key, batch, batch.input_ids)[0]
+        if (graphs := self.ragged_graphs) is not None and (key := graphs.key_of(batch)) is not None:
+            return graphs.replay(key, batch, batch.input_ids)[0]
         return None
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
@@ -279,7 +274,7 @@ class ModelRunner:
 
     def _run_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
-            return self._logits(self.forward_idle(batch), batch)
+            return self.logits(self.forward_idle(batch), batch)
         if not skip_attn_backend_init:
             self.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
@@ -290,7 +285,7 @@ class ModelRunner:
             hidden = self.forward_decode(batch)
         else:
             hidden = self.forward_extend(batch)
-        return self._logits(hidden, batch)
+        return self.logits(hidden, batch)
 
     def check_plan(self, batch: ForwardBatch) -> None:
         if batch.attn_plan is None:
@@ -315,9 +310,7 @@ class ModelRunner:
 
     def forward_split_prefill(self, batch: ForwardBatch, num_layers: int) -> Tensor | None:
         """Run the next `num_layers` layers of an extend -> [T, H] after the last one, else None.
-
-        State between the calls (hidden_states, residual, split_index) stays on the batch.
-        """
+        State between the calls (hidden_states, residual, split_index) stays on the batch."""
         end = min(batch.split_index + num_layers, self.model.num_layers)
         return self.model.forward_split_prefill(batch.input_ids, batch.positions, batch, end)
 
@@ -326,15 +319,22 @@ class ModelRunner:
         self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
     ) -> LogitsOutput | None:
         """One call of a split prefill: the first plans, the last gives logits, others None."""
-        if batch.forward_mode is not ForwardMode.SPLIT_PREFILL:
+        hidden = self.split_layers(batch, num_layers, skip_attn_backend_init)
+        return None if hidden is None else self.logits(hidden, batch)
+
+    @torch.inference_mode()
+    def split_layers(
+        self, batch: ForwardBatch, num_layers: int, skip_attn_backend_init: bool = False
+    ) -> Tensor | None:
+        """The same without the head: [T, H] after the last layer, for `logits`."""
+        if not batch.forward_mode.is_split_prefill():
             raise ValueError(f"split_prefill needs a SPLIT_PREFILL batch, not {batch.forward_mode}")
         if batch.split_index == 0 and not skip_attn_backend_init:
-            self.attn_backend.init_forward_metadata(batch)
+            batch.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
-        hidden = self.forward_split_prefill(batch, num_layers)
-        return None if hidden is None else self._logits(hidden, batch)
+        return self.forward_split_prefill(batch, num_layers)
 
-    def _logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
+    def logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
         rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]
         logits = self.model.head.logits(rows)
         return LogitsOutput(logits, hidden=hidden, features=joined_features(batch))

@@ -144,16 +144,20 @@ class Admission:
                 "prompt",
             )
 
-    def plan(self) -> list[Chunk]:
+    def plan(self, most_together: int | None = None) -> list[Chunk]:
         """Prompt tokens for one forward, those of started prompts before those of new ones. Several
-        prompts may stay unfinished."""
+        prompts may stay unfinished. most_together: tokens that several prompts may have in one
+        forward; where they have more, the first prompt is alone in it."""
         limit = self.policy.chunked_prefill_size
         budget = limit if limit > 0 else sys.maxsize
-        started = list(self.queues.prefilling)
+        split = self.queues.split
+        started = [req for req in self.queues.prefilling if req not in split]
         pool = started + self._next_waiting()
         plan = PrefillPlan(budget)
         for req in self.queues.live:
             plan.kept.add(req, self._expected_need(req))
+        for req in split:
+            plan.note_head(req)
         if not pool:
             return []
         has_first = self._start(pool[0], plan)
@@ -171,8 +175,11 @@ class Admission:
             if self._start(req, plan):
                 plan.take(req, plan.left)
         order = {req: place for place, req in enumerate(pool)}
-        self.queues.prefilling.sort(key=order.__getitem__)
-        return [self._chunk(req, plan.lengths[req]) for req in pool if req in plan.lengths]
+        self.queues.prefilling.sort(key=lambda req: order.get(req, -1))
+        taken = [req for req in pool if req in plan.lengths]
+        if most_together is not None and sum(plan.lengths.values()) > most_together:
+            taken = taken[:1]
+        return [self._chunk(req, plan.lengths[req]) for req in taken]
 
     def _chunk(self, req: Req, length: int) -> Chunk:
         return Chunk(req, length, self.ledger.take_saves(req, req.kv_len + length))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
+
 import torch
 
 from specengine.core.batch import ScheduleBatch
@@ -19,8 +23,11 @@ class BatchBuilder:
         self._decoded: list[Req] = []  # requests of the last decode batch
         self._decode_sampling: SamplingBatch | None = None
 
-    def prefill(self, chunks: list[Chunk], riders: list[Req]) -> ScheduleBatch:
-        """Prompt chunks; `riders` are running requests that decode one token along with them."""
+    def prefill(
+        self, chunks: list[Chunk], riders: list[Req], is_split: bool = False
+    ) -> ScheduleBatch:
+        """Prompt chunks; `riders` are running requests that decode one token along with them.
+        is_split: layers run a few at a time."""
         reqs = [chunk.req for chunk in chunks]
         starts = [req.kv_len for req in reqs]
         ends = [chunk.req.kv_len + chunk.length for chunk in chunks]
@@ -37,15 +44,32 @@ class BatchBuilder:
             for length, slot in chunk.saves
         ]
         reqs += riders
+        mode = ForwardMode.SPLIT_PREFILL if is_split else ForwardMode.EXTEND
         return ScheduleBatch(
             reqs=reqs,
-            forward_mode=ForwardMode.MIXED if riders else ForwardMode.EXTEND,
+            forward_mode=ForwardMode.MIXED if riders else mode,
             input_ids=input_ids + [req.last_token for req in riders],
             prefix_lens=starts + [req.kv_len for req in riders],
             extend_lens=[chunk.length for chunk in chunks] + [1] * len(riders),
             samples=samples + [True] * len(riders),
             sampling=SamplingBatch.from_reqs(reqs, self.vocab_size, self.device),
             state_saves=tuple(state_saves),
+        )
+
+    def narrowed(self, batch: ScheduleBatch, kept: Sequence[int]) -> ScheduleBatch:
+        """The same forward as of these requests alone, by their places in it."""
+        reqs = [batch.reqs[place] for place in kept]
+        ends = [*accumulate(batch.extend_lens)]
+        runs = [batch.input_ids[ends[i] - batch.extend_lens[i] : ends[i]] for i in kept]
+        return replace(
+            batch,
+            reqs=reqs,
+            input_ids=[*chain.from_iterable(runs)],
+            prefix_lens=[batch.prefix_lens[place] for place in kept],
+            extend_lens=[batch.extend_lens[place] for place in kept],
+            samples=[batch.samples[place] for place in kept],
+            sampling=SamplingBatch.from_reqs(reqs, self.vocab_size, self.device),
+            state_saves=(),  # of the forward, which has run
         )
 
     def decode(self, running: list[Req]) -> ScheduleBatch:

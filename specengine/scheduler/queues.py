@@ -22,6 +22,9 @@ class RequestQueues:
     waiting: deque[Req] = field(default_factory=deque)  # by rank
     prefilling: list[Req] = field(default_factory=list)  # hold KV, cannot decode yet
     running: list[Req] = field(default_factory=list)
+    # Of those prefilling, the ones whose tokens a split prefill has begun to run, and its batch: no
+    # other forward takes them.
+    split: dict[Req, object] = field(default_factory=dict)
     owners: Counter[str] = field(default_factory=Counter)  # unfinished requests of each
     _numbers: count[int] = field(default_factory=count)
 
@@ -77,6 +80,11 @@ class RequestQueues:
             if not self.owners[req.owner]:
                 del self.owners[req.owner]
 
+    @property
+    def num_splits(self) -> int:
+        """Split prefills under way."""
+        return len(set(map(id, self.split.values())))
+
     def start_running(self, req: Req) -> None:
         self.prefilling.remove(req)
         self.running.append(req)
@@ -87,5 +95,6 @@ class RequestQueues:
             self.running.remove(req)
         elif req.state is ReqState.PREFILLING:
             self.prefilling.remove(req)
+            self.split.pop(req, None)
         else:
             self.waiting.remove(req)

@@ -23,6 +23,9 @@ from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
 from specengine.scheduler.retraction import RoundMemory
+from specengine.scheduler.split_prompts import SplitPrompts
+
+_BEFORE_ROUNDS = {ForwardMode.EXTEND, ForwardMode.SPLIT_PREFILL}
 
 
 class Scheduler:
@@ -53,6 +56,7 @@ class Scheduler:
         self.spec_totals = SpecTotals()
         self.num_generated_tokens = 0
         self.holds = False  # while it does, no round follows one that is on its way
+        self.split: SplitPrompts | None = None  # set by engine/split_build.py
         self._make_decoder = make_decoder
         self._round_is_due = False
 
@@ -106,22 +110,20 @@ class Scheduler:
             batch = self._decode() or self._prefill()
         else:
             batch = self._prefill() or self._decode()
-        self._round_is_due = batch is not None and batch.forward_mode is ForwardMode.EXTEND
-        self.ledger.flush()
+        self._round_is_due = batch is not None and batch.forward_mode in _BEFORE_ROUNDS
+        self._flush()
         return batch
 
     def follow(self, reqs: list[Req], slots: int) -> list[Req]:
         """Of requests whose round is on its way, those to run a further round of before that one's
         outcome is known, with slots for `slots` tokens more than are committed; none, where
         something else is to run first or memory is short."""
-        if self.holds:
-            return []
-        if self._would_admit() or self.queues.prefilling:
+        if self.holds or self._prompt_is_due():
             return []
         going = self.policy.going_on(reqs)
         if not self.rounds.reserve_unseen(going, slots):
             return []
-        self.ledger.flush()
+        self._flush()
         return going
 
     def round_limit(self, req: Req) -> int:
@@ -134,8 +136,10 @@ class Scheduler:
         )
 
     def commit_prefill(self, batch: ScheduleBatch, result: PrefillResult) -> None:
-        """Take the outcome of an EXTEND or MIXED batch. Requests aborted meanwhile are skipped."""
+        """Take the outcome of an EXTEND, MIXED or SPLIT_PREFILL batch. Requests aborted meanwhile
+        are skipped."""
         for index, req in enumerate(batch.reqs):
+            self.queues.split.pop(req, None)
             if req.is_finished:
                 continue
             token, logprob = result.tokens[index], result.logprobs[index]
@@ -219,6 +223,21 @@ class Scheduler:
 
     # ---- steps
 
+    def _flush(self) -> None:
+        """What was released may be given to others from here on, on the device as well."""
+        if self.split is not None:
+            self.split.settle()
+        self.ledger.flush()
+
+    def _prompt_is_due(self) -> bool:
+        """Whether a prompt is to run, or to be committed, before another round."""
+        queues = self.queues
+        if self.split is not None and self.split.is_ready:
+            return True
+        if self.split is not None and self.split.is_full(queues):
+            return False
+        return self._would_admit() or len(queues.prefilling) > len(queues.split)
+
     def _would_admit(self) -> bool:
         """Whether a waiting request may find a row: a free one, or one that is given up for it."""
         waiting = self.queues.waiting
@@ -229,6 +248,8 @@ class Scheduler:
     def _prefill(self) -> ScheduleBatch | None:
         if not self.queues.waiting and not self.queues.prefilling:
             return None
+        if self.split is not None:
+            return self._split_prefill(self.split)
         mixed = self.policy.enable_mixed_chunk
         if mixed:
             self.rounds.reserve(slots=1)
@@ -236,6 +257,19 @@ class Scheduler:
         if not chunks:
             return None
         return self.batches.prefill(chunks, riders=list(self.queues.running) if mixed else [])
+
+    def _split_prefill(self, split: SplitPrompts) -> ScheduleBatch | None:
+        """Short prompts go between two rounds, others beside them."""
+        if split.is_full(self.queues):
+            return None
+        chunks = self.admission.plan(split.most_together)
+        if not chunks:
+            return None
+        is_split = sum(chunk.length for chunk in chunks) >= split.min_tokens
+        batch = self.batches.prefill(chunks, riders=[], is_split=is_split)
+        if is_split:
+            self.queues.split |= dict.fromkeys(batch.reqs, batch)
+        return batch
 
     def _decode(self) -> ScheduleBatch | None:
         self.rounds.reserve(self.policy.round_slots)

@@ -1,0 +1,106 @@
+"""Adds split prefills (--enable-pdmux) to an engine, or says why there can be none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from specengine.core.batch import AttentionBackend
+from specengine.core.config import EngineConfig
+from specengine.core.errors import ConfigError
+from specengine.core.forward_mode import ForwardMode
+from specengine.engine.loop import Engine
+from specengine.engine.split_prefill import SplitPrefills
+from specengine.layers.compute_paths import SPLIT_PREFILL
+from specengine.layers.decoder import DecoderLayer
+from specengine.runner.attention import make_attention_backends
+from specengine.runner.green_contexts import NoGreenContexts, SmStream, make_sm_streams
+from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.split_streams import BesideRounds, SplitStreams, Turns
+from specengine.scheduler.split_policy import SplitPrefillPolicy
+from specengine.scheduler.split_prompts import SplitPrompts
+
+logger = logging.getLogger(__name__)
+
+MIN_TOKENS_GPU, MIN_TOKENS_CPU = 512, 64
+
+
+def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> None:
+    """backend: of the target. Raises ConfigError where --enable-pdmux cannot be served."""
+    if not config.split.enable_pdmux:
+        return
+    refusals = {
+        "--tp-size": config.parallel.tp_size > 1,
+        "--dp-size": config.parallel.dp_size > 1 or loaded.sharers is not None,
+        "--enable-mixed-chunk": config.schedule.enable_mixed_chunk,
+    }
+    for flag, is_given in refusals.items():
+        if is_given:
+            raise ConfigError(f"--enable-pdmux does not go with {flag}; leave one of the two out")
+    if loaded.source.pooling is not None:
+        raise ConfigError("--enable-pdmux: an embedding model has no rounds; leave it out")
+    if backend.for_mode(ForwardMode.SPLIT_PREFILL).limits.plans_on_host:
+        raise ConfigError(
+            f"--enable-pdmux: attention backend {backend.name} keeps one plan at a time, and "
+            "prompts and rounds need one each; name another with --prefill-attention-backend"
+        )
+    if (reason := _why_not(loaded.model)) is not None:
+        raise ConfigError(f"--enable-pdmux: split prefill does not compute {reason}; leave it out")
+
+
+def _why_not(model: object) -> str | None:
+    """What of a model's layers split prefill does not compute."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    specs = [layer.spec for layer in modules if isinstance(layer, DecoderLayer)]
+    return SPLIT_PREFILL.refusal(specs) if specs else "layers that are not decoder layers"
+
+
+def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionBackend) -> None:
+    """backend: of the engine's target, from which prompts have one apart on a GPU. config:
+    resolved, and checked by check_split."""
+    split, runner = config.split, engine.parts.worker.runner
+    if not split.enable_pdmux:
+        return
+    on_gpu = runner.device.type == "cuda"
+    least = split.pdmux_min_tokens or (MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU)
+    streams: SplitStreams = Turns()
+    no_shares: str | None = None
+    if on_gpu:
+        streams, no_shares = _streams(runner.device, split.pdmux_sm_shares)
+        backend = make_attention_backends(config.model, runner.device).target
+    engine.split = SplitPrefills(
+        runner,
+        engine.scheduler,
+        SplitPrompts(least, alone=runner.pools.states is not None),
+        SplitPrefillPolicy(
+            runner.model.num_layers, streams.shares, split.pdmux_tpot_ratio, split.pdmux_layers
+        ),
+        streams,
+        backend,
+        no_shares,
+    )
+    if engine.pipeline is not None:
+        engine.pipeline.is_disturbed = partial(_is_busy, engine.split)
+
+
+def _is_busy(split: SplitPrefills) -> bool:
+    return split.is_busy
+
+
+def _streams(device: torch.device, shares: Sequence[float]) -> tuple[BesideRounds, str | None]:
+    """And why prompts have no share of the SMs of their own, where they do not."""
+    whole = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+    try:
+        made = make_sm_streams(device, shares)
+    except NoGreenContexts as error:
+        logger.info("prompts beside rounds share all SMs with them: %s", error)
+        return BesideRounds({}, whole, most_calls=1), str(error)
+    by_share = dict[float, SmStream](zip(shares, made, strict=True))
+    logger.info(
+        "prompts beside rounds may have %s SMs", ", ".join(str(one.num_sms) for one in made)
+    )
+    return BesideRounds(by_share, whole), None

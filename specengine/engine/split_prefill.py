@@ -1,0 +1,259 @@
+"""Prompts that run a few layers at a time beside rounds (ForwardMode.SPLIT_PREFILL)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from specengine.core.batch import AttentionBackend, ForwardBatch, ScheduleBatch
+from specengine.core.interfaces import LogitsOutput
+from specengine.core.transfer import int64, sent
+from specengine.runner.fallbacks import count_fallback
+from specengine.runner.model_runner import ModelRunner
+from specengine.runner.split_streams import Call, SplitStreams
+from specengine.scheduler.scheduler import Scheduler
+from specengine.scheduler.split_policy import PromptQueue, SplitDecision, SplitPrefillPolicy
+from specengine.scheduler.split_prompts import SplitPrompts, waiting_tokens
+
+TakeOutput = Callable[[ScheduleBatch, LogitsOutput], None]
+
+
+@dataclass(eq=False)
+class SplitJob:
+    """A forward under way. Its state is on the batch. kept: places of the requests that have not
+    left it."""
+
+    batch: ScheduleBatch
+    kept: list[int]
+    on_device: ForwardBatch | None = None
+    hidden: Tensor | None = None  # [T, H], after the last layer
+    last: Call | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.batch.extend_lens)
+
+    @property
+    def layers_done(self) -> int:
+        return 0 if self.on_device is None else self.on_device.split_index
+
+    @property
+    def is_done(self) -> bool:
+        return self.hidden is not None and self.last is not None and self.last.is_done
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return min(self.batch.reqs[place].rank for place in self.kept)
+
+
+@dataclass
+class _Measured:
+    """A call that is not measured yet."""
+
+    call: Call
+    decision: SplitDecision
+    num_tokens: int
+
+
+@dataclass
+class SplitPrefills:
+    """Launches the layers of prompts, those of the lowest rank first, and gives their outputs.
+
+    attn_backend: of these prompts alone. no_shares: why they have no SMs of their own on a GPU.
+    """
+
+    runner: ModelRunner
+    scheduler: Scheduler
+    prompts: SplitPrompts
+    policy: SplitPrefillPolicy
+    streams: SplitStreams
+    attn_backend: AttentionBackend
+    no_shares: str | None = None
+    jobs: list[SplitJob] = field(default_factory=list)
+    counters: Counter[str] = field(default_factory=Counter)
+    decision: SplitDecision | None = None  # the last one
+    _running: list[_Measured] = field(default_factory=list)
+    _round_ended: float | None = None  # the last one, if nothing but rounds has run since
+    _beside: SplitDecision | None = None  # what ran while the round did
+    _in_turn: float = 0.0  # seconds that calls have taken since
+
+    def __post_init__(self) -> None:
+        self.prompts.settle = self.settle
+        self.scheduler.split = self.prompts
+
+    # ---- the engine's steps
+
+    def next_batch(self, take: TakeOutput) -> ScheduleBatch | None:
+        """What runs next on the current stream, as Scheduler.schedule; no round is in flight. take:
+        called with prompts whose last layer has run."""
+        for job in [one for one in self.jobs if one.is_done]:
+            self.interrupt()
+            self._finish(job, take)
+        batch = self.scheduler.schedule()
+        while batch is not None and batch.forward_mode.is_split_prefill():
+            self._start(batch)
+            batch = self.scheduler.schedule()
+        if batch is None or batch.forward_mode.is_prefill():
+            self.interrupt()
+        if batch is None and self._running:
+            self._running[0].call.wait()  # there is nothing else to do
+        return batch
+
+    def advance(self) -> None:
+        """Launch the next layers, if the last ones are done or nearly so. On a CPU they run."""
+        self.settle()
+        self._measure()
+        while self.jobs and len(self._running) < self.streams.most_calls:
+            unfinished = [one for one in self.jobs if one.hidden is None]
+            if not unfinished:
+                break
+            self._launch(min(unfinished, key=lambda one: one.rank))
+            if self.streams.takes_turns:
+                break
+        self._measure()
+        self.prompts.is_ready = any(job.is_done for job in self.jobs)
+
+    def saw_round(self, batch_size: int) -> None:
+        """A round has ended."""
+        now = perf_counter()
+        if self._round_ended is not None:
+            took = now - self._round_ended - self._in_turn
+            self.policy.saw_round(batch_size, took, self._beside)
+        self._round_ended, self._in_turn = now, 0.0
+        self._beside = self.decision if self._running else None
+
+    def interrupt(self) -> None:
+        """Something else than rounds runs, or nothing: the time until the next end of a round is no
+        round's."""
+        self._round_ended = None
+
+    def abandon(self) -> None:
+        """All prompts begin anew. Nothing is under way afterwards on the device either."""
+        for job in list(self.jobs):
+            self._give_back(job)
+        for one in self._running:
+            one.call.wait()
+        self._running.clear()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.jobs)
+
+    # ---- the parts of a step
+
+    def settle(self) -> None:
+        """As SplitPrompts has it: requests that were aborted or retracted leave their forwards.
+        Layers launched later do not write what they had, and those launched before run first."""
+        split = self.scheduler.queues.split
+        for job in list(self.jobs):
+            kept = [i for i in job.kept if split.get(job.batch.reqs[i]) is job.batch]
+            if kept == job.kept:
+                continue
+            self.streams.join()
+            gone = [i for i in job.kept if i not in kept]
+            self.counters["left"] += len(gone)
+            job.kept = kept
+            if not kept:
+                self.jobs.remove(job)
+            elif job.on_device is not None and job.hidden is None:
+                self.streams.launch(None, partial(_forget, job.on_device, gone))
+
+    def _start(self, batch: ScheduleBatch) -> None:
+        self.streams.begin()
+        self.jobs.append(SplitJob(batch, list(range(batch.batch_size))))
+        self.counters["prefills"] += 1
+        self.counters["prompts"] += batch.batch_size
+        if self.no_shares is not None:
+            count_fallback(self.counters, "split prefill", self.no_shares)
+        self.advance()
+
+    def _launch(self, job: SplitJob) -> None:
+        decision = self.decision = self._decide(job)
+        self.counters["calls"] += 1
+        self.counters["layers"] += decision.layers
+        try:
+            job.hidden, job.last = self.streams.launch(
+                decision.share, partial(self._run, job, decision.layers)
+            )
+        except BaseException:
+            self._give_back(job)
+            raise
+        if self.streams.takes_turns:
+            self._in_turn += job.last.seconds
+        else:
+            self._beside = decision
+        self._running.append(_Measured(job.last, decision, job.num_tokens))
+
+    def _decide(self, job: SplitJob) -> SplitDecision:
+        others = [one for one in self.jobs if one is not job and one.hidden is None]
+        waiting = waiting_tokens(self.scheduler.queues) + sum(one.num_tokens for one in others)
+        left = self.runner.model.num_layers - job.layers_done
+        queue = PromptQueue(job.num_tokens, left, waiting)
+        return self.policy.decide(queue, len(self.scheduler.queues.running))
+
+    @torch.inference_mode()
+    def _run(self, job: SplitJob, layers: int) -> Tensor | None:
+        """[T, H] after the last layer."""
+        if job.on_device is None:
+            batch = job.batch.get_model_worker_batch()
+            job.on_device = self.runner.new_forward_batch(batch, self.attn_backend)
+        return self.runner.split_layers(job.on_device, layers)
+
+    def _measure(self) -> None:
+        while self._running and self._running[0].call.is_done:
+            done = self._running.pop(0)
+            self.policy.saw_layers(done.decision, done.num_tokens, done.call.seconds)
+
+    def _finish(self, job: SplitJob, take: TakeOutput) -> None:
+        self.jobs.remove(job)
+        self.prompts.is_ready = any(one.is_done for one in self.jobs)
+        try:
+            take(*self._output(job))
+        except BaseException:
+            self._give_back(job)
+            raise
+
+    @torch.inference_mode()
+    def _output(self, job: SplitJob) -> tuple[ScheduleBatch, LogitsOutput]:
+        """Of the requests that have not left."""
+        batch, on_device, hidden = job.batch, job.on_device, job.hidden
+        assert on_device is not None
+        assert hidden is not None
+        self.streams.hand_over([hidden, *on_device.layer_features])
+        if len(job.kept) < batch.batch_size:
+            rows = sent(int64(_rows(batch, job.kept)), hidden.device)
+            batch, hidden = self.scheduler.batches.narrowed(batch, job.kept), hidden[rows]
+            on_device.layer_features = [one[rows] for one in on_device.layer_features]
+        wanted = batch.get_model_worker_batch().logits_rows
+        on_device.logits_rows = sent(int64(wanted or []), hidden.device)
+        return batch, self.runner.logits(hidden, on_device)
+
+    def _give_back(self, job: SplitJob) -> None:
+        """Its requests begin anew: of what its layers wrote, some may have been written twice."""
+        split = self.scheduler.queues.split
+        for req in [one for one in job.batch.reqs if split.get(one) is job.batch]:
+            self.scheduler.exits.retract(req)
+        self.settle()
+        if job in self.jobs:
+            self.jobs.remove(job)
+
+
+def _rows(batch: ScheduleBatch, places: list[int]) -> list[int]:
+    """Of the tokens of these requests."""
+    ends = [*accumulate(batch.extend_lens)]
+    return [row for i in places for row in range(ends[i] - batch.extend_lens[i], ends[i])]
+
+
+@torch.inference_mode()
+def _forget(batch: ForwardBatch, places: list[int]) -> None:
+    """Layers to come write these requests' keys and values to slot 0, which no request owns."""
+    ends = [*accumulate(batch.extend_lens_cpu)]
+    for place in places:
+        batch.out_cache_loc[ends[place] - batch.extend_lens_cpu[place] : ends[place]] = 0

@@ -1,0 +1,160 @@
+"""How many layers of a split prompt run at a time, and on which share of the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+# Weight of a new measurement in the running mean.
+_NEW = 0.25
+# How much longer a token may take is used up to this part: rounds differ.
+_MARGIN = 0.9
+# A prompt that nobody waits behind may take so many times what it takes alone.
+PROMPT_RATIO = 1.4
+# Rounds beside prompts on all SMs take twice as long, where nothing was measured yet.
+_UNSEEN_SLOWDOWN = 1.0
+# Calls of a prompt, where no round was measured that a call could last as long as.
+_UNSEEN_CALLS = 8
+
+
+@dataclass(frozen=True)
+class PromptQueue:
+    """What of prompts is left to be done. num_tokens, layers_left: of the forward that is next.
+    num_waiting_tokens: of all others, split or not yet begun."""
+
+    num_tokens: int
+    layers_left: int
+    num_waiting_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class SplitDecision:
+    """layers: of the next call. share: of the device's SMs; None is all of them, at a lower
+    priority than rounds, or in turns with them."""
+
+    layers: int
+    share: float | None
+    reason: str
+
+
+@dataclass
+class _Mean:
+    """Of measurements, the newer the heavier. None before the first."""
+
+    value: float | None = None
+
+    def add(self, value: float) -> None:
+        self.value = value if self.value is None else self.value + _NEW * (value - self.value)
+
+
+@dataclass
+class SplitPrefillPolicy:
+    """Decides from what was measured: seconds a round takes without and beside prompts, seconds a
+    layer of a prompt takes a token, on each share.
+
+    num_layers: of the model. shares: that prompts can have, ascending; none where prompts and
+    rounds take turns or share all SMs. tpot_ratio: how many times as long a token may take beside
+    prompts. layers: fixed, or None.
+    """
+
+    num_layers: int
+    shares: Sequence[float] = ()
+    tpot_ratio: float = 1.5
+    layers: int | None = None
+    _rounds: dict[int, _Mean] = field(default_factory=dict)  # seconds, by batch sizes doubled
+    _slowdowns: dict[float | None, _Mean] = field(default_factory=dict)  # of rounds, by share
+    _layers: dict[float | None, _Mean] = field(default_factory=dict)  # seconds a layer and token
+
+    def saw_round(self, batch_size: int, seconds: float, beside: SplitDecision | None) -> None:
+        """From a round's end to the next one's. beside: what ran beside it, where it did not take
+        turns with it."""
+        if beside is None:
+            self._rounds.setdefault(_bucket(batch_size), _Mean()).add(seconds)
+        elif (alone := self._alone(batch_size)) is not None:
+            self._slowdowns.setdefault(beside.share, _Mean()).add(seconds / alone)
+
+    def saw_layers(self, call: SplitDecision, num_tokens: int, seconds: float) -> None:
+        """How long a call took."""
+        cost = seconds / (call.layers * num_tokens)
+        self._layers.setdefault(call.share, _Mean()).add(cost)
+
+    def decide(self, queue: PromptQueue, batch_size: int) -> SplitDecision:
+        """batch_size: requests that run. With none, the prompt has the device to itself."""
+        if not batch_size:
+            return self._call(queue, queue.layers_left, None, "no round runs")
+        if not self.shares:
+            return self._take_turns(queue, batch_size)
+        share, reason = self._share(queue.num_waiting_tokens > 0)
+        took = self._layer_seconds(queue.num_tokens, share)
+        alone = self._alone(batch_size)
+        if took is None or alone is None:
+            return self._call(queue, self._unseen, share, reason)
+        layers = math.ceil(alone * self.slowdown(share) / took)  # a call lasts as long as a round
+        return self._call(queue, layers, share, reason)
+
+    def slowdown(self, share: float) -> float:
+        """Of rounds beside prompts on that share, as measured; else as at the nearest one that was,
+        in proportion."""
+        seen = {one: mean.value for one, mean in self._slowdowns.items() if one is not None}
+        if not seen:
+            return 1.0 + _UNSEEN_SLOWDOWN * share * (self.tpot_ratio - 1.0)
+        nearest = min(seen, key=lambda one: abs(one - share))
+        value = seen[nearest]
+        assert value is not None
+        return 1.0 + max(0.0, value - 1.0) * share / nearest
+
+    def _take_turns(self, queue: PromptQueue, batch_size: int) -> SplitDecision:
+        """A call delays each round by what it takes."""
+        took, alone = self._layer_seconds(queue.num_tokens, None), self._alone(batch_size)
+        if took is None or alone is None:
+            return self._call(queue, 1, None, "nothing measured yet")
+        spare = _MARGIN * (self.tpot_ratio - 1.0) * alone
+        return self._call(queue, int(spare / took), None, "as long as rounds may be delayed")
+
+    def _share(self, has_waiting: bool) -> tuple[float, str]:
+        """The largest that rounds bear, or a smaller one that serves the prompt well enough."""
+        limit = 1.0 + _MARGIN * (self.tpot_ratio - 1.0)
+        borne = [one for one in self.shares if self.slowdown(one) <= limit]
+        if not borne:
+            return self.shares[0], "the smallest share: rounds bear none"
+        if has_waiting:
+            return borne[-1], "the largest share that rounds bear: prompts wait"
+        for one in borne:
+            if self._prompt_ratio(one) <= PROMPT_RATIO:
+                return one, "the smallest share that is fast enough for the prompt"
+        return borne[-1], "the largest share that rounds bear"
+
+    def _prompt_ratio(self, share: float) -> float:
+        """How many times as long a prompt takes on a share as on the whole device."""
+        here, whole = (self._layers.get(one, _Mean()).value for one in (share, None))
+        return 1.0 / share if here is None or whole is None else here / whole
+
+    def _layer_seconds(self, num_tokens: int, share: float | None) -> float | None:
+        cost = self._layers.get(share, _Mean()).value
+        if cost is None and share is not None:
+            whole = self._layers.get(None, _Mean()).value
+            cost = None if whole is None else whole / share
+        return None if cost is None else cost * num_tokens
+
+    def _alone(self, batch_size: int) -> float | None:
+        """Seconds of a round without prompts, of the nearest batch size that was seen."""
+        if not self._rounds:
+            return None
+        wanted = _bucket(batch_size)
+        return self._rounds[min(self._rounds, key=lambda one: abs(one - wanted))].value
+
+    @property
+    def _unseen(self) -> int:
+        return self.num_layers // _UNSEEN_CALLS
+
+    def _call(
+        self, queue: PromptQueue, layers: int, share: float | None, reason: str
+    ) -> SplitDecision:
+        if self.layers is not None:
+            layers, reason = self.layers, f"layers as given; {reason}"
+        return SplitDecision(max(1, min(layers, queue.layers_left)), share, reason)
+
+
+def _bucket(batch_size: int) -> int:
+    return (batch_size - 1).bit_length()

@@ -1,0 +1,126 @@
+"""What the policy of split prompts decides on recorded histories of rounds and calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from specengine.scheduler.split_policy import (
+    PROMPT_RATIO,
+    PromptQueue,
+    SplitDecision,
+    SplitPrefillPolicy,
+)
+
+SHARES = (0.5, 0.65, 0.8)
+QUEUE = PromptQueue(num_tokens=8000, layers_left=32)
+CROWD = PromptQueue(num_tokens=8000, layers_left=32, num_waiting_tokens=9000)
+
+
+@dataclass
+class Device:
+    """A history of one: seconds of a round alone, and of a layer of a prompt alone; by which part
+    of their share prompts slow rounds down."""
+
+    round: float = 0.010
+    layer: float = 0.006
+    harm: float = 0.5
+
+    def layer_on(self, share: float | None) -> float:
+        return self.layer if share is None else self.layer / share
+
+    def play(self, policy: SplitPrefillPolicy, queue: PromptQueue, steps: int) -> SplitDecision:
+        """Rounds of 32 requests, a prompt always beside them."""
+        for _ in range(8):
+            policy.saw_round(32, self.round, None)
+        decision = policy.decide(queue, 32)
+        for _ in range(steps):
+            seconds = self.layer_on(decision.share) * decision.layers
+            policy.saw_layers(decision, queue.num_tokens, seconds)
+            if decision.share is not None:
+                policy.saw_round(32, self.round * (1 + self.harm * decision.share), decision)
+            decision = policy.decide(queue, 32)
+        return decision
+
+
+def test_without_rounds_all_layers_run_on_the_whole_device() -> None:
+    policy = SplitPrefillPolicy(32, SHARES)
+    assert policy.decide(QUEUE, 0) == SplitDecision(32, None, "no round runs")
+
+
+@pytest.mark.parametrize("shares", [(), SHARES])
+def test_what_was_never_measured_begins_small(shares: tuple[float, ...]) -> None:
+    decision = SplitPrefillPolicy(32, shares).decide(QUEUE, 32)
+    assert decision.layers == (4 if shares else 1)
+
+
+@pytest.mark.parametrize(("round_seconds", "layers"), [(0.010, 4), (0.040, 18), (0.001, 1)])
+def test_in_turns_a_call_delays_rounds_by_no_more_than_they_bear(
+    round_seconds: float, layers: int
+) -> None:
+    """0.9 * 0.5 of a round, at a millisecond a layer; never less than one layer."""
+    policy = SplitPrefillPolicy(32)
+    device = Device(round=round_seconds, layer=0.001)
+    assert device.play(policy, QUEUE, 20).layers == layers
+
+
+def test_in_turns_longer_prompts_have_fewer_layers_a_call() -> None:
+    policy = SplitPrefillPolicy(32)
+    Device(layer=0.0005).play(policy, QUEUE, 20)
+    counts = [policy.decide(PromptQueue(n, 32), 32).layers for n in (2000, 8000, 16000)]
+    assert counts == [32, 9, 4]  # as many as are left, at most
+
+
+@pytest.mark.parametrize(("harm", "share"), [(0.1, 0.8), (0.6, 0.65), (0.8, 0.5), (4.0, 0.5)])
+def test_where_prompts_wait_the_share_is_the_largest_that_rounds_bear(
+    harm: float, share: float
+) -> None:
+    decision = Device(harm=harm).play(SplitPrefillPolicy(32, SHARES), CROWD, 60)
+    assert decision.share == share
+    policy = SplitPrefillPolicy(32, SHARES, tpot_ratio=10.0)
+    assert Device(harm=harm).play(policy, CROWD, 60).share == 0.8
+
+
+def test_where_none_waits_the_share_is_the_smallest_that_serves_the_prompt() -> None:
+    """1 / 0.8 of the time alone is below PROMPT_RATIO, 1 / 0.65 is not; measured ones go before."""
+    assert 1 / 0.8 < PROMPT_RATIO < 1 / 0.65
+    policy = SplitPrefillPolicy(32, SHARES)
+    assert Device(harm=0.1).play(policy, QUEUE, 20).share == 0.8
+    policy.saw_layers(SplitDecision(32, None, ""), 8000, 32 * 0.012)  # alone it is no faster
+    policy.saw_layers(SplitDecision(4, 0.5, ""), 8000, 4 * 0.013)
+    assert policy.decide(QUEUE, 32).share == 0.5
+    assert policy.decide(CROWD, 32).share == 0.8
+
+
+def test_a_call_lasts_as_long_as_a_round_beside_it() -> None:
+    policy = SplitPrefillPolicy(32, SHARES)
+    device = Device(round=0.020, layer=0.004, harm=0.25)
+    decision = device.play(policy, CROWD, 40)
+    seconds = decision.layers * device.layer_on(decision.share)
+    beside = 0.020 * (1 + 0.25 * 0.8)
+    assert decision.share == 0.8
+    assert beside <= seconds < beside + device.layer_on(decision.share)
+
+
+def test_rounds_that_become_slower_beside_prompts_take_their_share_back() -> None:
+    policy = SplitPrefillPolicy(32, SHARES)
+    assert Device(harm=0.1).play(policy, CROWD, 40).share == 0.8
+    assert Device(harm=2.0).play(policy, CROWD, 40).share == 0.5
+
+
+def test_costs_of_rounds_are_kept_by_batch_size() -> None:
+    policy = SplitPrefillPolicy(32)
+    for _ in range(5):
+        policy.saw_round(1, 0.002, None)
+        policy.saw_round(64, 0.030, None)
+    policy.saw_layers(SplitDecision(1, None, ""), 8000, 0.001)
+    assert policy.decide(QUEUE, 1).layers == 1
+    assert policy.decide(QUEUE, 50).layers == policy.decide(QUEUE, 64).layers == 13
+
+
+def test_layers_that_are_given_are_taken() -> None:
+    policy = SplitPrefillPolicy(32, SHARES, layers=5)
+    assert Device().play(policy, QUEUE, 10).layers == 5
+    assert policy.decide(PromptQueue(8000, 3), 32).layers == 3
+    assert policy.decide(QUEUE, 0).layers == 5
