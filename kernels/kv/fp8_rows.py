@@ -24,5 +24,6 @@ def write_rows(cache: Tensor, loc: Tensor, rows: Tensor) -> None:
 def read_rows(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
     """cache[slots] in `dtype`: [S, H, D], int64 [K] -> [K, H, D]."""
     if cache.dtype != FP8:
-        return cache.index_select(0, slots).to(dtype)
+        rows = cache.index_select(0, slots)
+        return rows if rows.dtype is dtype else rows.to(dtype)
     return cache.view(torch.uint8).index_select(0, slots).view(FP8).to(dtype)
