@@ -56,6 +56,12 @@ SPECS: dict[str, SpecConfig | None] = {
     "mtp": SpecConfig(algorithm="MTP", **CHAIN),
 }
 FORCED = SpecConfig(algorithm="EAGLE3", **CHAIN, simulate_accept_length=2.5)
+# Name, drafts, and of how many ranks the draft model is.
+VARIANTS: tuple[tuple[str, SpecConfig | None, int | None], ...] = (
+    ("plain", None, None),
+    ("eagle3 forced 2.5", FORCED, None),
+    ("eagle3 forced 2.5, draft whole", FORCED, 1),
+)
 BATCH_SIZES = (1, 8, 64)
 PROMPTS = [[(7 * i * i + n * i) % 3000 + 5 for i in range(9 + 5 * n)] for n in range(1, 4)]
 GREEDY = SamplingParams(max_tokens=32, temperature=0, ignore_eos=True)
@@ -127,12 +133,11 @@ class Bench:
         free()
 
     def engine(self, loaded: LoadedModel, spec: SpecConfig | None, **flags: Any) -> Engine:
+        draft_size = flags.pop("draft_tp_size", None)
         config = config_from_flags(self.flags(model=loaded.config.model.model, **flags), spec)
-        size = loaded.link.communicator.size
+        parallel = ParallelConfig(tp_size=loaded.link.communicator.size, draft_tp_size=draft_size)
         model = replace(loaded.config.model)
-        return build_engine(
-            replace(config, model=model, parallel=ParallelConfig(tp_size=size)), loaded
-        )
+        return build_engine(replace(config, model=model, parallel=parallel), loaded)
 
 
 def free() -> None:
@@ -226,11 +231,13 @@ def sweep(
     given = {"model": name, "load_format": "dummy", "dtype": "bfloat16"}
     for size in sizes:
         with bench.models(link, (size,), **given) as loaded:
-            for kind, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
-                title = f"{shape} {kind} tp {size}"
+            for kind, spec, draft_size in VARIANTS:
+                if draft_size is not None and (size == 1 or shape != "llama-3.1-8b-shape"):
+                    continue
+                title, more = f"{shape} {kind} tp {size}", flags | {"draft_tp_size": draft_size}
                 try:
                     rates[kind, size] = measure(
-                        bench, loaded[size], title, spec, batch_sizes, **flags
+                        bench, loaded[size], title, spec, batch_sizes, **more
                     )
                 except OutOfMemoryError as error:
                     bench.note("speed", title, f"does not fit: {error}")

@@ -51,6 +51,7 @@ class Model:
     folder: Path
     is_shape: bool
     vocab_size: int
+    tp_size: int  # cards that share it
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def run(peer: str, package: str, start: Start, argv: Sequence[str] | None = None
         )
     sizes = SWEEP if args.sweep else tuple(args.batch_sizes)
     work = Workload(sizes, args.prompt_len, args.new_tokens, args.repeats, args.prompt_period)
-    with _model(args.model) as model, _spec(args, model) as spec:
+    with _model(args.model, args.tp_size) as model, _spec(args, model) as spec:
         begun = perf_counter()
         generate, options = start(model, spec, work)
         startup = Startup(perf_counter() - begun, process=process_seconds())
@@ -128,6 +129,7 @@ def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-shape", help="a built-in shape, or a folder")
     parser.add_argument("--algorithm", choices=[EAGLE3, NGRAM], help="default: no speculation")
     parser.add_argument("--num-steps", type=int, default=3)
+    parser.add_argument("--tp-size", type=int, default=1, help="cards that share the model")
     parser.add_argument("--random-draft", type=int, default=16384, metavar="VOCAB")
     parser.add_argument("--accept-length", type=float, default=2.5, help="forced, of EAGLE3")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 64])
@@ -141,15 +143,15 @@ def _parse(peer: str, argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 @contextmanager
-def _model(name: str) -> Iterator[Model]:
+def _model(name: str, tp_size: int) -> Iterator[Model]:
     if Path(name).is_dir():
         config = json.loads((Path(name) / "config.json").read_text())
-        yield Model(Path(name).resolve().name, Path(name), False, config["vocab_size"])
+        yield Model(Path(name).resolve().name, Path(name), False, config["vocab_size"], tp_size)
         return
     config = _shape(name)
     with tempfile.TemporaryDirectory(prefix="shape-") as folder:
         config.save_pretrained(folder)
-        yield Model(name, Path(folder), True, config.vocab_size)
+        yield Model(name, Path(folder), True, config.vocab_size, tp_size)
 
 
 @contextmanager

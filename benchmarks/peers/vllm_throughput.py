@@ -27,6 +27,7 @@ def start(model: Model, spec: Spec, work: Workload) -> tuple[Generate, dict[str,
     options: dict[str, Any] = {
         "dtype": "bfloat16",
         "max_model_len": 4096,
+        "tensor_parallel_size": model.tp_size,
         "max_num_seqs": max(work.batch_sizes),
         "enable_prefix_caching": False,
         "skip_tokenizer_init": True,

@@ -16,7 +16,7 @@ class ParallelConfig(Section):
     )
 
     dp_size: int = option(
-        1, "engines behind one endpoint, each with requests of its own, and on GPUs with its card"
+        1, "engines behind one endpoint, each with requests of its own, and on GPUs its own cards"
     )
     enable_dp_attention: bool = option(
         False, "let the engines of --dp-size share the experts of one model, in place of copies"
@@ -32,12 +32,14 @@ class ParallelConfig(Section):
     def _check_ranges(self) -> None:
         self._at_least(1, "tp_size", "dp_size")
         self._require(
-            self.tp_size == 1 or self.dp_size == 1, "dp_size", "does not go with --tp-size yet"
-        )
-        self._require(
             self.dp_size > 1 or not self.enable_dp_attention,
             "enable_dp_attention",
             "needs a --dp-size of 2 at least",
+        )
+        self._require(
+            self.tp_size == 1 or not self.enable_dp_attention,
+            "enable_dp_attention",
+            "does not go with --tp-size: attention is whole on each engine",
         )
         self._require(
             self.draft_tp_size in (None, 1, self.tp_size),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import NamedTuple, Protocol
 
@@ -192,6 +192,11 @@ class ExpertSharers:
         turn = min((one.model for one in self._wishes if one.model), default=NOTHING)
         self._was_busy |= turn > 0
         return turn
+
+
+def evenly(sharers: ExpertSharers | None) -> AbstractContextManager[None]:
+    """Around forwards that all ranks run alike, where there are several."""
+    return nullcontext() if sharers is None else sharers.evenly()
 
 
 _sharers: ContextVar[ExpertSharers | None] = ContextVar("sharers", default=None)

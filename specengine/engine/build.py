@@ -16,7 +16,7 @@ from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Link, NoLink, split_over
-from specengine.core.sharing import ExpertSharers, sharing_experts
+from specengine.core.sharing import ExpertSharers, evenly, sharing_experts
 from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
 from specengine.engine.cost_facts import apply_cost_file, engine_facts, keep_at_the_end
@@ -40,7 +40,6 @@ from specengine.engine.round.build import HostRoundsError, make_rounds
 from specengine.engine.sharing import (
     SharingEngine,
     check_sharers,
-    evenly,
     share_experts,
     share_rounds,
 )
@@ -131,7 +130,7 @@ def build_engine(
         loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
     )
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
-    share_experts(loaded.sharers, [runner, *draft_runners])
+    share_experts(loaded.sharers, [runner, *draft_runners], draft.feature_size)
     for one in (runner, *draft_runners):
         one.guards_graphs = config.graph.debug_cuda_graph
         if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
@@ -146,7 +145,7 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(
         config, engine.drafter, text_depends_on_drafts, runner.sharers is not None
     )
-    with runner.evenly():
+    with evenly(loaded.sharers):
         _capture(config, engine, runner, phases, costs, backends.draft)
     keep_at_the_end(costs, engine)
     add_split_prefills(config, engine, backends.target)

@@ -55,9 +55,6 @@ def make_draft_runners(
     """One a model, on the target's page table and memory of graphs: forwards take turns."""
     pools = MemoryPools(target.pools.req_to_token_pool, kv)
     device, memory = target.device, target.graph_memory
-    runners = tuple(
+    return tuple(
         ModelRunner(model, device, pools, backend, graph_memory=memory) for model in draft.models
     )
-    for one in runners:
-        one.feature_size = draft.feature_size
-    return runners

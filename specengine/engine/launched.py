@@ -31,6 +31,11 @@ class Launched:
     drafting: float = 0.0  # seconds that the host drafted for it
 
     @property
+    def is_deeper(self) -> bool:
+        """Than was chosen: another engine that shares the experts has asked for it."""
+        return self.in_flight.key.num_steps > self.choice.num_steps
+
+    @property
     def most_levels(self) -> list[int]:
         """Of each request. Nodes do not tell the levels of trees, nor what is counted those of
         chains, whose padding is a draft where it stood."""

@@ -152,10 +152,8 @@ class RoundPipeline:
 
     def _learns_from(self, done: Launched) -> bool:
         """Called before the next round is launched."""
-        if self.chooser is None:
+        if self.chooser is None or done.is_deeper:
             return False
-        if done.in_flight.key.num_steps > done.choice.num_steps:
-            return False  # as deep as another rank has asked for
         if done.paused:
             # All alike, and so many that learning from each would be most of what they cost.
             self._num_paused += 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
+import torch
 from torch import nn
 
+from specengine.core.batch import ModelWorkerBatch
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.sharing import ExpertSharers
@@ -68,11 +70,6 @@ def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:
     return ExpertSharers(connect(store, rank, size, device, symm_mem=False))
 
 
-def evenly(sharers: ExpertSharers | None) -> AbstractContextManager[None]:
-    """Around forwards that all ranks run alike."""
-    return nullcontext() if sharers is None else sharers.evenly()
-
-
 def share_rounds(sharers: ExpertSharers | None, rounds: RoundExecutor) -> None:
     """Rounds of all ranks are of one shape from now on."""
     if sharers is not None:
@@ -96,8 +93,11 @@ def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
             raise ConfigError(f"{flag} does not go with --enable-dp-attention: leave one out")
 
 
-def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner]) -> None:
-    """Raises ConfigError where there are no experts."""
+def share_experts(
+    sharers: ExpertSharers | None, runners: Sequence[ModelRunner], feature_size: int | None
+) -> None:
+    """runners: of the target, and of the drafter's models. feature_size: width of what those take
+    in beside tokens. Raises ConfigError where the target has no experts."""
     if sharers is None:
         return
     shared = [one for one in runners if _has_experts(one)]
@@ -108,7 +108,19 @@ def share_experts(sharers: ExpertSharers | None, runners: Sequence[ModelRunner])
         )
     sharers.forget_models()
     for one in shared:
-        one.sharers, one.number = sharers, sharers.add_model(one.run_idle)
+        width = None if one is runners[0] else feature_size
+        one.sharers, one.number = sharers, sharers.add_model(partial(run_idle, one, width))
+
+
+@torch.inference_mode()
+def run_idle(runner: ModelRunner, feature_size: int | None) -> None:
+    """A forward on no tokens, beside ranks that have some."""
+    batch = runner.new_forward_batch(ModelWorkerBatch.idle())
+    if feature_size is not None:
+        assert isinstance(runner.model, nn.Module)
+        dtype = next(runner.model.parameters()).dtype
+        batch.features = torch.empty(0, feature_size, dtype=dtype, device=runner.device)
+    runner.forward_idle(batch)
 
 
 def _has_experts(runner: ModelRunner) -> bool:

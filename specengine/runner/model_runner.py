@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
@@ -21,16 +20,11 @@ from specengine.kernels.delta.types import StatePaths
 from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
 from specengine.memory.state_pool import StateSizes
+from specengine.runner import fallbacks
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
-from specengine.runner.fallbacks import (
-    KEEPS_STATE,
-    PADDING_OFF,
-    PLANS_ON_HOST,
-    SHARES_EXPERTS,
-    NoGraphs,
-)
+from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
 from specengine.runner.forward_graphs.prepared import (
@@ -90,7 +84,6 @@ class ModelRunner:
         self.num_eager = 0  # forwards that no graph served
         self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
-        self.feature_size: int | None = None  # of a drafter's model: width of what it takes in
         self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         for one in self.attn_layers[:1]:
             k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(one.layer_id)
@@ -102,7 +95,7 @@ class ModelRunner:
         if self.device.type != "cuda" or not batch_sizes:
             return
         if self.sharers is not None:
-            self.prefill_graphs = NoGraphs("prefill", SHARES_EXPERTS)
+            self.prefill_graphs = NoGraphs("prefill", fallbacks.SHARES_EXPERTS)
             return
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
@@ -114,10 +107,10 @@ class ModelRunner:
 
     def _why_no_prefill_graphs(self, padding: bool) -> str | None:
         if not padding:
-            return PADDING_OFF
+            return fallbacks.PADDING_OFF
         if self.attn_backend.for_mode(ForwardMode.EXTEND).limits.plans_on_host:
-            return PLANS_ON_HOST
-        return None if self.pools.states is None else KEEPS_STATE
+            return fallbacks.PLANS_ON_HOST
+        return None if self.pools.states is None else fallbacks.KEEPS_STATE
 
     @property
     def page_table(self) -> Tensor:
@@ -257,20 +250,6 @@ class ModelRunner:
             return self._run_eager(batch, skip_attn_backend_init)
         with self.sharers.forward(self.number, batch.num_tokens):
             return self._run_eager(batch, skip_attn_backend_init)
-
-    def evenly(self) -> AbstractContextManager[None]:
-        """Around forwards of row batches, which ranks that share experts run alike."""
-        return nullcontext() if self.sharers is None else self.sharers.evenly()
-
-    @torch.inference_mode()
-    def run_idle(self) -> None:
-        """A forward on no tokens, beside ranks that have some."""
-        batch = self.new_forward_batch(ModelWorkerBatch.idle())
-        if self.feature_size is not None:
-            assert isinstance(self.model, nn.Module)
-            dtype = next(self.model.parameters()).dtype
-            batch.features = torch.empty(0, self.feature_size, dtype=dtype, device=self.device)
-        self.forward_idle(batch)
 
     def _run_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:

@@ -22,8 +22,11 @@ def text(served: Served, prompt: str, **fields: Any) -> str:
     return str(answer.json()["choices"][0]["text"])
 
 
-def test_copies_serve_behind_one_address_and_one_may_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tp_size", ["1", "2"])
+def test_copies_serve_behind_one_address_and_one_may_end(tp_size: str, tmp_path: Path) -> None:
+    """Each on ranks of its own."""
     flags = ("--api-workers", "1", "--dp-size", "2", "--served-model-name", "m")
+    flags += ("--tp-size", tp_size)
     with serving(tmp_path, *flags, "--max-restarts", "5") as served:
         until(lambda: len(served.engines()) == 2 and served.is_ready())
         expected = text(served, "Once upon a time")
@@ -31,6 +34,8 @@ def test_copies_serve_behind_one_address_and_one_may_end(tmp_path: Path) -> None
             found = list(pool.map(lambda _: text(served, "Once upon a time"), range(12)))
         assert found == [expected] * 12
         os.kill(served.engines()[0], signal.SIGKILL)
+        # Until the front end has heard of it, a request may still go there, and fail.
+        until(lambda: served.complete(model="m").status_code == 200)
         for _ in range(6):
             assert text(served, "Once upon a time") == expected  # the other serves
         until(lambda: len(served.engines()) == 2)

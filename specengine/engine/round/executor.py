@@ -18,13 +18,13 @@ from specengine.core.transfer import sent
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
-from specengine.engine.round.key import Agreement, InFlightRound, RoundKey, RoundPlan
+from specengine.engine.round.key import Agreement, InFlightRound, NoAgreement, RoundKey, RoundPlan
 from specengine.engine.round.launch_modes import LaunchMode, RoundCache
-from specengine.engine.round.layouts import Chain
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.source import round_slots
+from specengine.engine.round.stale import StaleRows
 from specengine.runner import fallbacks
 from specengine.runner.graph_cache import Captured, Graph
 from specengine.runner.graph_guard import GraphGuard
@@ -63,7 +63,7 @@ class RoundExecutor:
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
         self.cache = RoundCache("round", self.runner.graph_memory, self._guard_of)
         self.guard: GraphGuard | None = None  # of all graphs
-        self.agreement: Agreement | None = None  # of ranks that share experts (shared.py)
+        self.agreement: Agreement = NoAgreement()  # of ranks that share experts (shared.py)
         self.state = round.commit.state
         self.sampling = round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
@@ -77,7 +77,7 @@ class RoundExecutor:
         self.is_lossy = round.is_lossy
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
-        self._stale: set[int] = set()  # rows of rounds that a paused drafter has not observed
+        self._stale = StaleRows(self.source, self.state.lens)
         self._turn = 0  # state.turn, as the device will have it after the last launch
 
     @property
@@ -193,11 +193,9 @@ class RoundExecutor:
 
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
-        key = self._key(reqs, plan)
-        if self.agreement is not None:
-            agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
-            assert agreed is not None, "nothing is in flight"
-            key, plan = agreed
+        agreed = self.agreement.agree(self._key(reqs, plan), reqs, plan, in_flight=False)
+        assert agreed is not None, "nothing is in flight"
+        key, plan = agreed
         if not self.host_view.is_known(reqs) or key.sampling.edits:
             self.sampling.write(reqs, self.host_view.write(reqs), key.sampling)
         in_flight = self._launch(reqs, plan, key)
@@ -208,13 +206,13 @@ class RoundExecutor:
         """A round of requests of the round before, whatever that decides; None without a graph or
         slots. When that one is committed, and before anything else runs, call `send_masks`."""
         count, drafts = self.most_tokens + self.round_slots, self.steps[0] or any(plan.num_drafted)
-        may_draft = drafts or self.agreement is not None
+        may_draft = drafts or self.agreement.deepens
         if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
-        key = self._key(reqs, plan)
-        if self.agreement is not None:
-            agreed = self.agreement.agree(key, reqs, plan, in_flight=True)
-            return None if agreed is None else self._launch(reqs, agreed[1], agreed[0])
+        agreed = self.agreement.agree(self._key(reqs, plan), reqs, plan, in_flight=True)
+        if agreed is None:
+            return None
+        key, plan = agreed
         fits = self.padding or key.batch_size == len(reqs)
         return self._launch(reqs, plan, key) if fits and key in self.captured else None
 
@@ -224,17 +222,12 @@ class RoundExecutor:
 
     def begin(self, reqs: list[Req]) -> None:
         """The drafter reads prompts of these requests anew; others it has still missed."""
-        if rows := self._stale.intersection(rows_of(reqs)):
-            self._stale -= rows
+        if self._stale.forget(rows_of(reqs)):
             self._rows = []  # the same rows may be missed anew
 
     def resume(self) -> None:
         """Before the drafter observes again, in a round of any kind."""
-        if self._stale:
-            assert isinstance(self.source, DeviceDraft)
-            rows = sent(torch.tensor([*self._stale]), self.rows.device)
-            self.source.drafter.mark_stale(rows, self.state.lens[rows])
-            self._stale.clear()
+        self._stale.tell()
 
     def _size(self, batch_size: int) -> int:
         return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
@@ -255,13 +248,13 @@ class RoundExecutor:
         return smaller if self.cache.has_memory_for(smaller) else key
 
     def _launch(self, reqs: list[Req], plan: RoundPlan, key: RoundKey) -> InFlightRound:
-        self._send_counts(plan, key)
+        self.round.send_counts(plan.num_drafted, key)
         graph = self.graph(key)
         rows = rows_of(reqs) + [0] * (key.batch_size - len(reqs))
         if not key.paused:
             self.resume()
         elif rows != self._rows or not self._stale:
-            self._stale.update(rows)
+            self._stale.add(rows)
         if rows != self._rows:
             self.rows[: key.batch_size] = sent(torch.tensor(rows), self.rows.device)
             self._rows = rows
@@ -275,14 +268,6 @@ class RoundExecutor:
         if not key.sampling.masks:
             self._end(in_flight)
         return in_flight
-
-    def _send_counts(self, plan: RoundPlan, key: RoundKey) -> None:
-        """How many drafts the host has made, to a rule that judges them."""
-        layout = self.round.layout
-        if self.round.rule_of(key) is None or not isinstance(layout, Chain):
-            return
-        if self.source.counts_are_sent(key):
-            layout.send_counts(layout.num_drafted, plan.num_drafted)
 
     def send_masks(self, in_flight: InFlightRound) -> None:
         """Where grammars constrain a request of a round: token masks, and the rest of the round."""

@@ -36,7 +36,10 @@ class RoundPlan(NamedTuple):
 
 
 class Agreement(Protocol):
-    """With ranks whose rounds must be of one shape (shared.py)."""
+    """With ranks whose rounds must be of one shape (shared.py). deepens: whether a round may become
+    deeper than its plan."""
+
+    deepens: bool
 
     def agree(
         self, key: RoundKey, reqs: list[Req], plan: RoundPlan, in_flight: bool
@@ -44,6 +47,17 @@ class Agreement(Protocol):
         """What to launch in place of these. in_flight: whether this rank has a round that it has
         not collected; only then it may be None, and that round is to be collected first."""
         ...
+
+
+class NoAgreement:
+    """Of an engine that shares nothing."""
+
+    deepens = False
+
+    def agree(
+        self, key: RoundKey, reqs: list[Req], plan: RoundPlan, in_flight: bool
+    ) -> tuple[RoundKey, RoundPlan] | None:
+        return key, plan
 
 
 class RoundEvent(Protocol):

@@ -11,6 +11,7 @@ from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
+from specengine.core.sharing import evenly
 from specengine.engine.draft_nodes import HostTree
 from specengine.engine.grammar.drafts import kept_nodes
 from specengine.engine.grammar.masks import Flags
@@ -243,6 +244,14 @@ class Round:
         left_B = (room.ends_B - rows.lens_B - 1).clamp(min=1)
         return TreeLimits(self.source.tree_topk, left_B, room.limits_B)
 
+    def send_counts(self, num_drafted: list[int], key: RoundKey) -> None:
+        """How many drafts the host has made, to a rule that judges them."""
+        layout = self.layout
+        if self.rule_of(key) is None or not isinstance(layout, Chain):
+            return
+        if self.source.counts_are_sent(key):
+            layout.send_counts(layout.num_drafted, num_drafted)
+
     def send_masks(self, reqs: list[Req], trees: list[HostTree], key: RoundKey) -> KeptDepths:
         """Token masks to the device, and which drafts a rule may see. trees: what was drafted."""
         legal_BN = self.masks.send(reqs, trees)
@@ -276,18 +285,18 @@ class BoundRound:
 
     @torch.inference_mode()
     def draft(self) -> None:
-        with self.round.runner.evenly():
+        with evenly(self.round.runner.sharers):
             self.drafts = self.round.draft(self.rows_B, self.key)
 
     @torch.inference_mode()
     def verify(self) -> None:
-        with self.round.runner.evenly():
+        with evenly(self.round.runner.sharers):
             self.output = self.round.verify(self.drafts, self.key)
 
     @torch.inference_mode()
     def accept(self) -> None:
         interruption_point()
-        with self.round.runner.evenly():
+        with evenly(self.round.runner.sharers):
             self.round.accept(self.drafts, self.output, self.key)
 
     def host_copy(self) -> Tensor:

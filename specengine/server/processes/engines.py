@@ -14,7 +14,6 @@ from pathlib import Path
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError, SpecEngineError
-from specengine.core.parallel_config import ParallelConfig
 from specengine.server.processes.alive import Alive
 from specengine.server.processes.channel import (
     EngineDown,
@@ -51,7 +50,7 @@ class EngineSlot:
 
 
 class Engines:
-    """--dp-size of them, each with a card of its own. Those that share experts end together, since
+    """--dp-size of them, each with cards of its own. Those that share experts end together, since
     each waits for the others; any other is started again alone."""
 
     def __init__(
@@ -136,9 +135,11 @@ class Engines:
 
     async def _start(self, slot: EngineSlot, meeting: str) -> None:
         number, config, several = next(self._numbers), self.config, len(self.slots) > 1
+        parallel = config.parallel
         if several and not meeting:
-            config = replace(config, parallel=ParallelConfig())
-        variables = SLEEPS | ({CARDS: card_of(slot.number)} if several else {})
+            config = replace(config, parallel=replace(parallel, dp_size=1))
+        cards = cards_of(slot.number, parallel.tp_size)
+        variables = SLEEPS | ({CARDS: cards} if several else {})
         name = f"engine {slot.number}" if several else "the engine"
         slot.child = child = await spawn(name, self.program, variables, self.hear)
         slot.alive_file = self.place / f"alive-{number}"
@@ -184,10 +185,11 @@ class Engines:
         return [one.child for one in slots if one.child is not None]
 
 
-def card_of(number: int) -> str:
-    """Of the cards that this process may use, the one for this engine."""
+def cards_of(number: int, tp_size: int) -> str:
+    """Of the cards that this process may use, those for the ranks of this engine."""
     given = [one for one in os.environ.get(CARDS, "").split(",") if one]
-    return given[number % len(given)] if given else str(number)
+    places = range(number * tp_size, (number + 1) * tp_size)
+    return ",".join(given[one % len(given)] if given else str(one) for one in places)
 
 
 def how_ended(child: Child) -> str:

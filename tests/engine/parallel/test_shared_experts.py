@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import FileStore
 
 from specengine import SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError
-from specengine.core.parallel import communicator
+from specengine.core.parallel import Communicator, communicator
 from specengine.core.request import Req
 from specengine.core.sharing import ExpertSharers
 from specengine.engine.adaptive.choose import Decision
@@ -25,6 +26,7 @@ from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.sharing import share_rounds
+from specengine.runner.communicators.torch_distributed import TorchCommunicator
 from tests.support.device_rounds import make_eager_rounds, prepare_drafter
 from tests.support.pretended_ranks import on_threads
 from tests.support.ranks import SMALL
@@ -64,13 +66,20 @@ def run_plan(engine: Engine, plan: Plan, num_steps: int = 30) -> Said:
 
 
 def together(
-    folder: Path, spec: SpecConfig | None, patterns: list[list[Plan]], where: str = "host"
+    folder: Path,
+    spec: SpecConfig | None,
+    patterns: list[list[Plan]],
+    where: str = "host",
+    meeting: Path | None = None,
 ) -> list[list[tuple[Said, int]]]:
     """[rank][pattern]: what a rank says, and how many IDLE forwards it runs. where: rounds run on
-    the "host" or on the "device"."""
+    the "host" or on the "device". meeting: an empty folder; ranks meet by Gloo then."""
 
     def run() -> list[tuple[Said, int]]:
-        ranks = communicator()
+        ranks: Communicator = communicator()
+        if meeting is not None:
+            store = FileStore(str(meeting / "store"), ranks.size)
+            ranks = TorchCommunicator(store, ranks.rank, ranks.size, torch.device("cpu"))
         sharers = ExpertSharers(ranks)
         engine, found = make(folder, spec, sharers), []
         if where == "device":
@@ -103,7 +112,7 @@ def one_thread_a_rank() -> Iterator[None]:
     ids=["plain", "ngram", "device rounds"],
 )
 def test_any_of_three_ranks_may_be_idle(
-    spec: SpecConfig | None, where: str, small_models: Any
+    spec: SpecConfig | None, where: str, small_models: Any, tmp_path: Path
 ) -> None:
     """Every pattern of busy and idle, and ranks that begin later."""
     folder = small_models["qwen3moe"]
@@ -112,7 +121,7 @@ def test_any_of_three_ranks_may_be_idle(
     patterns = [
         [[(rank, 2 * rank)] if is_busy else [] for rank, is_busy in enumerate(one)] for one in busy
     ]
-    for rank, found in enumerate(together(folder, spec, patterns, where)):
+    for rank, found in enumerate(together(folder, spec, patterns, where, tmp_path)):
         for one, (said, num_idle) in zip(busy, found, strict=True):
             assert said == ({rank: expected[rank]} if one[rank] else {})
             if sum(one) == one[rank]:
