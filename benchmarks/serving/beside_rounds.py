@@ -43,6 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chunks of 1024": {"chunked_prefill_size": 1024},
     "mixed, 1024": {"chunked_prefill_size": 1024, "enable_mixed_chunk": True},
     "split": {"enable_pdmux": True},
+    "split, all SMs": {"enable_pdmux": True, "pdmux_sm_shares": None},
     "split, half the SMs": {"enable_pdmux": True, "pdmux_sm_shares": (0.5,)},
     "split, two thirds": {"enable_pdmux": True, "pdmux_sm_shares": (0.65,)},
     "split, three quarters": {"enable_pdmux": True, "pdmux_sm_shares": (0.76,)},
