@@ -3,7 +3,8 @@ long does a prompt wait? Whole prompts, chunks, mixed batches and split prefill 
 
     python benchmarks/serving/beside_rounds.py llama-3.1-8b-shape --random-draft 32000
 
-Each way has an engine of its own: prompts alone, streams alone, then both. A stream is one request
+Chunks are of 1,024 tokens, and mixed batches. Split prompts have a share of the SMs as the policy
+chooses, always the one that is named, or all of them. Each way has an engine of its own: prompts alone, streams alone, then both. A stream is one request
 after another. TPOT is of a request, (end - first token) / (tokens - 1); a gap is the time between
 two outputs of a request.
 """
@@ -40,13 +41,13 @@ from specengine.runner.loader.source import resolve_model
 
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
-    "chunks of 1024": {"chunked_prefill_size": 1024},
-    "mixed, 1024": {"chunked_prefill_size": 1024, "enable_mixed_chunk": True},
+    "chunks": {"chunked_prefill_size": 1024},
+    "mixed": {"chunked_prefill_size": 1024, "enable_mixed_chunk": True},
     "split": {"enable_pdmux": True},
-    "split, all SMs": {"enable_pdmux": True, "pdmux_sm_shares": None},
-    "split, half the SMs": {"enable_pdmux": True, "pdmux_sm_shares": (0.5,)},
-    "split, two thirds": {"enable_pdmux": True, "pdmux_sm_shares": (0.65,)},
-    "split, three quarters": {"enable_pdmux": True, "pdmux_sm_shares": (0.76,)},
+    "half": {"enable_pdmux": True, "pdmux_sm_shares": (0.5,)},
+    "two-thirds": {"enable_pdmux": True, "pdmux_sm_shares": (0.65,)},
+    "three-quarters": {"enable_pdmux": True, "pdmux_sm_shares": (0.76,)},
+    "all": {"enable_pdmux": True, "pdmux_sm_shares": None},
 }
 STREAM_TOKENS, PROMPT_OUTPUT = 32, 8
 
