@@ -45,11 +45,24 @@ def has_dependent_launch(x: Tensor) -> bool:
     return x.is_cuda and _is_hopper(x.device.index or 0)
 
 
+class _Device:
+    is_shared = False
+
+
+def share_device() -> None:
+    """From now on kernels of this process may be launched on a part of the multiprocessors."""
+    _Device.is_shared = True
+    has_whole_device.cache_clear()
+
+
 @cache
 def has_whole_device() -> bool:
-    """Whether no other process's kernels run beside ours. Under NVIDIA's MPS they may, and blocks
-    that wait for each other would wait for ever, each process holding what the other needs."""
-    return not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
+    """Whether a block on each multiprocessor runs at the same time, whatever else does. Under
+    NVIDIA's MPS kernels of other processes run beside ours, and blocks that wait for each other
+    would wait for ever, each process holding what the other needs. So they would on a part of the
+    multiprocessors (share_device)."""
+    mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    return not _Device.is_shared and not mps.exists()
 
 
 MOST_SHARED = 227 * 1024  # bytes of shared memory that a block of an H100 or H200 may have

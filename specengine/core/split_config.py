@@ -22,16 +22,22 @@ class SplitConfig(Section):
     pdmux_tpot_ratio: float = option(
         1.5, "how much longer a token may take beside prompts than without"
     )
-    pdmux_sm_shares: tuple[float, ...] = option(
-        (0.5, 0.65, 0.8), "shares of the GPU's SMs that prompts may have, to be chosen from"
+    pdmux_sm_shares: tuple[float, ...] | None = option(
+        (0.5, 0.65),
+        "shares of the GPU's SMs that prompts may have, to choose from; none: all, behind rounds",
     )
+
+    @property
+    def num_lanes(self) -> int:
+        """Streams on a GPU that prompts may run on: of each share, and of all SMs."""
+        return 1 + len(self.pdmux_sm_shares or ()) if self.enable_pdmux else 0
 
     def _check_ranges(self) -> None:
         self._at_least(1, "pdmux_min_tokens", "pdmux_layers")
         self._require(self.pdmux_tpot_ratio > 1.0, "pdmux_tpot_ratio", "must be above 1")
         shares = self.pdmux_sm_shares
         self._require(
-            len(shares) > 0 and all(0.0 < one < 1.0 for one in shares),
+            shares is None or (len(shares) > 0 and all(0.0 < one < 1.0 for one in shares)),
             "pdmux_sm_shares",
             "give shares between 0 and 1, such as 0.5,0.75",
         )

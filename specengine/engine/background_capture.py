@@ -84,8 +84,9 @@ class BackgroundCapture:
         rounds = self.rounds
         for batch_size in rounds.batch_sizes:
             for key in rounds.keys(batch_size, rounds.sampling.sampled):
-                if key not in rounds.captured:
-                    yield partial(rounds.graph, key, logging.DEBUG)
+                for one in (key, *rounds.lanes.keys_of(key)):
+                    if one not in rounds.captured:
+                        yield partial(rounds.graph, one, logging.DEBUG)
 
     def _log(self) -> None:
         if self._count:

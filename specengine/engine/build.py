@@ -44,7 +44,12 @@ from specengine.engine.sharing import (
     share_rounds,
 )
 from specengine.engine.spec_options import check_sizes, draft_slots
-from specengine.engine.split_build import add_split_prefills, check_split
+from specengine.engine.split_build import (
+    add_split_prefills,
+    check_split,
+    join_pipeline,
+    use_lanes,
+)
 from specengine.engine.tracing.build import record_trace, traced_verifier
 from specengine.kernels.compilations import tally
 from specengine.layers.prefill_sampler import sample_prefill
@@ -145,10 +150,10 @@ def build_engine(
     engine.ragged_counters |= add_draft_loops(
         config, engine.drafter, text_depends_on_drafts, runner.sharers is not None
     )
+    add_split_prefills(config, engine, backends.target)
     with evenly(loaded.sharers):
         _capture(config, engine, runner, phases, costs, backends.draft)
     keep_at_the_end(costs, engine)
-    add_split_prefills(config, engine, backends.target)
     engine.host_round.plan_ahead = make_plan_ahead(config, runner, engine.drafter)
     record_trace(engine, loaded)
     graphs.log()
@@ -174,6 +179,7 @@ def _capture(
     chooses, rounds = parts.adaptive is not None, None
     try:
         rounds = make_rounds(config, runner, parts.drafter, parts.verifier, chooses, draft_backend)
+        use_lanes(engine.split, rounds)
     except HostRoundsError as error:
         engine.no_rounds = NoGraphs("round", str(error))
     apply_cost_file(costs, engine, rounds)
@@ -185,6 +191,7 @@ def _capture(
         if rounds is not None:
             with phases.phase("capture rounds"):
                 engine.pipeline = make_pipeline(config, parts, rounds, costs)
+                join_pipeline(engine.split, engine.pipeline)
             share_rounds(parts.sharers, rounds)
     if compiled.kernels:
         logger.info("compiled %d more kernels while capturing", compiled.kernels)

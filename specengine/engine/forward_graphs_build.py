@@ -41,7 +41,7 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
     return GraphDemand(
         batch_sizes=graph.cuda_graph_bs,
         nodes=max_nodes(spec),
-        depths=_kinds_of_rounds(spec),
+        depths=_kinds_of_rounds(spec) * max(1, config.split.num_lanes),
         num_layers=target.num_layers,
         vocab_size=target.vocab_size,
         bytes_per_token=bytes_per_token,

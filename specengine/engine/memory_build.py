@@ -116,7 +116,7 @@ def _plan_memory(
         if can_precompile(config, backends.target, backends.draft):
             precompile_calls([measure])
         needed = measure()
-        peak += needed
+        peak += needed * (1 + config.split.num_lanes)  # each stream keeps what it has allocated
         graphs = graph_bytes(config, loaded.model, needed // tokens)
     plan = MemoryPlan(
         total=memory.total() // (1 if memory.is_cuda else config.parallel.tp_size),

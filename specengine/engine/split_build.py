@@ -14,11 +14,14 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
 from specengine.core.forward_mode import ForwardMode
 from specengine.engine.loop import Engine
+from specengine.engine.pipeline import RoundPipeline
+from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.split_prefill import SplitPrefills
+from specengine.kernels.dispatch import share_device
 from specengine.layers.compute_paths import SPLIT_PREFILL
 from specengine.layers.decoder import DecoderLayer
 from specengine.runner.attention import make_attention_backends
-from specengine.runner.green_contexts import NoGreenContexts, SmStream, make_sm_streams
+from specengine.runner.green_contexts import NoGreenContexts, make_sm_parts
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.split_streams import BesideRounds, SplitStreams, Turns
 from specengine.scheduler.split_policy import SplitPrefillPolicy
@@ -27,6 +30,7 @@ from specengine.scheduler.split_prompts import SplitPrompts
 logger = logging.getLogger(__name__)
 
 MIN_TOKENS_GPU, MIN_TOKENS_CPU = 512, 64
+NOT_WANTED = "--pdmux-sm-shares none"  # a reason, which is counted
 
 
 def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> None:
@@ -60,8 +64,8 @@ def _why_not(model: object) -> str | None:
 
 
 def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionBackend) -> None:
-    """backend: of the engine's target, from which prompts have one apart on a GPU. config:
-    resolved, and checked by check_split."""
+    """Before captures. backend: of the engine's target, from which prompts have one apart on a GPU.
+    config: resolved, and checked by check_split."""
     split, runner = config.split, engine.parts.worker.runner
     if not split.enable_pdmux:
         return
@@ -83,24 +87,46 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         backend,
         no_shares,
     )
-    if engine.pipeline is not None:
-        engine.pipeline.is_disturbed = partial(_is_busy, engine.split)
+
+
+def use_lanes(split: SplitPrefills | None, rounds: RoundExecutor) -> None:
+    """Before rounds are captured: on which streams."""
+    if split is not None and isinstance(split.streams, BesideRounds):
+        rounds.lanes.streams = split.streams.round_streams
+        split.lanes = rounds.lanes
+
+
+def join_pipeline(split: SplitPrefills | None, pipeline: RoundPipeline) -> None:
+    """Captures rounds on the SMs that prompts leave, as far as the memory for graphs reaches: those
+    of greedy requests; others follow in the background."""
+    if split is None:
+        return
+    pipeline.is_disturbed = partial(_is_busy, split)
+    rounds = pipeline.executor
+    for size in reversed(rounds.batch_sizes) if split.streams.shares else ():
+        for key in rounds.keys(size, rounds.sampling.greedy):
+            for one in rounds.lanes.keys_of(key):
+                if rounds.cache.has_memory_for(one):
+                    rounds.graph(one, logging.DEBUG)
 
 
 def _is_busy(split: SplitPrefills) -> bool:
     return split.is_busy
 
 
-def _streams(device: torch.device, shares: Sequence[float]) -> tuple[BesideRounds, str | None]:
+def _streams(
+    device: torch.device, shares: Sequence[float] | None
+) -> tuple[BesideRounds, str | None]:
     """And why prompts have no share of the SMs of their own, where they do not."""
     whole = torch.cuda.Stream(device, priority=0)  # type: ignore[no-untyped-call]
+    if shares is None:
+        return BesideRounds({}, whole, most_calls=1), NOT_WANTED
     try:
-        made = make_sm_streams(device, shares)
+        made = make_sm_parts(device, shares)
     except NoGreenContexts as error:
         logger.info("prompts beside rounds share all SMs with them: %s", error)
         return BesideRounds({}, whole, most_calls=1), str(error)
-    by_share = dict[float, SmStream](zip(shares, made, strict=True))
-    logger.info(
-        "prompts beside rounds may have %s SMs", ", ".join(str(one.num_sms) for one in made)
-    )
-    return BesideRounds(by_share, whole), None
+    share_device()
+    for one in made:
+        logger.info("prompts on %d SMs, rounds on %d", one.share.num_sms, one.rest.num_sms)
+    return BesideRounds(dict(zip(shares, made, strict=True)), whole), None

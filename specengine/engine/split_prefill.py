@@ -15,6 +15,7 @@ from torch import Tensor
 from specengine.core.batch import AttentionBackend, ForwardBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.transfer import int64, sent
+from specengine.engine.round.lanes import RoundLanes
 from specengine.runner.fallbacks import count_fallback
 from specengine.runner.model_runner import ModelRunner
 from specengine.runner.split_streams import Call, SplitStreams
@@ -79,6 +80,7 @@ class SplitPrefills:
     jobs: list[SplitJob] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
     decision: SplitDecision | None = None  # the last one
+    lanes: RoundLanes | None = None  # of rounds on the device; set by split_build.use_lanes
     _running: list[_Measured] = field(default_factory=list)
     _round_ended: float | None = None  # the last one, if nothing but rounds has run since
     _beside: SplitDecision | None = None  # what ran while the round did
@@ -119,13 +121,15 @@ class SplitPrefills:
                 break
         self._measure()
         self.prompts.is_ready = any(job.is_done for job in self.jobs)
+        if self.lanes is not None:
+            self.lanes.share = self.decision.share if self._running and self.decision else None
 
     def saw_round(self, batch_size: int) -> None:
         """A round has ended."""
         now = perf_counter()
         if self._round_ended is not None:
             took = now - self._round_ended - self._in_turn
-            self.policy.saw_round(batch_size, took, self._beside)
+            self.policy.saw_round(batch_size, took, self._beside, self._in_turn)
         self._round_ended, self._in_turn = now, 0.0
         self._beside = self.decision if self._running else None
 

@@ -67,7 +67,7 @@ def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torc
 
 
 def _warm_up(parts: Sequence[Callable[[], object]]) -> None:
-    stream = _side_stream(torch.cuda.current_device())
+    stream = _capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         for part in parts:
@@ -82,12 +82,34 @@ def _record(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
         torch.cuda.graph(
             graph,
             pool=pool,
-            stream=_side_stream(torch.cuda.current_device()),
+            stream=_capture_stream(),
             capture_error_mode="thread_local",
         ),
     ):
         output = run()
     return graph, output
+
+
+class _Chosen(threading.local):
+    stream: torch.cuda.Stream | None = None
+
+
+_chosen = _Chosen()
+
+
+@contextmanager
+def capturing_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Captures of this thread are made on `stream`: wherever they are replayed, their kernels run
+    on its SMs and at its priority. None: on the stream of all captures."""
+    _chosen.stream, before = stream, _chosen.stream
+    try:
+        yield
+    finally:
+        _chosen.stream = before
+
+
+def _capture_stream() -> torch.cuda.Stream:
+    return _chosen.stream or _side_stream(torch.cuda.current_device())
 
 
 @cache

@@ -1,7 +1,7 @@
 """Streams that own a part of a GPU's multiprocessors (SMs): green contexts, through cuda-bindings.
 
-A kernel in such a stream runs on its SMs alone. Kernels in all other streams may run on every SM,
-so that they have the rest for themselves, and these as well while the part is idle.
+A kernel in such a stream runs on its SMs alone, as does one of a graph that was captured there.
+Kernels of all other streams may run on every SM.
 """
 
 from __future__ import annotations
@@ -29,9 +29,17 @@ class SmStream:
     context: Any
 
 
-def make_sm_streams(device: torch.device, shares: Sequence[float]) -> list[SmStream]:
-    """One stream a share of the device's SMs, each rounded to what the device can part (8 SMs on
-    Hopper). The parts overlap: only one of the streams may have work at a time.
+@dataclass(frozen=True)
+class SmParts:
+    """A device in two: the share, and all other SMs."""
+
+    share: SmStream
+    rest: SmStream
+
+
+def make_sm_parts(device: torch.device, shares: Sequence[float]) -> list[SmParts]:
+    """One a share of the device's SMs, each rounded to what the device can part (8 SMs on Hopper).
+    Parts of different shares overlap.
 
     Raises NoGreenContexts where package, driver or device have none.
     """
@@ -42,7 +50,7 @@ def make_sm_streams(device: torch.device, shares: Sequence[float]) -> list[SmStr
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
     every = _call(driver.cuDeviceGetDevResource, handle, kind)
     total = int(every.sm.smCount)
-    return [_stream(driver, handle, every, max(1, round(share * total))) for share in shares]
+    return [_parts(driver, handle, every, max(1, round(share * total))) for share in shares]
 
 
 def _driver() -> Any:
@@ -55,17 +63,24 @@ def _driver() -> Any:
     return driver
 
 
-def _stream(driver: Any, device: Any, every: Any, wanted: int) -> SmStream:
-    groups, _, _ = _calls(driver.cuDevSmResourceSplitByCount, 1, every, 0, wanted)
-    if not groups:
+def _parts(driver: Any, device: Any, every: Any, wanted: int) -> SmParts:
+    """The driver promises clusters to the group that it makes, and not to the remainder: rounds
+    have kernels of large clusters."""
+    count = max(1, int(every.sm.smCount) - wanted)
+    groups, made, rest = _calls(driver.cuDevSmResourceSplitByCount, 1, every, 0, count)
+    if not made or not rest.sm.smCount:
         raise NoGreenContexts("the device does not part its SMs")
-    described = _call(driver.cuDevResourceGenerateDesc, [groups[0]], 1)
+    return SmParts(share=_stream(driver, device, rest), rest=_stream(driver, device, groups[0]))
+
+
+def _stream(driver: Any, device: Any, part: Any) -> SmStream:
+    described = _call(driver.cuDevResourceGenerateDesc, [part], 1)
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
     context = _call(driver.cuGreenCtxCreate, described, device, int(flags))
     non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    stream = _call(driver.cuGreenCtxStreamCreate, context, int(non_blocking), 0)
+    stream = _call(driver.cuGreenCtxStreamCreate, context, int(non_blocking), 0)  # priority 0
     own = torch.cuda.ExternalStream(int(stream))  # type: ignore[no-untyped-call]
-    return SmStream(own, int(groups[0].sm.smCount), context)
+    return SmStream(own, int(part.sm.smCount), context)
 
 
 def _call(function: Any, *given: Any) -> Any:

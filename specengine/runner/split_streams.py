@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from specengine.runner.green_contexts import SmStream
+from specengine.runner.green_contexts import SmParts
 
 T = TypeVar("T")
 
@@ -124,10 +124,11 @@ class BesideRounds:
     - Workspaces: cuBLAS keeps one for each stream. An attention backend keeps its own: prompts have
       an instance of theirs. The head, whose kernels for few rows keep counters, runs on the
       current stream.
-    - CUDA graphs and their pool belong to the current stream: what is launched here runs eagerly.
+    - CUDA graphs and their pool belong to the current stream, and to those of rounds that run in
+      turn with it (RoundLanes): what is launched here runs eagerly.
     """
 
-    sm_streams: dict[float, SmStream]  # by share
+    parts: dict[float, SmParts]  # by share
     whole: torch.cuda.Stream  # of all SMs
     most_calls: int = 2
     takes_turns: bool = False
@@ -136,10 +137,10 @@ class BesideRounds:
 
     @property
     def shares(self) -> Sequence[float]:
-        return sorted(self.sm_streams)
+        return sorted(self.parts)
 
     def launch(self, share: float | None, run: Callable[[], T]) -> tuple[T, Call]:
-        stream = self.whole if share is None else self.sm_streams[share].stream
+        stream = self.whole if share is None else self.parts[share].share.stream
         for event in (*self._starts, *([] if self._last is None else [self._last])):
             stream.wait_event(event)
         self._starts.clear()
@@ -152,6 +153,13 @@ class BesideRounds:
                 call.ended.record(stream)
                 self._last = call.ended
         return found, call
+
+    @property
+    def round_streams(self) -> dict[float | None, torch.cuda.Stream]:
+        """On which rounds are captured, by the share that prompts have beside them. On all SMs they
+        go before prompts."""
+        first = torch.cuda.Stream(self.whole.device, priority=-1)  # type: ignore[no-untyped-call]
+        return {None: first, **{share: one.rest.stream for share, one in self.parts.items()}}
 
     def begin(self) -> None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

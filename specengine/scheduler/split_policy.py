@@ -12,7 +12,11 @@ _NEW = 0.25
 _MARGIN = 0.9
 # A prompt that nobody waits behind may take so many times what it takes alone.
 PROMPT_RATIO = 1.4
-# Rounds beside prompts on all SMs take twice as long, where nothing was measured yet.
+# Seconds over which rounds are held to the ratio: shorter than most answers take.
+_LATELY = 2.0
+# No call delays a round by more than so many rounds, whatever the time before allows.
+_MOST_DELAY = 3.0
+# By how much of a share rounds beside it become slower, where nothing was measured yet.
 _UNSEEN_SLOWDOWN = 1.0
 # Calls of a prompt, where no round was measured that a call could last as long as.
 _UNSEEN_CALLS = 8
@@ -49,9 +53,30 @@ class _Mean:
 
 
 @dataclass
+class _Lately:
+    """Seconds that the last rounds took, and that they would have taken without prompts: the older
+    the lighter. Their quotient is how many times as long tokens take."""
+
+    taken: float = 0.0
+    alone: float = 0.0
+
+    def add(self, taken: float, alone: float) -> None:
+        kept = math.exp(-taken / _LATELY)
+        self.taken, self.alone = self.taken * kept + taken, self.alone * kept + alone
+
+    def after(self, seconds: float, slowdown: float) -> float:
+        """The quotient, once rounds have been so much slower for so many seconds more."""
+        kept = math.exp(-seconds / _LATELY)
+        return (self.taken * kept + seconds) / (self.alone * kept + seconds / slowdown)
+
+
+@dataclass
 class SplitPrefillPolicy:
     """Decides from what was measured: seconds a round takes without and beside prompts, seconds a
     layer of a prompt takes a token, on each share.
+
+    Tokens may take `tpot_ratio` times as long beside prompts, over the time that an answer takes: a
+    prompt now and then is given much, prompts without end are given what rounds bear for good.
 
     num_layers: of the model. shares: that prompts can have, ascending; none where prompts and
     rounds take turns or share all SMs. tpot_ratio: how many times as long a token may take beside
@@ -65,14 +90,25 @@ class SplitPrefillPolicy:
     _rounds: dict[int, _Mean] = field(default_factory=dict)  # seconds, by batch sizes doubled
     _slowdowns: dict[float | None, _Mean] = field(default_factory=dict)  # of rounds, by share
     _layers: dict[float | None, _Mean] = field(default_factory=dict)  # seconds a layer and token
+    _lately: _Lately = field(default_factory=_Lately)
 
-    def saw_round(self, batch_size: int, seconds: float, beside: SplitDecision | None) -> None:
-        """From a round's end to the next one's. beside: what ran beside it, where it did not take
-        turns with it."""
+    def saw_round(
+        self,
+        batch_size: int,
+        seconds: float,
+        beside: SplitDecision | None = None,
+        delay: float = 0.0,
+    ) -> None:
+        """seconds: from a round's end to the next one's, but for the delay by what took turns with
+        it. beside: what ran beside it all the same."""
         if beside is None:
             self._rounds.setdefault(_bucket(batch_size), _Mean()).add(seconds)
-        elif (alone := self._alone(batch_size)) is not None:
+        alone = self._alone(batch_size)
+        if alone is None:
+            return
+        if beside is not None:
             self._slowdowns.setdefault(beside.share, _Mean()).add(seconds / alone)
+        self._lately.add(seconds + delay, seconds if beside is None else alone)
 
     def saw_layers(self, call: SplitDecision, num_tokens: int, seconds: float) -> None:
         """How long a call took."""
@@ -85,7 +121,7 @@ class SplitPrefillPolicy:
             return self._call(queue, queue.layers_left, None, "no round runs")
         if not self.shares:
             return self._take_turns(queue, batch_size)
-        share, reason = self._share(queue.num_waiting_tokens > 0)
+        share, reason = self._share(queue)
         took = self._layer_seconds(queue.num_tokens, share)
         alone = self._alone(batch_size)
         if took is None or alone is None:
@@ -109,21 +145,37 @@ class SplitPrefillPolicy:
         took, alone = self._layer_seconds(queue.num_tokens, None), self._alone(batch_size)
         if took is None or alone is None:
             return self._call(queue, 1, None, "nothing measured yet")
-        spare = _MARGIN * (self.tpot_ratio - 1.0) * alone
-        return self._call(queue, int(spare / took), None, "as long as rounds may be delayed")
+        most = min(queue.layers_left, int(_MOST_DELAY * alone / took))
+        for layers in range(most, 1, -1):
+            slowdown = 1.0 + layers * took / alone
+            seconds = queue.layers_left / layers * (alone + layers * took) * _times(queue)
+            if self._lately.after(seconds, slowdown) <= self._limit:
+                return self._call(queue, layers, None, "as long as rounds may be delayed")
+        return self._call(queue, 1, None, "the least: rounds bear no more")
 
-    def _share(self, has_waiting: bool) -> tuple[float, str]:
+    def _share(self, queue: PromptQueue) -> tuple[float, str]:
         """The largest that rounds bear, or a smaller one that serves the prompt well enough."""
-        limit = 1.0 + _MARGIN * (self.tpot_ratio - 1.0)
-        borne = [one for one in self.shares if self.slowdown(one) <= limit]
+        borne = [one for one in self.shares if self._after(queue, one) <= self._limit]
         if not borne:
             return self.shares[0], "the smallest share: rounds bear none"
-        if has_waiting:
+        if queue.num_waiting_tokens:
             return borne[-1], "the largest share that rounds bear: prompts wait"
         for one in borne:
             if self._prompt_ratio(one) <= PROMPT_RATIO:
                 return one, "the smallest share that is fast enough for the prompt"
         return borne[-1], "the largest share that rounds bear"
+
+    def _after(self, queue: PromptQueue, share: float) -> float:
+        """How many times as long tokens will have taken, once all prompts have run on a share."""
+        took = self._layer_seconds(queue.num_tokens, share)
+        if took is None:
+            return self.slowdown(share)
+        seconds = queue.layers_left * took * _times(queue)
+        return self._lately.after(seconds, self.slowdown(share))
+
+    @property
+    def _limit(self) -> float:
+        return 1.0 + _MARGIN * (self.tpot_ratio - 1.0)
 
     def _prompt_ratio(self, share: float) -> float:
         """How many times as long a prompt takes on a share as on the whole device."""
@@ -154,6 +206,11 @@ class SplitPrefillPolicy:
         if self.layers is not None:
             layers, reason = self.layers, f"layers as given; {reason}"
         return SplitDecision(max(1, min(layers, queue.layers_left)), share, reason)
+
+
+def _times(queue: PromptQueue) -> float:
+    """What all prompts take, in times of the one that is next."""
+    return 1.0 + queue.num_waiting_tokens / queue.num_tokens
 
 
 def _bucket(batch_size: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,13 @@ import torch
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.errors import ConfigError
 from specengine.core.request import Req, ReqState
+from specengine.engine.adaptive.acceptance import RoundObservation
 from specengine.engine.outputs import RequestOutput
+from specengine.engine.round.key import RoundKey
+from specengine.engine.split_build import join_pipeline
 from specengine.engine.split_prefill import SplitPrefills
+from specengine.runner.split_streams import Turns
+from specengine.scheduler.split_policy import SplitPrefillPolicy
 from tests.support.device_rounds import run_on_device
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True)
@@ -394,12 +400,91 @@ def test_short_prompts_run_whole(subjects_of: dict[str, tuple[Path, SpecConfig |
 
 def test_rounds_beside_prompts_teach_no_costs(
     subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """What is accepted in them counts, what they took does not."""
     llm = make(*subjects_of["EAGLE3"], **PDMUX, pdmux_layers=1)
-    run_on_device(llm)
-    pipeline = llm.engine.pipeline
+    rounds = run_on_device(llm)
+    pipeline, split = llm.engine.pipeline, split_of(llm)
     assert pipeline is not None
-    assert not pipeline.is_disturbed()
+    join_pipeline(split, pipeline)
+    seen = dict[bool, list[bool]]()
+
+    def observe(observation: RoundObservation) -> None:
+        seen.setdefault(split.is_busy, []).append(observation.seconds is not None)
+
+    chooser = SimpleNamespace(
+        observe=observe,
+        observe_host=lambda *given: None,
+        skipped=lambda *given: None,
+        kept=lambda size: None,
+        choose=lambda size: pipeline._deepest,
+        set_context_length=lambda *given: False,
+        resolved=lambda choice: choice,
+    )
+    monkeypatch.setattr(pipeline, "chooser", chooser)
+    play(llm, ARRIVALS)
+    assert rounds.counters["replays"] > 0
+    assert not any(seen[True])
+    assert all(seen[False])
+
+
+def test_rounds_take_the_graphs_of_the_share_that_prompts_have(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+    expected: Callable[[str], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU the streams of a GPU are pretended: a call is done when it is next asked."""
+    llm = make(*subjects_of["EAGLE3"], **PDMUX, pdmux_layers=1)
+    rounds, split = run_on_device(llm, sizes=(1, 2, 4, 8)), split_of(llm)
+    assert llm.engine.pipeline is not None
+    monkeypatch.setattr(split, "streams", PretendedStreams())
+    monkeypatch.setattr(split, "policy", SplitPrefillPolicy(3, (0.5,), layers=1))
+    monkeypatch.setattr(split, "lanes", rounds.lanes)
+    rounds.lanes.streams = {None: None, 0.5: None}  # type: ignore[dict-item]
+    join_pipeline(split, llm.engine.pipeline)
+    launched, launch = list[float | None](), rounds._launch
+
+    def watched(reqs: Any, plan: Any, key: RoundKey) -> Any:
+        launched.append(key.share)
+        return launch(reqs, plan, key)
+
+    monkeypatch.setattr(rounds, "_launch", watched)
+    found = told(play(llm, ARRIVALS))
+    assert {rid: one[0] for rid, one in found.items()} == {
+        rid: one[0] for rid, one in expected("EAGLE3").items()
+    }
+    assert set(launched) == {None, 0.5}
+    assert rounds.lanes.share is None
+    assert not rounds.lanes.num_on_all
+
+
+class LateCall:
+    """Done when it was asked three times, or waited for."""
+
+    seconds = 0.001
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    @property
+    def is_done(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def wait(self) -> None:
+        self.left = 0
+
+
+class PretendedStreams(Turns):
+    """Of a GPU: what is launched is not done yet, and joined before what it used is given away."""
+
+    most_calls = 2
+    takes_turns = False
+    shares = (0.5,)  # type: ignore[assignment]
+
+    def launch(self, share: float | None, run: Callable[[], Any]) -> tuple[Any, Any]:
+        return run(), LateCall()
 
 
 @pytest.mark.parametrize(

@@ -55,21 +55,81 @@ def test_what_was_never_measured_begins_small(shares: tuple[float, ...]) -> None
     assert decision.layers == (4 if shares else 1)
 
 
-@pytest.mark.parametrize(("round_seconds", "layers"), [(0.010, 4), (0.040, 18), (0.001, 1)])
-def test_in_turns_a_call_delays_rounds_by_no_more_than_they_bear(
-    round_seconds: float, layers: int
-) -> None:
-    """0.9 * 0.5 of a round, at a millisecond a layer; never less than one layer."""
-    policy = SplitPrefillPolicy(32)
-    device = Device(round=round_seconds, layer=0.001)
-    assert device.play(policy, QUEUE, 20).layers == layers
+@dataclass
+class Traffic:
+    """Prompts of 32 layers every so many seconds (0: without end), on a device whose rounds never
+    stop. A second of a call on a share does `share` of the whole device's work."""
+
+    every: float
+    device: Device
+    shares: tuple[float, ...] = ()
+    ratio: float = 1.5
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """How many times as long tokens took, over the second half; and prompts, at worst."""
+        policy = SplitPrefillPolicy(32, self.shares, self.ratio)
+        now, left, arrived, came = 0.0, 0, 0.0, 0
+        rounds, since, worst = 0, 0.0, 0.0
+        while now < seconds:
+            if now < seconds / 2:
+                rounds, since, worst = 0, now, 0.0
+            if not left and now >= came * self.every + 0.2:
+                left, arrived, came = 32, now, came + 1
+            call, delay, slowdown = None, 0.0, 1.0
+            if left:
+                call = policy.decide(PromptQueue(8000, left), 32)
+                took = call.layers * self.device.layer_on(call.share)
+                policy.saw_layers(call, 8000, took)
+                left -= call.layers
+                if call.share is None:
+                    delay, call = took, None
+                else:
+                    slowdown = 1 + self.device.harm * call.share
+            lasted = self.device.round * slowdown
+            policy.saw_round(32, lasted, call, delay)
+            now, rounds = now + lasted + delay, rounds + 1
+            if not left and arrived:
+                worst, arrived = max(worst, now - arrived), 0.0
+        return (now - since) / rounds / self.device.round, worst / (32 * self.device.layer)
+
+
+@pytest.mark.parametrize("every", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("round_seconds", [0.002, 0.010, 0.030])
+def test_in_turns_tokens_keep_to_the_ratio(every: float, round_seconds: float) -> None:
+    device = Device(round=round_seconds, layer=0.0008)  # a layer is less than a round may wait
+    slower, _ = Traffic(every, device).run(30.0)
+    assert slower <= 1.5
+    assert slower > 1.35 or every, "what rounds bear is given to prompts"
+
+
+def test_in_turns_a_prompt_now_and_then_is_given_much() -> None:
+    _, rare = Traffic(2.0, Device(layer=0.004)).run(20.0)
+    _, endless = Traffic(0.0, Device(layer=0.004)).run(20.0)
+    assert rare < 1.7  # a call may last 3 rounds
+    assert endless > 3.0  # at most a third of the time is theirs
+
+
+def test_on_shares_tokens_keep_to_the_ratio() -> None:
+    harmful = Device(harm=1.5)  # rounds of 1.75 and 1.98 times
+    slower, prompt = Traffic(1.0, harmful, (0.5, 0.65)).run(20.0)
+    assert slower <= 1.5
+    assert prompt <= 1 / 0.65 + 0.1  # the largest share serves it
+    slower, _ = Traffic(0.0, Device(harm=0.6), (0.3, 0.5, 0.65)).run(20.0)
+    assert slower <= 1.5
+
+
+def test_in_turns_no_call_delays_a_round_by_more_than_three() -> None:
+    policy = SplitPrefillPolicy(32, tpot_ratio=20.0)
+    assert Device(layer=0.001).play(policy, QUEUE, 20).layers == 30
 
 
 def test_in_turns_longer_prompts_have_fewer_layers_a_call() -> None:
     policy = SplitPrefillPolicy(32)
     Device(layer=0.0005).play(policy, QUEUE, 20)
-    counts = [policy.decide(PromptQueue(n, 32), 32).layers for n in (2000, 8000, 16000)]
-    assert counts == [32, 9, 4]  # as many as are left, at most
+    counts = [policy.decide(PromptQueue(n, 32), 32).layers for n in (2000, 16000, 64000)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 32
+    assert counts[-1] < 8
 
 
 @pytest.mark.parametrize(("harm", "share"), [(0.1, 0.8), (0.6, 0.65), (0.8, 0.5), (4.0, 0.5)])
@@ -115,8 +175,8 @@ def test_costs_of_rounds_are_kept_by_batch_size() -> None:
         policy.saw_round(1, 0.002, None)
         policy.saw_round(64, 0.030, None)
     policy.saw_layers(SplitDecision(1, None, ""), 8000, 0.001)
-    assert policy.decide(QUEUE, 1).layers == 1
-    assert policy.decide(QUEUE, 50).layers == policy.decide(QUEUE, 64).layers == 13
+    assert policy.decide(QUEUE, 1).layers == 6  # three rounds of 2 ms
+    assert policy.decide(QUEUE, 50).layers == policy.decide(QUEUE, 64).layers == 32
 
 
 def test_layers_that_are_given_are_taken() -> None:

@@ -19,6 +19,7 @@ from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import Agreement, InFlightRound, NoAgreement, RoundKey, RoundPlan
+from specengine.engine.round.lanes import RoundLanes
 from specengine.engine.round.launch_modes import LaunchMode, RoundCache
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
@@ -56,25 +57,23 @@ class RoundExecutor:
         """steps: numbers of steps that rounds may have. padding: let a larger graph serve a batch.
         may_pause: there are also plain rounds that the drafter does not observe."""
         self.round, self.runner, self.source = round, round.runner, round.source
-        self.mode = mode
-        self.steps = sorted(set(steps))
+        self.lanes = RoundLanes()  # set by split_build, before captures
+        self.mode, self.steps = mode, sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
         self.cache = RoundCache("round", self.runner.graph_memory, self._guard_of)
         self.guard: GraphGuard | None = None  # of all graphs
         self.agreement: Agreement = NoAgreement()  # of ranks that share experts (shared.py)
-        self.state = round.commit.state
-        self.sampling = round.sampling
+        self.state, self.sampling = round.commit.state, round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
         self.ints = SharedInts(self.runner.model.vocab_size)
         largest, device = self.batch_sizes[-1], self.runner.device
         self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
         self.round_slots = round_slots(self.source)
         self.most_tokens = self.steps[-1] + 1  # that a request gains in a round
-        self.max_len = round.commit.max_len
+        self.max_len, self.is_lossy = round.commit.max_len, round.is_lossy
         self.host_drafts = not isinstance(self.source, DeviceDraft)  # before each round
-        self.is_lossy = round.is_lossy
         self.collected_at = 0.0  # when the host had waited for the last round, before it read it
         self._rows: list[int] = []  # what `rows` holds
         self._stale = StaleRows(self.source, self.state.lens)
@@ -148,15 +147,15 @@ class RoundExecutor:
         if key.sampling.masks:
             self.round.masks.prepare()
         try:
-            return self._prepare(self.bind(key)), None
+            with self.lanes.capturing(key):
+                return self._prepare(self.bind(key)), None
         finally:
             self.state.turn.fill_(self._turn)  # the run before the capture has taken one
 
     def _prepare(self, bound: BoundRound) -> Graph:
         if not bound.key.sampling.masks:
             return self.mode.prepare([bound.run], self.cache)[0]
-        parts = [bound.draft, bound.verify, bound.accept]
-        graphs = self.mode.prepare(parts, self.cache)
+        graphs = self.mode.prepare([bound.draft, bound.verify, bound.accept], self.cache)
         return GrammarRound(bound, graphs, self.mode.new_event())
 
     def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[None]:
@@ -193,7 +192,8 @@ class RoundExecutor:
 
     def launch(self, reqs: list[Req], plan: RoundPlan) -> InFlightRound:
         """A round of requests whose state the host knows: all their rounds are collected."""
-        agreed = self.agreement.agree(self._key(reqs, plan), reqs, plan, in_flight=False)
+        key = self.lanes.key_of(self._key(reqs, plan), self.captured)
+        agreed = self.agreement.agree(key, reqs, plan, in_flight=False)
         assert agreed is not None, "nothing is in flight"
         key, plan = agreed
         if not self.host_view.is_known(reqs) or key.sampling.edits:
@@ -209,7 +209,8 @@ class RoundExecutor:
         may_draft = drafts or self.agreement.deepens
         if self.source.is_tree and may_draft and not all(self.has_slots(r, count) for r in reqs):
             return None
-        agreed = self.agreement.agree(self._key(reqs, plan), reqs, plan, in_flight=True)
+        key = self.lanes.key_of(self._key(reqs, plan), self.captured)
+        agreed = self.agreement.agree(key, reqs, plan, in_flight=True)
         if agreed is None:
             return None
         key, plan = agreed
@@ -258,7 +259,8 @@ class RoundExecutor:
         if rows != self._rows:
             self.rows[: key.batch_size] = sent(torch.tensor(rows), self.rows.device)
             self._rows = rows
-        self.cache.replay(graph)
+        with self.lanes.replaying(key):
+            self.cache.replay(graph)
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]

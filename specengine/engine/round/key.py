@@ -20,6 +20,7 @@ class RoundKey(NamedTuple):
     num_nodes: int | None = None  # of trees that are cut to their best nodes, root included
     # As in RoundPlan. Deeper than the model drafts, None stands for all that it can.
     model_steps: int | None = None
+    share: float | None = None  # of the SMs, that prompts beside it have (lanes.py)
 
 
 class RoundPlan(NamedTuple):

@@ -1,0 +1,59 @@
+"""On which SMs rounds run: on all, or on those that prompts beside them leave."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from specengine.engine.round.key import RoundKey
+from specengine.runner.capture import capturing_on
+
+
+@dataclass
+class RoundLanes:
+    """streams: on which rounds are captured, by the share of the SMs that prompts have: None is
+    none. share: that they have now.
+
+    A graph keeps the SMs of the stream that it was captured on. A round of one share runs beside
+    prompts of another, too, and is slower: the two contend for SMs.
+    """
+
+    streams: Mapping[float | None, torch.cuda.Stream] = field(default_factory=dict)
+    share: float | None = None
+    num_on_all: int = 0  # rounds beside prompts for which there was no graph of their share
+
+    def key_of(self, key: RoundKey, captured: Container[RoundKey]) -> RoundKey:
+        """The same round, on the SMs that prompts leave now, where it was captured there."""
+        if self.share is None:
+            return key
+        beside = key._replace(share=self.share)
+        if beside in captured:
+            return beside
+        self.num_on_all += 1
+        return key
+
+    def keys_of(self, key: RoundKey) -> list[RoundKey]:
+        """The same round beside prompts of every share. Grammars send masks amid a round, whose
+        parts run on all SMs."""
+        shares = [share for share in self.streams if share is not None]
+        return [] if key.sampling.masks else [key._replace(share=share) for share in shares]
+
+    @contextmanager
+    def capturing(self, key: RoundKey) -> Iterator[None]:
+        with capturing_on(self.streams.get(key.share)):
+            yield
+
+    @contextmanager
+    def replaying(self, key: RoundKey) -> Iterator[None]:
+        """On the stream of the key's SMs, behind the current one, which goes on behind it."""
+        stream = None if key.share is None else self.streams.get(key.share)
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
