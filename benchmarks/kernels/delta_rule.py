@@ -1,13 +1,15 @@
 """The gated delta rule of Qwen3-Next's shape on a GPU: checked against PyTorch, then timed.
 
-    python -m benchmarks.kernels.delta_rule
+    python -m benchmarks.kernels.delta_rule [--prompts]
 
 Prints, for each number of requests and nodes, microseconds of a layer's verification and of the
-commit of all layers, and what their bytes would take at the card's bandwidth.
+commit of all layers, and what their bytes would take at the card's bandwidth; then microseconds of
+a layer over prompts (--prompts: these alone).
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
 import torch
@@ -183,12 +185,16 @@ def time_prompt(tokens: int) -> None:
 
 @torch.inference_mode()
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prompts", action="store_true")
+    has_rounds = not parser.parse_args().prompts
     for dtype in (torch.float32, torch.bfloat16):
         compare_prompts(dtype)
-        for width in (1, 4, 8):
+        print(f"equal: {dtype}, prompts", flush=True)
+        for width in (1, 4, 8) if has_rounds else ():
             compare(dtype, width)
             print(f"equal: {dtype}, {width} nodes", flush=True)
-    for requests in (1, 8, 64):
+    for requests in (1, 8, 64) if has_rounds else ():
         for width in (1, 2, 4, 8):
             time_rounds(requests, width)
     for tokens in (64, 256, 512, 1024, 2048, 8192):

@@ -19,14 +19,13 @@ from torch.nn import functional as F
 
 from specengine.kernels.delta.delta_rule_ref import Tokens, convolve, tokens_of
 from specengine.kernels.delta.types import (
+    CHUNK,
     DeltaInputs,
     DeltaShape,
     DeltaState,
     DeltaWeights,
     PromptBatch,
 )
-
-CHUNK = 64  # tokens
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,15 @@ def extend(
         BLOCK_E=block_e,
         num_warps=4,
     )
+    keep_inputs(given, state, batch, shape)
+    return out
+
+
+def keep_inputs(
+    given: DeltaInputs, state: DeltaState, batch: PromptBatch, shape: DeltaShape
+) -> None:
+    """The last inputs of the convolution of each request and save, to their slots."""
+    places, mixed = batch.places, given.mixed_TC
     # Saves read what the ends then write over.
     for saves in (places.num_saves, 0) if places.num_saves else (0,):
         held = shape.conv_width - 1
@@ -231,4 +240,3 @@ def extend(
             BLOCK_C=CHANNELS,
             num_warps=4,
         )
-    return out

@@ -19,9 +19,8 @@ from specengine.kernels.delta.types import (
 )
 from specengine.kernels.dispatch import Backend, use_triton
 
-# Tokens of a prompt. A step takes about a microsecond, and chunks some 100 launches a request. To
-# be measured (benchmarks/kernels/delta_rule.py).
-LONGEST_STEPS = 512
+# Tokens of a prompt that are taken one by one, at two microseconds each on an H100.
+LONGEST_STEPS = 48
 
 
 def extend(
@@ -34,13 +33,15 @@ def extend(
     backend: Backend = "auto",
 ) -> Tensor:
     """Prompts: the rule over the tokens of each request, from the state in its slot, which holds
-    the state behind the last one afterwards -> float32 [T, M, E]. In chunks, by PyTorch on any
-    device, whose launches depend on the lengths; on CUDA, up to LONGEST_STEPS tokens of a request,
-    by Triton kernels that go token by token, all requests at once."""
-    if use_triton(backend, given.mixed_TC) and max(batch.lens) <= LONGEST_STEPS:
-        from specengine.kernels.delta import delta_prompt_triton
+    the state behind the last one afterwards -> float32 [T, M, E]. On CUDA by Triton kernels, all
+    requests at once: token by token up to LONGEST_STEPS tokens of a request, else in chunks. On any
+    device in chunks by PyTorch."""
+    if use_triton(backend, given.mixed_TC):
+        from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton
 
-        out: Tensor = delta_prompt_triton.extend(given, weights, state, batch, shape)
+        in_steps = max(batch.lens) <= LONGEST_STEPS
+        kernels = delta_prompt_triton if in_steps else delta_chunks_triton
+        out: Tensor = kernels.extend(given, weights, state, batch, shape)
         return out
     return delta_chunks_ref.extend(given, weights, state, batch, shape)
 

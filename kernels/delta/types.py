@@ -14,6 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+CHUNK = 64  # tokens of a prompt that are solved for together
+
 
 @dataclass(frozen=True)
 class DeltaShape:
@@ -137,6 +139,36 @@ class PromptBatch:
         columns = torch.split(packed.to(self.rows_B.device), [len(one) for one in given])
         starts_device, are_new, save_lens, save_slots = columns
         return PromptPlaces(starts_device, are_new, save_lens, save_slots, width)
+
+    @cached_property
+    def chunks(self) -> PromptChunks:
+        """The requests' tokens in chunks, which end at saves too. Made once for all layers of a
+        forward."""
+        table, firsts = list[list[int]](), [0]
+        for index, count in enumerate(self.lens):
+            ends = {one.length: one.slot for one in self.saves if one.request == index}
+            start = 0
+            for end in sorted({*ends, count}):
+                for first in range(start, end, CHUNK):
+                    last = min(first + CHUNK, end)
+                    slot = ends.get(end, -1) if last == end else -1
+                    table.append([index, first, last - first, slot])
+                start = end
+            firsts.append(len(table))
+        numbers = [number for row in table for number in row]
+        packed = torch.tensor([*numbers, *firsts], dtype=torch.int64)
+        packed = packed.to(self.rows_B.device)
+        return PromptChunks(packed[: 4 * len(table)].view(-1, 4), packed[4 * len(table) :])
+
+
+@dataclass(frozen=True)
+class PromptChunks:
+    """int64 [N, 4]: a chunk's request, its first token within that, its tokens, and the slot for
+    the state behind it, -1 for none. firsts: int64 [B + 1], chunks of request b are firsts[b] ..
+    firsts[b + 1] - 1."""
+
+    table: Tensor
+    firsts: Tensor
 
 
 @dataclass(frozen=True)

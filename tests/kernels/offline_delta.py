@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from specengine.kernels.delta import delta_prompt_triton, delta_rule_triton
+from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton, delta_rule_triton
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -56,6 +56,7 @@ def main() -> None:
             prompts = PromptBatch(rows, [3, 5], [0, 4], saves)
             given = DeltaInputs(*torch.zeros(8, sum(parts), dtype=dtype).split(parts, -1))
             delta_prompt_triton.extend(given, weights, states[0], prompts, shape)
+            delta_chunks_triton.extend(given, weights, states[0], prompts, shape)
         for paths_BW in (None, torch.zeros(2, 3, dtype=torch.int64)):
             paths = StatePaths(rows, torch.tensor([0, 4]), torch.zeros_like(rows), paths_BW, 3)
             delta_rule_triton.keep(states, updates, paths, shape)
