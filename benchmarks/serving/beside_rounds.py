@@ -3,8 +3,8 @@ long does a prompt wait? Whole prompts, chunks, mixed batches and split prefill 
 
     python benchmarks/serving/beside_rounds.py llama-3.1-8b-shape --random-draft 32000
 
-Chunks are of 1,024 tokens, and mixed batches. Split prompts have a share of the SMs as the policy
-chooses, always the one that is named, or all of them. Each way has an engine of its own: prompts
+Chunks and mixed batches are of 1,024 tokens. Split prompts have a share of the SMs: of the policy's
+choice, always the one that is named, or all of them. Each way has an engine of its own: prompts
 alone, streams alone, then both. A stream is one request after another. TPOT is of a request,
 (end - first token) / (tokens - 1); a gap is the time between two outputs of a request.
 """

@@ -59,6 +59,7 @@ class SplitStats:
     num_calls: int = 0
     num_layers: int = 0
     num_left: int = 0  # prompts that were aborted or retracted amid one
+    num_rounds_on_all: int = 0  # beside prompts, without a graph for the SMs that these leave
     fallbacks: dict[str, int] = field(default_factory=dict)  # prefills on all SMs, by reason
     decision: SplitDecision | None = None  # the last one
 

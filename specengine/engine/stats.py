@@ -59,6 +59,7 @@ def _split_stats(split: SplitPrefills) -> SplitStats:
         num_calls=now.get("calls", 0),
         num_layers=now.get("layers", 0),
         num_left=now.get("left", 0),
+        num_rounds_on_all=0 if split.lanes is None else split.lanes.num_on_all,
         fallbacks=GraphStats.of(split.counters).fallbacks,
         decision=decision,
     )

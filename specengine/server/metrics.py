@@ -13,6 +13,7 @@ from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
 from specengine.server.metrics_names import PREFIX, LabelledCollector, RenamedCollector
 from specengine.server.metrics_shared import shared
+from specengine.server.metrics_split import split_metrics
 
 _QUEUED = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -129,6 +130,8 @@ class EngineCollector(Collector):
         yield from _by_position(stats)
         yield from _graphs(stats)
         yield from _snapshots(stats)
+        if stats.split is not None:
+            yield from split_metrics(stats.split)
         if stats.depth is not None:
             yield from _depth(stats.depth)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from specengine.engine.outputs import EngineStats
+from specengine.engine.outputs import EngineStats, SplitStats
 from specengine.runner.fallbacks import GraphStats
+from specengine.scheduler.split_policy import SplitDecision
 from specengine.server.metrics import ServerMetrics
 
 
@@ -41,3 +42,23 @@ def test_snapshots_are_counted_where_the_target_keeps_recurrent_state() -> None:
     found = samples(EngineStats(num_state_snapshots=3, num_evicted_snapshots=2), "state_")
     assert found == {("state_snapshots",): 3, ("state_snapshot_evictions_total",): 2}
     assert samples(EngineStats(), "state_") == {}
+
+
+def test_split_prompts_are_counted_where_they_are_asked_for() -> None:
+    decision = SplitDecision(layers=4, share=0.5, reason="why")
+    split = SplitStats(1, 5, 6, 40, 160, 2, 7, {"cuda-bindings is not installed": 5}, decision)
+    found = samples(EngineStats(split=split), "split_prefill_")
+    assert found == {
+        ("split_prefill_under_way",): 1,
+        ("split_prefill_forwards_total",): 5,
+        ("split_prefill_prompts_total",): 6,
+        ("split_prefill_calls_total",): 40,
+        ("split_prefill_layers_total",): 160,
+        ("split_prefill_left_total",): 2,
+        ("split_prefill_rounds_on_all_sms_total",): 7,
+        ("split_prefill_fallbacks_total", "cuda-bindings is not installed"): 5,
+        ("split_prefill_layers_a_call",): 4,
+        ("split_prefill_sm_share",): 0.5,
+        ("split_prefill_choice_info", "why"): 1,
+    }
+    assert samples(EngineStats(), "split_prefill_") == {}
