@@ -12,13 +12,13 @@ from torch import Tensor
 
 from specengine.core.parallel import Communicator
 
-NOTHING, ROUND = 0, 1 << 20  # in place of a model's number
+NOTHING, ROUND, MEETING = 0, 1 << 20, 1 << 21  # in place of a model's number
 
 
 class Wish(NamedTuple):
     """What a rank has to run next. It is told as it stands: integers alone."""
 
-    model: int = NOTHING  # the number of one whose forward it is, or ROUND
+    model: int = NOTHING  # the number of one whose forward it is, ROUND or MEETING
     num_tokens: int = 0  # of a forward
     batch_size: int = 0  # of a round, padded; as are those below
     num_steps: int = 0
@@ -113,6 +113,14 @@ class ExpertSharers:
             elif wish.in_flight:
                 return None
 
+    def meet(self) -> None:
+        """Wait until every rank has called this. Until then it runs IDLE forwards beside those that
+        have not; none of its own rounds may be in flight."""
+        while (turn := self._gather(Wish(MEETING))) != MEETING:
+            if turn != NOTHING:
+                self._idle(turn)
+        self._step_is_over = False
+
     def end_step(self) -> bool:
         """Behind what this rank has to run in a step, be it nothing. Runs IDLE forwards until no
         rank has another. Gives whether any has run one since the last call."""
@@ -182,7 +190,7 @@ class ExpertSharers:
         return [one.num_tokens if one.model == model else 0 for one in self._wishes]
 
     def _gather(self, wish: Wish) -> int:
-        """What runs now: a model's number, ROUND, or NOTHING where no rank has anything."""
+        """What runs now: a model's number, ROUND, MEETING where all ranks wish it, or NOTHING."""
         size, width = self.communicator.size, len(wish)
         told = [0] * (width * size)
         start = width * self.communicator.rank
@@ -190,6 +198,8 @@ class ExpertSharers:
         found = self.communicator.greatest(told)
         self._wishes = [Wish(*found[i : i + width]) for i in range(0, len(found), width)]
         turn = min((one.model for one in self._wishes if one.model), default=NOTHING)
+        if turn == MEETING and any(one.model != MEETING for one in self._wishes):
+            return NOTHING
         self._was_busy |= turn > 0
         return turn
 

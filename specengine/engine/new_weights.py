@@ -18,6 +18,7 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import split_over
+from specengine.core.sharing import sharing_experts
 from specengine.draft.loaded import LoadedDraft
 from specengine.engine.draft_build import load_draft
 from specengine.engine.phases import Phases
@@ -64,7 +65,7 @@ class RunningWeights:
         device. Raises ConfigError or ModelLoadError where they cannot take the place of those that
         run, on whichever rank; nothing has changed then.
         """
-        ranks, new = self.loaded.link.communicator, None
+        ranks, new = self.loaded.ranks, None
         failure: Exception | None = None
         try:
             new = self._read(model, draft_model)
@@ -140,7 +141,8 @@ class RunningWeights:
     def _target(self, source: ModelSource) -> nn.Module:
         model, device = self.loaded.config.model, self.loaded.device
         on_host = quantization_of(source, model.quantization) is None
-        with split_over(self.loaded.link.communicator):
+        ranks, sharers = self.loaded.link.communicator, self.loaded.sharers
+        with split_over(ranks), sharing_experts(sharers):
             made = load_model(
                 source,
                 find_model_class,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -55,7 +56,16 @@ class SharingEngine(Engine):
         return False
 
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
-        raise ConfigError("weights are not replaced in place with --enable-dp-attention")
+        """Waits until all ranks are asked for it. They must be asked for the same."""
+        self._drain()
+        self.sharers.meet()
+        asked = crc32(f"{model} {draft_model}".encode())
+        most, least = self.sharers.communicator.greatest([asked, -asked])
+        if most != -least:
+            raise ConfigError(
+                "engines that share experts were asked for different weights at once: ask again"
+            )
+        return super().update_weights(model, draft_model)
 
 
 def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:

@@ -90,10 +90,23 @@ class Replicas:
 
     async def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
         """See ServedEngine. One replica after the other; where one refuses, those before it have
-        the new weights already."""
+        the new weights already. Those that share experts take them together, all or none."""
         for number in range(len(self.engines)):
             self.router.forget(number)
+        if self.config.parallel.enable_dp_attention:
+            return await self._update_together(model, draft_model)
         return sum([await one.update_weights(model, draft_model) for one in self._able_engines()])
+
+    async def _update_together(self, model: str | None, draft_model: str | None) -> int:
+        able = self._able_engines()
+        if len(able) < len(self.engines):
+            raise EngineStoppedError("not all engines that share experts serve; ask again later")
+        asked = (one.update_weights(model, draft_model) for one in able)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [one for one in found if isinstance(one, BaseException)]
+        if failed:
+            raise failed[0]
+        return sum(one for one in found if not isinstance(one, BaseException))
 
     def stats(self) -> EngineStats:
         """Sums over the replicas; the choice of depth is the first one's."""

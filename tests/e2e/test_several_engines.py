@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.processes import Served, serving, until
@@ -49,12 +50,20 @@ def test_engines_that_share_experts_end_together(
     with serving(tmp_path, *flags[:2], *flags[4:], model=model) as alone:
         until(alone.is_ready)
         expected = {prompt: text(alone, prompt) for prompt in ("abc", "0123456789" * 5, "x")}
-    more = ("--enable-dp-attention", "--max-restarts", "5")
+    more = ("--enable-dp-attention", "--max-restarts", "5", "--admin-api-key", "secret")
     with serving(tmp_path, *flags, *more, model=model) as served:
         until(served.is_ready)
         with ThreadPoolExecutor(3) as pool:
             found = dict(zip(expected, pool.map(lambda p: text(served, p), expected), strict=True))
         assert found == expected
+        updated = httpx.post(
+            f"{served.url}/update_weights_from_disk",
+            json={"model_path": model},
+            headers={"Authorization": "Bearer secret"},
+            timeout=60,
+        )
+        assert updated.status_code == 200, updated.text
+        assert text(served, "abc") == expected["abc"]
         before = served.engines()
         os.kill(before[1], signal.SIGKILL)
         until(lambda: len(served.engines()) == 2 and not {*before} & {*served.engines()})

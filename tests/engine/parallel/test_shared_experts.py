@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch._C._distributed_c10d import FileStore
 
 from specengine import SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
-from specengine.core.errors import ConfigError
+from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.parallel import Communicator, communicator
 from specengine.core.request import Req
 from specengine.core.sharing import ExpertSharers
@@ -215,3 +217,43 @@ def run_on_device(engine: Engine, chooses: bool = False) -> None:
     rounds.may_pause = False
     engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)
     share_rounds(parts.sharers, rounds)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_engines_that_share_experts_take_new_weights_together(
+    where: str, small_models: Any, tmp_path: Path
+) -> None:
+    """Asked one after the other, amid requests of both; afterwards each answers as a new engine."""
+    folder, other = small_models["qwen3moe"], tmp_path / "other"
+    shutil.copytree(folder, other)
+    (weights,) = other.glob("*.safetensors")
+    makes = torch.Generator().manual_seed(1)
+    noisy = {
+        name: one + 0.5 * one.std() * torch.randn(one.shape, generator=makes)
+        for name, one in load_file(weights).items()
+    }
+    save_file(noisy, weights)
+    expected, before = alone(other, None), alone(folder, None)
+    assert expected[0] != before[0]
+
+    def run() -> list[Any]:
+        ranks = communicator()
+        engine = make(folder, None, ExpertSharers(ranks))
+        if where == "device":
+            run_on_device(engine)
+        engine.add_request("amid", PROMPTS[ranks.rank], PARAMS[0])
+        for _ in range(3 + 2 * ranks.rank):  # the other goes on meanwhile
+            engine.step()
+        found: list[Any] = [engine.update_weights(str(other)) > 0]
+        for _ in range(10 - 2 * ranks.rank):
+            engine.step()
+        found.append(run_plan(engine, [(ranks.rank, 0)]))
+        with pytest.raises(ConfigError, match="different weights at once"):
+            engine.update_weights(str(tmp_path) if ranks.rank else str(folder))
+        with pytest.raises(ModelLoadError):
+            engine.update_weights(str(tmp_path))
+        return found
+
+    for rank, (was_forgotten, said) in enumerate(on_threads(2, run)):
+        assert was_forgotten
+        assert said[rank] == expected[rank]
