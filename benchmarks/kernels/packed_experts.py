@@ -34,6 +34,7 @@ from benchmarks.kernels.experts import (
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts import experts_triton, route_triton
 from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.formats import fp8
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
 from specengine.kernels.experts.types import Chosen, ExpertWeights, Router, Routing
@@ -215,6 +216,12 @@ def main() -> None:
         found["limit us"] = {rows: bench.limit_us(rows, size) for rows in ROWS}
         for kind in ("us", "limit us"):
             print(name, kind, {rows: round(us, 1) for rows, us in found[kind].items()}, flush=True)
+        if name.startswith("fp8"):
+            fp8.MULTIPLIES_CODES = False
+            found["widened us"] = {rows: bench.us(rows, layers) for rows in ROWS}
+            fp8.MULTIPLIES_CODES = True
+            shown = {rows: round(us, 1) for rows, us in found["widened us"].items()}
+            print(name, "widened us", shown, flush=True)
         found["sweep"] = list(sweep(bench, layers)) if args.sweep else []
         report[name] = found
         if args.json:

@@ -74,10 +74,7 @@ class PackedExperts:
         """Takes `count` experts one by one, so that no two stand beside their copies. None where
         they differ in more than their numbers."""
         first = next(experts)
-        held = {
-            name: torch.empty_like(one[None].expand(count, *one.shape))
-            for name, one in _tensors(first)
-        }
+        held = {name: one.new_empty((count, *one.shape)) for name, one in _tensors(first)}
         scales: list[Tensor] = []
         for index in range(count):
             one = first if index == 0 else next(experts)

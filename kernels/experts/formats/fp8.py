@@ -1,7 +1,9 @@
 """Experts in FP8 (e4m3): one scale, one a row, or one a block of rows and columns.
 
-Codes are widened in registers to what multiplies them exactly: float16 where inputs are codes too,
-else the type of inputs. Where a block of columns has a scale, it is applied to the block's sums.
+Where inputs are rounded to codes too, codes are multiplied as they are, and each step's sums are
+added up in float32: the processor keeps fewer bits over many columns. Else codes are widened in
+registers to the type of inputs, which holds them exactly. Where a block of columns has a scale, it
+is applied to the block's sums.
 """
 
 # A jit body only looks like typed Python.
@@ -18,6 +20,8 @@ from specengine.kernels.experts.packed import ExpertFormat, Operands, PackedExpe
 from specengine.kernels.linear.quantised import Fp8Weight
 
 _WIDE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_CODES = 3
+MULTIPLIES_CODES = True  # else they are widened to float16 first, to compare
 
 
 @triton.jit
@@ -45,6 +49,7 @@ def _sums(
     HAS_CODES: tl.constexpr = FORM[3]  # inputs are codes with scales
     CODES_BY_BLOCK: tl.constexpr = FORM[4]  # of each BY_BLOCK columns
     ROUNDS: tl.constexpr = FORM[5]  # inputs are rounded here, BLOCK_K columns by one scale
+    AS_CODES: tl.constexpr = FORM[6] == 3
     WIDE: tl.constexpr = (
         tl.float32 if FORM[6] == 0 else (tl.float16 if FORM[6] == 1 else tl.bfloat16)
     )
@@ -63,7 +68,10 @@ def _sums(
             wide = x.to(tl.float32)
             x_scale = tl.maximum(tl.max(tl.abs(wide), axis=0) / 448.0, 1e-12)
             x = (wide / x_scale[None, :]).to(tl.float8e4nv)
-        part = tl.dot(w.to(WIDE), x.to(WIDE), input_precision="ieee")
+        if AS_CODES:
+            part = tl.dot(w, x)
+        else:
+            part = tl.dot(w.to(WIDE), x.to(WIDE), input_precision="ieee")
         if BY_BLOCK:
             part *= tl.load(w_scales + k0 // BY_BLOCK, mask=is_out, other=0.0)[:, None]
             if CODES_BY_BLOCK:
@@ -86,7 +94,9 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     by_block = weight.columns if weight.columns < columns else 0
     rounds = matrix.input is not None and scale is None
     group = matrix.input.group if matrix.input is not None and rounds else None
-    wide = torch.float16 if matrix.input is not None and dtype != torch.float32 else dtype
+    wide = _WIDE[dtype]
+    if matrix.input is not None and dtype != torch.float32:
+        wide = _CODES if MULTIPLIES_CODES else _WIDE[torch.float16]
     form = (
         weight.rows,
         scales.shape[1],
@@ -94,7 +104,7 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
         int(scale is not None),
         int(scale is not None and scale.shape[1] > 1),
         int(rounds),
-        _WIDE[wide],
+        wide,
     )
     most = min(by_block or columns, group or columns)
     given = codes, scales, scales if scale is None else scale, scales
