@@ -196,6 +196,17 @@ def test_experts_in_their_format_say_what_dense_ones_say(
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["fp8 blocks of 128", "compressed fp8 rows", "awq"])
+def test_rounds_in_graphs_with_quantised_experts_change_no_token(
+    name: str, sparse: Path, tmp_path: Path
+) -> None:
+    pair = quantise_model(sparse, tmp_path / "made", FORMATS[name])
+    expected = greedy(pair.quantised, disable_cuda_graph=True)
+    assert greedy(pair.quantised, spec=NGRAM, cuda_graph_bs=(1, 2, 4)) == expected
+
+
 @pytest.mark.slow
 def test_drafts_change_no_token_of_quantised_experts(sparse: Path, tmp_path: Path) -> None:
     pair = quantise_model(sparse, tmp_path / "made", FORMATS["fp8 blocks of 128"])

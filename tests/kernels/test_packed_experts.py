@@ -96,6 +96,7 @@ def draw(count: int, rows: int, columns: int, pack: Callable[[Tensor], Any]) -> 
 
 
 def stacked(name: str, count: int, rows: int, columns: int, device: torch.device) -> PackedExperts:
+    """Of random weights."""
     place, pack = CASES[name]
     form = load_place(EXPERT_FORMATS[place])
     made = PackedExperts.of(form, count, draw(count, rows, columns, pack))
@@ -221,6 +222,20 @@ def test_a_row_does_not_depend_on_others(name: str, device: torch.device) -> Non
     one = Chosen(picked.ids_TK[3:4], picked.weights_TK[3:4])
     alone = experts(x[3:4], one, weights, backend="triton")
     assert torch.equal(alone[:, 0], together[:, 3])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("rows", [3, 70])
+def test_bfloat16_on_a_gpu_equals_the_reference(name: str, rows: int) -> None:
+    """Which multiplies codes of FP8 as they are, and widens four bits by lookups."""
+    cuda = torch.device("cuda")
+    weights, picked = make(name, 6, cuda), choose(rows, 6, 2, cuda)
+    x = inputs(rows, cuda).bfloat16()
+    expected = experts(x, picked, weights, backend="torch").float()
+    found = summed(experts(x, picked, weights, backend="triton")).float()
+    assert float((found - expected).norm() / expected.norm()) < 0.02
 
 
 def test_experts_that_differ_in_form_are_not_stacked() -> None:
