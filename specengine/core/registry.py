@@ -46,6 +46,9 @@ MODEL_FAMILIES: dict[str, str] = {
     "DeepseekV2ForCausalLM": "specengine.target.models.deepseek:DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM": "specengine.target.models.deepseek:DeepseekV3ForCausalLM",
     "Glm4MoeLiteForCausalLM": "specengine.target.models.deepseek:Glm4MoeLiteForCausalLM",
+    "StableLmForCausalLM": "specengine.target.models.stablelm:StableLmForCausalLM",
+    "GPTNeoXForCausalLM": "specengine.target.models.gpt_neox:GPTNeoXForCausalLM",
+    "OlmoeForCausalLM": "specengine.target.models.olmoe:OlmoeForCausalLM",
 }
 
 # Drafters, by what --speculative-algorithm calls them. Each is made by `from_context`.

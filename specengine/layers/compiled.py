@@ -74,7 +74,7 @@ class LayerTensors:
     down: LinearWeights | None
     activation: str
     is_gated: bool
-    is_shared: bool  # attention and feed-forward read the same, side by side
+    side_by_side: bool  # feed-forward reads the stream that attention reads
     stream_scale: float
 
     def read(self, norm: NormWeights | None, stream: Tensor) -> Tensor:
@@ -113,8 +113,9 @@ def behind_attention(heads: Tensor, stream: Tensor, layer: LayerTensors) -> tupl
     attended = layer.out(heads)
     if layer.attention_out_norm is not None:
         attended = layer.attention_out_norm(attended)
-    if layer.is_shared:
-        return layer.read(layer.input_norm, stream), stream + attended
+    if layer.side_by_side:
+        norm = layer.input_norm if layer.middle_norm is None else layer.middle_norm
+        return layer.read(norm, stream), stream + attended
     stream = stream + attended
     return layer.read(layer.middle_norm, stream), stream
 

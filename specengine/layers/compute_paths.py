@@ -48,6 +48,7 @@ _ATTENTION = frozenset(
     {
         "qk_norm",
         "qk_norm_whole",
+        "qk_norm_by_head",
         "sliding_window",
         "attention_chunk",
         "attention_multiplier",

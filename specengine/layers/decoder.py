@@ -75,6 +75,7 @@ class DecoderLayer(nn.Module):
             self.self_attn = make_attention(spec, layer_id, rotary)
         else:
             self.linear_attn = GatedDelta(spec, layer_id)
+        self._side_by_side = places.side_by_side
         self.attention_out_norm = self._norm(spec.rms_norm_eps, places.behind)
         self.post_attention_layernorm = self._norm(spec.stream_eps, places.between)
         self.mlp = feed_forward(spec)
@@ -102,8 +103,10 @@ class DecoderLayer(nn.Module):
             return self.forward_few_rows(positions, stream, batch)
         norm = self.input_layernorm
         hidden, residual = (self._enter if norm is None else norm.add)(hidden, residual)
-        if self.spec.norm_places == "shared":
-            return self.attention(positions, hidden, batch) + self.mlp(hidden), residual
+        if self._side_by_side:
+            attended, own = self.attention(positions, hidden, batch), self.post_attention_layernorm
+            read = hidden if own is None else own(residual)
+            return attended + self.mlp(read), residual
         if self.attention_out_norm is None:
             heads = self.attention.parts(positions, hidden, batch)
         else:
@@ -205,7 +208,7 @@ class DecoderLayer(nn.Module):
             down=None if dense is None else LinearWeights.of(dense.down_proj),
             activation=spec.activation,
             is_gated=spec.gated_mlp,
-            is_shared=spec.norm_places == "shared",
+            side_by_side=self._side_by_side,
             stream_scale=spec.residual_multiplier,
         )
 

@@ -143,9 +143,12 @@ class LayerSpec:
     norm: str = "rms"  # others: "layer", "layer_bias"
     norm_offset: float = 0.0  # added to the weights of norms (Gemma: 1)
     # Before attention and before feed-forward; others: "after" each (OLMo 2), "around" each
-    # (Gemma 2), "shared": one before both, which are computed side by side (Cohere)
+    # (Gemma 2); of both computed side by side "shared": one before both (Cohere), or "parallel":
+    # one before each (GPT-NeoX)
     norm_places: str = "before"
     qk_norm_whole: bool = False  # q and k normalised as one vector each, over all heads (OLMo 2)
+    # LayerNorm of each head of q and k, without bias, with gains that heads do not share (Cohere)
+    qk_norm_by_head: bool = False
     has_rotary: bool = True
     rotary_kind: str | None = None  # which of the configuration's rope_parameters, by layer type
     rotary_fraction: float = 1.0  # the part of a head that is rotated, from its start
@@ -170,7 +173,8 @@ class LayerSpec:
         stated |= {
             "hidden_size": config.hidden_size,
             "num_heads": config.num_attention_heads,
-            "num_kv_heads": config.num_key_value_heads or config.num_attention_heads,
+            "num_kv_heads": getattr(config, "num_key_value_heads", None)
+            or config.num_attention_heads,
             "head_dim": config_head_dim(config),
         }
         return cls(**stated | family)

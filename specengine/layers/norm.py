@@ -21,18 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NormPlaces:
-    """Which norms a layer has: before attention, before feed-forward, behind each."""
+    """Which norms a layer has: before attention, before feed-forward, behind each. side_by_side:
+    feed-forward reads the stream that attention reads, by its own norm or the same."""
 
     before: bool
     between: bool
     behind: bool
+    side_by_side: bool = False
 
 
 NORM_PLACES: dict[str, NormPlaces] = {
     "before": NormPlaces(True, True, False),
     "around": NormPlaces(True, True, True),
     "after": NormPlaces(False, False, True),
-    "shared": NormPlaces(True, False, False),
+    "shared": NormPlaces(True, False, False, side_by_side=True),
+    "parallel": NormPlaces(True, True, False, side_by_side=True),
 }
 
 
@@ -40,7 +43,7 @@ class Norm(nn.Module):
     """A norm over the last dimension, with a gain a place. offset: added to the gain when it is
     loaded; the sum is kept in float32, in which checkpoints with an offset mean it."""
 
-    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(self, size: int | torch.Size, eps: float, offset: float = 0.0) -> None:
         super().__init__()
         dtype = torch.float32 if offset else None
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
@@ -57,6 +60,11 @@ class Norm(nn.Module):
         if residual is None:
             return x
         return x + residual if x.dim() == 2 else x.sum(0).to(residual.dtype) + residual
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        """[T, heads * size], each head normalised by itself."""
+        normed: Tensor = self(x.reshape(-1, len(self.weight)))
+        return normed.view(x.shape)
 
 
 class RMSNorm(Norm):
@@ -104,7 +112,9 @@ class PartNorm(RMSNorm):
 class LayerNorm(Norm):
     """(x - mean(x)) / deviation(x) * weight + bias (Ba et al. 2016), in float32."""
 
-    def __init__(self, size: int, eps: float, offset: float = 0.0, has_bias: bool = False) -> None:
+    def __init__(
+        self, size: int | torch.Size, eps: float, offset: float = 0.0, has_bias: bool = False
+    ) -> None:
         super().__init__(size, eps, offset)
         self.bias = nn.Parameter(torch.empty(size), requires_grad=False) if has_bias else None
 
@@ -116,6 +126,24 @@ class LayerNorm(Norm):
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         stream = self.stream(x, residual)
         return self(stream), stream
+
+
+class HeadNorm(LayerNorm):
+    """LayerNorm of each head by itself, without bias, with gains of its own: weight [heads, size].
+    heads: those that this rank has."""
+
+    def __init__(self, heads: Cut, size: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__(torch.Size([heads.size, size]), eps, offset)
+        self.heads = heads
+
+    def cuts(self, kind: str) -> Sequence[Cut | None]:
+        """As layers.linear.Linear has it."""
+        return [self.heads]
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        heads = x.float().view(len(x), *self.weight.shape)
+        normed = F.layer_norm(heads, heads.shape[-1:], eps=self.eps) * self.weight.float()
+        return normed.to(x.dtype).view(x.shape)
 
 
 @dataclass(frozen=True)

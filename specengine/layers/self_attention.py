@@ -13,7 +13,7 @@ from specengine.core.parallel import Cut, communicator, head_cuts
 from specengine.layers.attention import Attention
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import MergedLinear, RowParallelLinear
-from specengine.layers.norm import Norm, PartNorm, make_norm
+from specengine.layers.norm import HeadNorm, Norm, PartNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
@@ -108,9 +108,12 @@ class SelfAttention(ProjectedAttention):
     def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:
         """Of each head, or of all heads of q and all of k together."""
         q_size, k_size, _ = self.sizes if spec.qk_norm_whole else [spec.head_dim] * 3
+        eps = spec.rms_norm_eps
+        if spec.qk_norm_by_head:
+            each = spec.head_dim, eps, spec.norm_offset
+            return HeadNorm(self.heads.q, *each), HeadNorm(self.heads.kv, *each)
         if not (spec.qk_norm or spec.qk_norm_whole):
             return None, None
-        eps = spec.rms_norm_eps
         if spec.qk_norm_whole and self.ranks.size > 1:
             q, kv = (one.times(spec.head_dim) for one in (self.heads.q, self.heads.kv))
             copies = max(self.ranks.size // spec.num_kv_heads, 1)
@@ -134,8 +137,7 @@ class SelfAttention(ProjectedAttention):
     def _normed(self, q: Tensor, q_norm: Norm, k: Tensor, k_norm: Norm) -> tuple[Tensor, Tensor]:
         if isinstance(q_norm, PartNorm) and isinstance(k_norm, PartNorm):
             return self._normed_over_ranks(q, q_norm, k, k_norm)
-        normed_q = q_norm(q.reshape(-1, len(q_norm.weight))).view(q.shape)
-        return normed_q, k_norm(k.reshape(-1, len(k_norm.weight))).view(k.shape)
+        return q_norm.of_heads(q), k_norm.of_heads(k)
 
     def _normed_over_ranks(
         self, q: Tensor, q_norm: PartNorm, k: Tensor, k_norm: PartNorm

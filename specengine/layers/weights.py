@@ -113,17 +113,23 @@ def renamed(
         yield ".".join(names.get(part, part) for part in name.split(".")), tensor
 
 
+def require_floating(name: str, tensor: Tensor, order: str) -> None:
+    """Raises ModelLoadError for a tensor of a quantised checkpoint. order: how the family's rows
+    stand."""
+    if tensor.dtype not in _WEIGHTS or not name.endswith((".weight", ".bias")):
+        raise ModelLoadError(
+            f"tensor {name} is quantised, and {order} in this family's checkpoints, which only "
+            "weights in floating point are taken out of"
+        )
+
+
 def floating_pairs(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """The same. Raises ModelLoadError for a tensor of q or k, merged or apart, that `halved` could
     not reorder."""
     for name, tensor in weights:
         is_paired = name.split(".")[-2:-1] in (["q_proj"], ["k_proj"], ["qkv_proj"])
-        is_floating = tensor.dtype in _WEIGHTS and name.endswith((".weight", ".bias"))
-        if is_paired and not is_floating:
-            raise ModelLoadError(
-                f"tensor {name} is quantised, and rows of this family's q and k stand in "
-                "rotary pairs, which only weights in floating point are taken out of"
-            )
+        if is_paired:
+            require_floating(name, tensor, "rows of q and k stand in rotary pairs")
         yield name, tensor
 
 
@@ -140,6 +146,21 @@ def halved(
             heads = tensor.view(-1, head_dim, *tensor.shape[1:])
             tensor = heads[:, order].reshape(tensor.shape)
         yield name, tensor
+
+
+def parts_of_heads(name: str, tensor: Tensor, num_heads: int, sizes: list[int]) -> list[Tensor]:
+    """Rows, a head's parts side by side, as tensors of all heads each. A tensor of fewer rows is of
+    blocks of rows, as scales are. Raises ModelLoadError where a block holds rows of two parts."""
+    rows = num_heads * sum(sizes)
+    block = rows // len(tensor) if tensor.dim() and len(tensor) else 0
+    if not block or block * len(tensor) != rows or any(size % block for size in sizes):
+        raise ModelLoadError(
+            f"tensor {name} has shape {list(tensor.shape)}, which {num_heads} heads of {sizes} "
+            "rows do not come apart from"
+        )
+    heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
+    parts = torch.split(heads, [size // block for size in sizes], dim=1)
+    return [part.reshape(-1, *tensor.shape[1:]) for part in parts]
 
 
 def fill_places(

@@ -13,6 +13,7 @@ from specengine.core.errors import ModelLoadError
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, GatedDeltaSpec, LayerSpec
 from specengine.layers.rotary import rotary_fraction
+from specengine.layers.weights import parts_of_heads
 from specengine.runner.loader.family import GgufFormat
 from specengine.target.models.llama import LlamaForCausalLM
 from specengine.target.models.qwen_moe import sparse_layers
@@ -152,29 +153,14 @@ def by_projection(
         start, _, kind = name.rpartition(".")
         if start.endswith(".in_proj_qkvz"):
             sizes = [spec.key_dim, spec.key_dim, values, values]
-            q, k, v, z = _parts_of(name, tensor, spec.num_key_heads, sizes)
+            q, k, v, z = parts_of_heads(name, tensor, spec.num_key_heads, sizes)
             stem = start.removesuffix("qkvz")
             yield f"{stem}qkv.{kind}", torch.cat([q, k, v])
             yield f"{stem}z.{kind}", z
         elif start.endswith(".in_proj_ba"):
-            b, a = _parts_of(name, tensor, spec.num_key_heads, [group, group])
+            b, a = parts_of_heads(name, tensor, spec.num_key_heads, [group, group])
             stem = start.removesuffix("ba")
             yield f"{stem}b.{kind}", b
             yield f"{stem}a.{kind}", a
         else:
             yield name, tensor
-
-
-def _parts_of(name: str, tensor: Tensor, num_heads: int, sizes: list[int]) -> list[Tensor]:
-    """Rows, a head's parts side by side, as tensors of all heads each. A tensor of fewer rows is of
-    blocks of rows, as scales are. Raises ModelLoadError where a block holds rows of two parts."""
-    rows = num_heads * sum(sizes)
-    block = rows // len(tensor) if tensor.dim() and len(tensor) else 0
-    if not block or block * len(tensor) != rows or any(size % block for size in sizes):
-        raise ModelLoadError(
-            f"tensor {name} has shape {list(tensor.shape)}, which {num_heads} heads of {sizes} "
-            "rows do not come apart from"
-        )
-    heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
-    parts = torch.split(heads, [size // block for size in sizes], dim=1)
-    return [part.reshape(-1, *tensor.shape[1:]) for part in parts]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.drafter import Drafter
 from specengine.core.registry import DRAFTERS
 from tests.support.device_rounds import make_on_device
 from tests.support.rounds import WHERE
@@ -69,3 +70,8 @@ def test_documented_device_drafter_drafts_in_device_rounds_what_it_does_on_the_h
     if name == "DEVICE_ECHO":
         drafter: Any = llm.engine.drafter
         assert torch.count_nonzero(drafter.texts)
+
+
+def test_page_names_every_field_of_a_drafter() -> None:
+    text = PAGE.read_text()
+    assert [name for name in vars(Drafter)["__annotations__"] if f"`{name}" not in text] == []

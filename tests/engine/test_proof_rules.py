@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,16 +18,13 @@ from specengine.engine.proof.mutants import MUTANTS, SharedResidualStream
 from specengine.engine.proof.rules import ENUMERATION, ROUNDS, Effort, rule_checks
 from specengine.engine.proof.shapes import CHAIN, TREE, Shape
 from specengine.engine.proof.tables import TablePair
-from specengine.kernels.accept.accept_rejection_ref import accept_chance, after
-from specengine.kernels.accept.accept_sampled_ref import Verdict, stands
-from specengine.kernels.accept.types import SampledRound
 from specengine.target.verify.block import BlockVerifier
-from specengine.target.verify.coins import Coins
 from specengine.target.verify.rejection import RejectionVerifier
 from specengine.target.verify.sampled import SampledVerifier
 from specengine.target.verify.sibling import SiblingVerifier
 from specengine.target.verify.target_only import TargetOnlyVerifier
 
+PAGE = Path(__file__).parents[2] / "docs" / "extend" / "rule.md"
 QUICKER = Effort(num_pairs=1, num_requests=2500)
 
 
@@ -50,22 +50,19 @@ def test_every_mutant_is_caught(checks: list[Check]) -> None:
     assert caught >= {mutant.name for mutant in MUTANTS}
 
 
-class Cautious(SampledVerifier):
-    """Lossless; a draft stands less than half as often as under token-level rejection."""
-
-    takes_trees = False
-    SHARE = 0.4
-
-    def judge(self, probs: SampledRound, coins: Coins) -> Verdict:
-        chances_BN = self.SHARE * accept_chance(probs.target_of_tokens(), probs.draft_of_tokens())
-        stands_BD = stands(coins.pick, chances_BN[:, 1:], probs.nodes()[:, 1:])
-        ends_B = (stands_BD & probs.exists_BN[:, 1:]).long().cumprod(-1).sum(-1)
-        target_BV, draft_BV = probs.target(ends_B), probs.draft(after(ends_B, probs))
-        return Verdict(ends_B, target_BV - self.SHARE * target_BV.minimum(draft_BV))
+def documented_rule() -> SampledVerifier:
+    """Of docs/extend/rule.md: lossless; a draft stands less than half as often as under token-level
+    rejection."""
+    names = ModuleType("specengine.target.verify.cautious")
+    block, line = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(block, vars(names))
+    place = eval("{" + line + "}")["cautious"]
+    rule: SampledVerifier = vars(names)[place.removeprefix(f"{names.__name__}:")]()
+    return rule
 
 
 def test_mistake_of_a_rule_that_accepts_little_is_caught_by_more_samples() -> None:
-    rule, effort = Cautious(), replace(QUICKER, num_requests=1500)
+    rule, effort = documented_rule(), replace(QUICKER, num_requests=1500)
     assert ENUMERATION.holds(rule, CHAIN, "cautious", effort).passed
     check = ROUNDS.catches(SharedResidualStream(rule), CHAIN, "cautious", effort)
     assert check.passed

@@ -190,6 +190,38 @@ def test_norm_over_all_heads_is_that_of_whole_rows(heads: int, kv_heads: int, si
             torch.testing.assert_close(found, expected[:, cut.start : cut.stop])
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 2), (4, 2, 4), (9, 3, 2)])
+def test_heads_with_gains_of_their_own_are_normed_alike(
+    heads: int, kv_heads: int, size: int
+) -> None:
+    torch.manual_seed(0)
+    counts = heads, kv_heads
+    gains = [torch.rand(count, 8) for count in counts]
+    rows = [torch.randn(3, count * 8) for count in counts]
+    config = LlamaConfig(
+        hidden_size=heads * 8, num_attention_heads=heads, num_key_value_heads=kv_heads
+    )
+
+    def run() -> list[tuple[Tensor, Cut]]:
+        spec = LayerSpec.from_config(config, norm="layer", qk_norm_by_head=True)
+        layer = SelfAttention(spec, 0, RotaryEmbedding.from_config(config))
+        found = []
+        for norm, cut, gain, row in zip(
+            (layer.q_norm, layer.k_norm), (layer.heads.q, layer.heads.kv), gains, rows, strict=True
+        ):
+            assert norm is not None
+            fill(norm, {"weight": gain})
+            wide = cut.times(8)
+            found.append((norm.of_heads(row[:, wide.start : wide.stop]), wide))
+        return found
+
+    for pairs in on_threads(size, run):
+        for (found, cut), row, gain in zip(pairs, rows, gains, strict=True):
+            expected = nn.functional.layer_norm(row.view(3, -1, 8), (8,), eps=config.rms_norm_eps)
+            whole = (expected * gain).view(row.shape)
+            torch.testing.assert_close(found, whole[:, cut.start : cut.stop])
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shared", [False, True])
 def test_shared_experts_are_the_whole_ones(size: int, shared: bool) -> None:

@@ -69,7 +69,8 @@ COLUMNS = (
         lambda family, test: family in FAMILIES,
     ),
 )
-# Drafters and quantisations do not know families: each is tested on one.
+# Drafters and quantisations do not know families: each is tested on one. What a drafter has beside
+# the test that all have, which compares it with plain decoding.
 DRAFTER_TESTS = {
     "NGRAM": "tests/draft/test_ngram_drafter.py",
     "SUFFIX": "tests/e2e/test_identity_suffix.py",
@@ -114,7 +115,7 @@ def _drafters() -> Iterator[str]:
     yield "| drafter | against equations, or plain decoding | on the host and in device rounds |"
     yield "|---|---|---|"
     for name in DRAFTERS:
-        yield f"| `{name}` | {_link(DRAFTER_TESTS[name])} | {_link(every)} |"
+        yield f"| `{name}` | {_link(DRAFTER_TESTS.get(name, every))} | {_link(every)} |"
 
 
 def _quantisations() -> Iterator[str]:

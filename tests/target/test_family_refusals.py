@@ -74,6 +74,11 @@ def test_attention_in_both_directions_is_refused(family: str) -> None:
         make(family, use_bidirectional_attention=True)
 
 
+def test_clipped_projections_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match=r"clip_qkv 8\.0 of config\.json is not supported"):
+        make("olmoe", clip_qkv=8.0)
+
+
 @pytest.mark.parametrize("field", ["linear_num_value_heads", "linear_conv_kernel_dim"])
 def test_linear_attention_that_does_not_fit_together_is_refused(field: str) -> None:
     with pytest.raises(ModelLoadError, match=r"linear attention with .* is not supported"):

@@ -111,7 +111,7 @@ def _merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _parted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of small models: 4 heads over 2 KV heads."""
+    """Of small models: 4 heads over 2 KV heads, of those with query_key_value over 4."""
     made = dict(tensors)
     for name, tensor in tensors.items():
         if ".qkv_proj." in name:
@@ -120,6 +120,11 @@ def _parted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
                 zip("qkv", torch.split(made.pop(name), [4 * unit, 2 * unit, 2 * unit]), strict=True)
             )
             made |= {name.replace("qkv", one): part.clone() for one, part in parts.items()}
+        elif ".query_key_value." in name:
+            heads = made.pop(name).view(4, 3, -1, *tensor.shape[1:])
+            for part, of_heads in zip("qkv", heads.unbind(1), strict=True):
+                rows = of_heads.reshape(-1, *tensor.shape[1:])
+                made[name.replace("query_key_value", f"{part}_proj")] = rows.clone()
         elif ".gate_up_proj." in name:
             gate, up = made.pop(name).chunk(2)
             made[name.replace("gate_up", "gate")] = gate.clone()

@@ -1,0 +1,74 @@
+"""GPT-NeoX 20B (arXiv:2204.06745) and Pythia (arXiv:2304.01373)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from specengine.layers.layer_spec import LayerSpec
+from specengine.layers.rotary import rotary_fraction
+from specengine.layers.weights import parts_of_heads, require_floating
+from specengine.target.models.llama import LlamaForCausalLM
+
+# Masks that old checkpoints carry.
+_BUFFERS = (".self_attn.bias", ".self_attn.masked_bias")
+
+
+class GPTNeoXForCausalLM(LlamaForCausalLM):
+    """Attention and feed-forward side by side, each behind a LayerNorm of its own; a feed-forward
+    without gate, biases everywhere, part of a head rotated, as many KV heads as heads."""
+
+    tensor_names: ClassVar[Mapping[str, str]] = {
+        "gpt_neox": "model",
+        "embed_in": "embed_tokens",
+        "attention": "self_attn",
+        "dense": "o_proj",
+        "dense_h_to_4h": "up_proj",
+        "dense_4h_to_h": "down_proj",
+        "final_layer_norm": "norm",
+        "embed_out": "lm_head",
+    }
+    small_config: ClassVar[dict[str, Any]] = {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.25,
+        },
+    }
+
+    @classmethod
+    def layer_spec(cls, config: Any) -> LayerSpec:
+        bias = bool(config.attention_bias)
+        return LayerSpec.from_config(
+            config,
+            num_kv_heads=config.num_attention_heads,
+            norm="layer_bias",
+            rms_norm_eps=config.layer_norm_eps,
+            norm_places="parallel" if config.use_parallel_residual else "before",
+            gated_mlp=False,
+            rotary_fraction=rotary_fraction(config),
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=True,
+        )
+
+    def own_tensors(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return by_projection(super().own_tensors(weights), self.model.spec)
+
+
+def by_projection(
+    weights: Iterable[tuple[str, Tensor]], spec: LayerSpec
+) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor), `query_key_value`, in which each head's q, k and v stand together, taken
+    apart. Raises ModelLoadError for one that is quantised."""
+    for name, tensor in weights:
+        start, marker, kind = name.partition(".query_key_value.")
+        if marker:
+            require_floating(name, tensor, "rows of q, k and v stand together by head")
+            parts = parts_of_heads(name, tensor, spec.num_heads, [spec.head_dim] * 3)
+            for part, rows in zip("qkv", parts, strict=True):
+                yield f"{start}.{part}_proj.{kind}", rows
+        elif not name.endswith(_BUFFERS):
+            yield name, tensor

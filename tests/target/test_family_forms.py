@@ -1,0 +1,98 @@
+"""Forms of a family that its small model does not show, against transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specengine.core.batch import ForwardMode
+from specengine.core.config import ModelConfig
+from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import find_model_class
+from tests.support.families import reference_model, save_small_model
+
+PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(40)]
+ONE_BY_ONE = {"use_parallel_residual": False}
+
+FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("stablelm", {**ONE_BY_ONE, "qk_layernorm": False, "use_qkv_bias": False}),
+    ("stablelm", {"num_key_value_heads": 4, "qk_layernorm": False}),
+    ("gptneox", {**ONE_BY_ONE, "attention_bias": False}),
+    ("olmoe", {"norm_topk_prob": True, "num_key_value_heads": 4}),
+]
+
+
+def load(folder: Path) -> Any:
+    source = resolve_model(ModelConfig(model=str(folder)))
+    return load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+
+
+def assert_as_transformers(found: Tensor, folder: Path, family: str) -> None:
+    with torch.no_grad():
+        expected = reference_model(folder, family)(torch.tensor([PROMPT])).logits[0]
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize(("family", "fields"), FORMS)
+def test_form_equals_transformers(
+    family: str, fields: dict[str, Any], tmp_path: Path, mini_runner: Any
+) -> None:
+    save_small_model(family, tmp_path, seed=5, **fields)
+    found = mini_runner(load(tmp_path)).logits(ForwardMode.EXTEND, [PROMPT])
+    assert_as_transformers(found, tmp_path, family)
+
+
+def changed(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return folder
+
+
+def test_pythia_as_it_was_published(tmp_path: Path, mini_runner: Any) -> None:
+    """No KV heads in config.json, rotary options under older names, tables in the weights."""
+    save_small_model("gptneox", tmp_path, seed=5)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["num_key_value_heads"]
+    rope = fields.pop("rope_parameters")
+    fields["rotary_pct"] = rope["partial_rotary_factor"]
+    fields["rotary_emb_base"] = rope["rope_theta"]
+    path.write_text(json.dumps(fields))
+    layer = "gpt_neox.layers.0.attention."
+    tables = {
+        f"{layer}bias": torch.ones(1, 1, 8, 8, dtype=torch.bool),
+        f"{layer}masked_bias": torch.tensor(-1e9),
+        f"{layer}rotary_emb.inv_freq": torch.ones(2),
+    }
+    model = load(changed(tmp_path, lambda tensors: tensors.update(tables)))
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [PROMPT])
+    assert_as_transformers(found, tmp_path, "gptneox")
+
+
+def test_heads_without_gains_are_refused(tmp_path: Path) -> None:
+    save_small_model("stablelm", tmp_path, seed=5)
+    name = "model.layers.1.self_attn.k_layernorm.norms.1.weight"
+    changed(tmp_path, lambda tensors: tensors.pop(name))
+    with pytest.raises(
+        ModelLoadError, match=r"layers\.1\.self_attn\.k_layernorm.norms of heads \[0"
+    ):
+        load(tmp_path)
+
+
+def test_quantised_rows_that_stand_by_head_are_refused(tmp_path: Path) -> None:
+    save_small_model("gptneox", tmp_path, seed=5)
+    name = "gpt_neox.layers.0.attention.query_key_value."
+    changed(tmp_path, lambda tensors: tensors.update({f"{name}scales": torch.ones(12, 1)}))
+    with pytest.raises(ModelLoadError, match="rows of q, k and v stand together by head"):
+        load(tmp_path)
