@@ -168,7 +168,8 @@ def speed(rank: Rank) -> None:
     start = time.perf_counter()
     loaded = load(rank.config(**flags), Phases(), None, rank.sharers)
     rank.note("speed", "loading, seconds", round(time.perf_counter() - start, 1))
-    for kind, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
+    kinds = {"plain": None, "eagle3 forced 2.5": FORCED}
+    for kind, spec in list(kinds.items())[: rank.args.kinds]:
         engine = build_engine(rank.config(spec, **flags), loaded)
         for size in BATCH_SIZES:
             for busy in ((True, False), (True, True)):
@@ -199,12 +200,13 @@ def rate_of(rank: Rank, engine: Engine, size: int, runs: int = 2) -> str:
 
 
 def soak(rank: Rank) -> None:
-    """Of the shape with 8 layers and MTP, whose layer has experts too: requests come and go at
-    random on both for --soak seconds. How many rounds, and does every request end?"""
+    """Of the shape with 8 layers and MTP, whose layer has experts too, as deep as each engine
+    chooses: requests come and go at random on both for --soak seconds. How many rounds, and does
+    every request end?"""
     flags: dict[str, Any] = {"model": rank.few_layers, "dtype": "bfloat16"}
     flags |= {"cuda_graph_bs": (1, 4, 16), "max_total_tokens": 16384, "context_length": 1024}
     loaded = load(rank.config(**flags), Phases(), None, rank.sharers)
-    engine = build_engine(rank.config(SPECS["mtp"], **flags), loaded)
+    engine = build_engine(rank.config(SpecConfig(algorithm="MTP", num_steps=3), **flags), loaded)
     draws, params = random.Random(rank.number), SamplingParams(max_tokens=40, temperature=0)
     rounds, number, ended, before = engine.device_rounds, 0, 0, rank.sharers.num_idle
     start = time.monotonic()
@@ -230,7 +232,8 @@ def soak(rank: Rank) -> None:
 
 def work(args: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(args.hangs_after, exit=True)
-    config = config_from_flags({"device": args.device, "dp_size": 2, "enable_dp_attention": True})
+    flags = {"device": args.device, "dp_size": 2, "enable_dp_attention": True}
+    config = config_from_flags({**flags, "enable_symm_mem": args.symm_mem})
     if args.device == "cpu":
         torch.set_num_threads(1)
     sharers = meet(config, args.rank, args.folder)
@@ -254,6 +257,8 @@ def main() -> None:
     parser.add_argument("--specs", nargs="+", default=[*SPECS], help="of the identity")
     parser.add_argument("--hangs-after", type=float, default=120.0, help="seconds without a line")
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--symm-mem", action="store_true", help="--enable-symm-mem")
+    parser.add_argument("--kinds", type=int, default=2, help="of drafts that are timed: 1 is none")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--soak", type=float, default=10.0, help="seconds")
     parser.add_argument("--out", type=Path)
