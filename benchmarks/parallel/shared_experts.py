@@ -13,6 +13,7 @@ import argparse
 import faulthandler
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,12 @@ class Rank:
     found: dict[str, Any]
     sharers: ExpertSharers
 
+    @property
+    def few_layers(self) -> str:
+        """The shape with 8 layers in place of 48."""
+        small = "small experts", "30b-a3b, 8 layers, few tokens"
+        return write_shape(small[0 if self.args.small else 1], self.folder)
+
     def note(self, part: str, name: str, value: Any) -> None:
         self.found.setdefault(part, {})[name] = value
         faulthandler.dump_traceback_later(self.args.hangs_after, exit=True)
@@ -107,10 +114,12 @@ def run(rank: Rank, engine: Engine, names: list[int], together: bool) -> Said:
 
 def identity(rank: Rank) -> None:
     """float32. An engine with all experts on this card, and the ones that share them."""
-    model = write_shape(
-        "small experts" if rank.args.small else "30b-a3b, 8 layers, few tokens", rank.folder
-    )
-    flags = {"model": model, "dtype": "float32", "max_total_tokens": 8192, "context_length": 1024}
+    flags = {
+        "model": rank.few_layers,
+        "dtype": "float32",
+        "max_total_tokens": 8192,
+        "context_length": 1024,
+    }
     flags |= {"cuda_graph_bs": (1, 4)}
     specs = {name: SPECS[name] for name in rank.args.specs}
     whole = load(rank.config(**flags), Phases())
@@ -159,14 +168,13 @@ def speed(rank: Rank) -> None:
     start = time.perf_counter()
     loaded = load(rank.config(**flags), Phases(), None, rank.sharers)
     rank.note("speed", "loading, seconds", round(time.perf_counter() - start, 1))
-    for kind, spec in (("plain", None), ("eagle3 forced 2.5", FORCED)):
+    kinds = {"plain": None, "eagle3 forced 2.5": FORCED}
+    for kind, spec in list(kinds.items())[: rank.args.kinds]:
         engine = build_engine(rank.config(spec, **flags), loaded)
         for size in BATCH_SIZES:
             for busy in ((True, False), (True, True)):
                 rate = rate_of(rank, engine, size if busy[rank.number] else 0)
                 rank.note("speed", f"{kind}, batch {size}, busy {busy}", rate)
-        if kind == "plain":
-            soak(rank, engine)
         engine.close()
         del engine
         free(rank)
@@ -191,15 +199,18 @@ def rate_of(rank: Rank, engine: Engine, size: int, runs: int = 2) -> str:
     return f"{best:.1f} tok/s" if size else "idle"
 
 
-def soak(rank: Rank, engine: Engine) -> None:
-    """Requests come and go at random on both, for --soak seconds: how many rounds, and is one
-    still served afterwards."""
-    import random
-
+def soak(rank: Rank) -> None:
+    """Of the shape with 8 layers and MTP, whose layer has experts too, as deep as each engine
+    chooses: requests come and go at random on both for --soak seconds. How many rounds, and does
+    every request end?"""
+    flags: dict[str, Any] = {"model": rank.few_layers, "dtype": "bfloat16"}
+    flags |= {"cuda_graph_bs": (1, 4, 16), "max_total_tokens": 16384, "context_length": 1024}
+    loaded = load(rank.config(**flags), Phases(), None, rank.sharers)
+    engine = build_engine(rank.config(SpecConfig(algorithm="MTP", num_steps=3), **flags), loaded)
     draws, params = random.Random(rank.number), SamplingParams(max_tokens=40, temperature=0)
-    rounds, number, ended = engine.device_rounds, 0, 0
-    before = 0 if rounds is None else rounds.counters["replays"]
-    deadline = time.monotonic() + rank.args.soak
+    rounds, number, ended, before = engine.device_rounds, 0, 0, rank.sharers.num_idle
+    start = time.monotonic()
+    deadline = start + rank.args.soak
     while rank.sharers.communicator.greatest([int(time.monotonic() < deadline)]) == [1]:
         for _ in range(64):
             if draws.random() < 0.02 * (1 + rank.number):
@@ -210,21 +221,25 @@ def soak(rank: Rank, engine: Engine) -> None:
     while rank.is_busy(engine):
         for _ in range(CHUNK):
             ended += sum(one.finish_reason is not None for one in engine.step())
-    replays = 0 if rounds is None else rounds.counters["replays"] - before
+    replays = 0 if rounds is None else rounds.counters["replays"]
     engine.scheduler.check_invariant()
-    line = f"{replays} rounds, {ended} of {number} requests ended, {rank.sharers.num_idle} idle"
-    rank.note("soak", f"{rank.args.soak:g} s", line)
+    line = f"{replays} rounds, {ended} of {number} requests ended, "
+    rank.note(
+        "soak", f"{time.monotonic() - start:.1f} s", line + f"{rank.sharers.num_idle - before} idle"
+    )
+    engine.close()
 
 
 def work(args: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(args.hangs_after, exit=True)
-    config = config_from_flags({"device": args.device, "dp_size": 2, "enable_dp_attention": True})
+    flags = {"device": args.device, "dp_size": 2, "enable_dp_attention": True}
+    config = config_from_flags({**flags, "enable_symm_mem": args.symm_mem})
     if args.device == "cpu":
         torch.set_num_threads(1)
     sharers = meet(config, args.rank, args.folder)
     rank = Rank(args.rank, Path(args.folder) / str(args.rank), args, {}, sharers)
     rank.folder.mkdir()
-    for part in (identity, speed):
+    for part in (identity, speed, soak):
         if part.__name__ in args.parts:
             start = time.perf_counter()
             part(rank)
@@ -235,13 +250,15 @@ def work(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", nargs="+", default=["identity", "speed"])
+    parser.add_argument("--parts", nargs="+", default=["identity", "speed", "soak"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="30b-a3b", help="of benchmarks/parallel/shapes.py")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--specs", nargs="+", default=[*SPECS], help="of the identity")
     parser.add_argument("--hangs-after", type=float, default=120.0, help="seconds without a line")
     parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--symm-mem", action="store_true", help="--enable-symm-mem")
+    parser.add_argument("--kinds", type=int, default=2, help="of drafts that are timed: 1 is none")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--soak", type=float, default=10.0, help="seconds")
     parser.add_argument("--out", type=Path)

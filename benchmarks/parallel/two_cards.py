@@ -81,6 +81,7 @@ class Bench:
     new_tokens: int
     found: dict[str, Any]
     folder: Path  # for shapes
+    out: Path | None
     symm_mem: bool = False
     small: bool = False
     noted: float = 0.0
@@ -95,6 +96,8 @@ class Bench:
         self.noted = time.monotonic()
         self.found.setdefault(part, {})[name] = value
         print(f"{part:>10}  {name:<58} {value}", flush=True)
+        if self.out is not None:
+            self.out.write_text(json.dumps(self.found, indent=1))
 
     def flags(self, **more: Any) -> dict[str, Any]:
         return {"device": self.device, "max_running_requests": 64, "random_seed": 7, **more}
@@ -402,11 +405,11 @@ def main() -> None:
     if args.victim:
         victim(args.device, args.symm_mem)
     with tempfile.TemporaryDirectory() as folder:
-        options = Path(folder), args.symm_mem, args.small
-        run_parts(Bench(args.device, args.new_tokens, {}, *options), args.parts, args.out)
+        options = Path(folder), args.out, args.symm_mem, args.small
+        run_parts(Bench(args.device, args.new_tokens, {}, *options), args.parts)
 
 
-def run_parts(bench: Bench, parts: list[str], out: Path | None) -> None:
+def run_parts(bench: Bench, parts: list[str]) -> None:
     start = time.perf_counter()
     functions = {one.__name__: one for one in PARTS}
     link = None
@@ -417,8 +420,6 @@ def run_parts(bench: Bench, parts: list[str], out: Path | None) -> None:
             link = link or bench.start()
             functions[name](bench, link)
         bench.note("seconds", name, round(time.perf_counter() - start, 1))
-        if out is not None:
-            out.write_text(json.dumps(bench.found, indent=1))
     if link is not None:
         bench.noted = float("inf")
         link.watch.end()

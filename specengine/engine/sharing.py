@@ -77,7 +77,7 @@ def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:
 
     size, device = config.parallel.dp_size, resolve_device(config.model.device)
     store = FileStore(f"{folder}/store", size)
-    return ExpertSharers(connect(store, rank, size, device, symm_mem=False))
+    return ExpertSharers(connect(store, rank, size, device, config.parallel.enable_symm_mem))
 
 
 def share_rounds(sharers: ExpertSharers | None, rounds: RoundExecutor) -> None:

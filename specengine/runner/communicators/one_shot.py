@@ -75,6 +75,8 @@ class OneShotCommunicator(TorchCommunicator):
         symmetric: Any = _SymmetricMemory
         # The kernel has no use for NVLink's multicast, and its set-up can fail or hang.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+        # Engines of --dp-size each see their own card alone, under the same number.
+        os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
         self._name_group(store)
         card = torch.device("cuda", torch.cuda.current_device())
         buffers = {}
