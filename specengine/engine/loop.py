@@ -28,6 +28,7 @@ from specengine.engine.pooler import Pooler, pool_prefill
 from specengine.engine.prefill import async_begin, take_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.sleep import Sleeper
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
 from specengine.engine.tokens import check_token_ids
@@ -48,7 +49,8 @@ class Engine:
         self.no_rounds: NoGraphs | None = None
         self.split: SplitPrefills | None = None  # set by split_build.add_split_prefills
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
-        self.weights: RunningWeights | None = None  # set by build.build_engine
+        self.weights: RunningWeights | None = None  # set by build.build_engine, as is this one
+        self.sleeper = Sleeper()
         self.keeps_turning = False  # whether it must step while it has no work (engine/sharing.py)
         self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
@@ -58,7 +60,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work and not self.sleeper.is_asleep
 
     def check(self) -> None:
         """Raises EngineStoppedError where it cannot go on."""
@@ -105,10 +107,7 @@ class Engine:
             self.choices[req] = Choice(req, rid, index, self.parts.tokenizer, stream)
 
     def add_embedding(self, rid: str, prompt_ids: list[int]) -> None:
-        """Queue a prompt whose vector is wanted: of an embedding model. Its one output has it.
-
-        Raises RequestError where it cannot be served.
-        """
+        """Queue a prompt whose vector is wanted; its one output has it. Raises RequestError."""
         pooling = self.parts.pooling
         if pooling is None:
             raise RequestError(f"{self.parts.model_name} is not an embedding model", "model")
@@ -127,6 +126,7 @@ class Engine:
 
     def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
         check_token_ids(prompt_ids, sampling, self.parts.vocab_size)
+        self.sleeper.require_awake()
         queued = self.scheduler.num_waiting
         if queued + sampling.n > self.parts.config.schedule.max_queued_requests:
             raise QueueFullError(
@@ -163,9 +163,25 @@ class Engine:
         Raises ConfigError or ModelLoadError where they do not fit, and changes nothing then.
         """
         assert self.weights is not None, "set by build.build_engine"
+        self.sleeper.require_awake()
         new = self.weights.read(model, draft_model)
         self._drain()
         self.weights.put(new)
+        return self._forget_kv()
+
+    def sleep(self, level: int = 1) -> int:
+        """Give the memory of weights and KV back: Sleeper.sleep. Unfinished requests wait, and go
+        on with the same tokens after `wake`; new ones are refused until then."""
+        self.sleeper.check(level)
+        self._drain()
+        self._forget_kv()
+        return self.sleeper.sleep(level)
+
+    def wake(self) -> None:
+        """Sleeper.wake."""
+        self.sleeper.wake()
+
+    def _forget_kv(self) -> int:
         tokens = self.scheduler.forget_kv()
         self._release_requests()
         return tokens
@@ -221,7 +237,7 @@ class Engine:
         """To be called while there is no work: does a piece of what can be done then. False: there
         is nothing more to do until a request comes. may_capture: whether the piece may be the
         capture of a graph. is_wanted: asked amid a capture, which ends early where it holds."""
-        if self.pipeline is None:
+        if self.pipeline is None or self.sleeper.is_asleep:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.advance()
@@ -278,6 +294,8 @@ class Engine:
         take_prefill(self.parts, batch, output, self._begin_async(batch, output))
 
     def _next_batch(self) -> ScheduleBatch | None:
+        if self.sleeper.is_asleep:
+            return None
         if self.split is None:
             return self.scheduler.schedule()
         return self.split.next_batch(self._take_split)
