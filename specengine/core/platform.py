@@ -162,8 +162,9 @@ class Platform(ABC):
 
     @abstractmethod
     def record(self, run: Callable[[], T], pool: Any, stream: Any) -> tuple[Graph, T]:
-        """Capture what `run` launches on `stream`, mostly `capture_stream`, and give what `run` returned: tensors
-        that every replay writes. runner/capture.py, the only caller, has run it once before."""
+        """Capture what `run` launches on `stream`, mostly `capture_stream`, and give what `run`
+        returned: tensors that every replay writes. runner/capture.py, the only caller, has run it
+        once before."""
 
 
 _made: dict[str, Platform] = {}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import QueueFullError, RequestError
+from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
@@ -18,6 +18,7 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.grammar.state import LlguidanceState
+from specengine.engine.intake import check_intake
 from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named, owner_of
@@ -31,7 +32,6 @@ from specengine.engine.round.host import HostRound
 from specengine.engine.sleep import Sleeper
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
-from specengine.engine.tokens import check_token_ids
 from specengine.engine.told_depths import tell_depths
 from specengine.runner.fallbacks import OBSERVED, NoGraphs, count_fallback
 
@@ -49,8 +49,8 @@ class Engine:
         self.no_rounds: NoGraphs | None = None
         self.split: SplitPrefills | None = None  # set by split_build.add_split_prefills
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
-        self.weights: RunningWeights | None = None  # set by build.build_engine, as is this one
-        self.sleeper = Sleeper()
+        self.weights: RunningWeights | None = None  # set by build.build_engine
+        self.sleeper = Sleeper()  # also
         self.keeps_turning = False  # whether it must step while it has no work (engine/sharing.py)
         self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
@@ -86,7 +86,8 @@ class Engine:
 
         Raises RequestError where the request cannot be served; then nothing was queued.
         """
-        self._check(prompt_ids, sampling)
+        self.sleeper.require_awake()
+        check_intake(self.parts, prompt_ids, sampling)
         room = max(self.parts.context_length - len(prompt_ids), 1)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         least = min(sampling.min_tokens, limit)
@@ -112,7 +113,8 @@ class Engine:
         if pooling is None:
             raise RequestError(f"{self.parts.model_name} is not an embedding model", "model")
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        self._check(prompt_ids, sampling)
+        self.sleeper.require_awake()
+        check_intake(self.parts, prompt_ids, sampling)
         req = Req(f"{rid}#0", prompt_ids, sampling, needs_all_rows=pooling.needs_all)
         self.scheduler.add(req)
         self.choices[req] = Choice(req, rid, 0, self.parts.tokenizer, False, Pooler(pooling))
@@ -123,16 +125,6 @@ class Engine:
         if compiled is not None:
             return compiled.fork()
         return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
-
-    def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        check_token_ids(prompt_ids, sampling, self.parts.vocab_size)
-        self.sleeper.require_awake()
-        queued = self.scheduler.num_waiting
-        if queued + sampling.n > self.parts.config.schedule.max_queued_requests:
-            raise QueueFullError(
-                f"{queued} requests are waiting already; retry later, or raise "
-                "--max-queued-requests"
-            )
 
     def abort(self, rid: str) -> None:
         """Stop every choice of a request and free its KV. Unknown ids are ignored."""
@@ -167,24 +159,22 @@ class Engine:
         new = self.weights.read(model, draft_model)
         self._drain()
         self.weights.put(new)
-        return self._forget_kv()
+        tokens = self.scheduler.forget_kv()
+        self._release_requests()
+        return tokens
 
     def sleep(self, level: int = 1) -> int:
         """Give the memory of weights and KV back: Sleeper.sleep. Unfinished requests wait, and go
         on with the same tokens after `wake`; new ones are refused until then."""
         self.sleeper.check(level)
         self._drain()
-        self._forget_kv()
+        self.scheduler.forget_kv()
+        self._release_requests()
         return self.sleeper.sleep(level)
 
     def wake(self) -> None:
         """Sleeper.wake."""
         self.sleeper.wake()
-
-    def _forget_kv(self) -> int:
-        tokens = self.scheduler.forget_kv()
-        self._release_requests()
-        return tokens
 
     def _drain(self) -> None:
         """Collect the round in flight, and let none follow."""
