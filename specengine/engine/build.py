@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from specengine.core.batch import AttentionBackend
-from specengine.core.config import EngineConfig
+from specengine.core.config import EngineConfig, GraphConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
 from specengine.core.model import DecoderModel
@@ -143,18 +143,14 @@ def build_engine(
     )
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
     share_experts(loaded.sharers, [runner, *draft_runners], draft.feature_size)
-    for one in (runner, *draft_runners):
-        one.guards_graphs = config.graph.debug_cuda_graph
-        if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
-            one.compile_max_bs = config.graph.torch_compile_max_bs
+    _configure([runner, *draft_runners], config.graph)
     if costs is not None:
         costs.facts = engine_facts(config, loaded, draft, backends.names)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
     if owns_ranks:  # others may use weights that were lent
-        kv = [memory.kv, memory.draft_kv]
-        engine.sleeper = make_sleeper(loaded, engine.weights, kv)
+        engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
     engine.ragged_counters |= add_draft_loops(
@@ -169,6 +165,13 @@ def build_engine(
     graphs.log()
     logger.info("ready after %.1f s", phases.total)
     return engine
+
+
+def _configure(runners: Sequence[ModelRunner], graph: GraphConfig) -> None:
+    for one in runners:
+        one.guards_graphs = graph.debug_cuda_graph
+        if graph.enable_torch_compile and not graph.disable_cuda_graph:
+            one.compile_max_bs = graph.torch_compile_max_bs
 
 
 def _capture(
