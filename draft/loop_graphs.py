@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
 from specengine.core.drafter import Drafter
+from specengine.core.platform import Graph
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
@@ -22,7 +23,7 @@ from specengine.draft.row_edits import RowEdits, is_exact
 from specengine.kernels.tree.types import TreeLimits
 from specengine.runner import fallbacks
 from specengine.runner.fallbacks import NoGraphs
-from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
 from specengine.runner.model_runner import ModelRunner
 

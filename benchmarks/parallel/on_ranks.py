@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
+from specengine.core.platform import platform_of
 from specengine.engine.loop import Engine
 from specengine.engine.round.timing import least_seconds, seconds_of
 from specengine.runner.capture import capture
@@ -67,8 +68,9 @@ def seconds_in_graph(ranks: Reduces, x: torch.Tensor) -> float:
         for _ in range(_MANY):
             ranks.all_reduce(x)
 
-    graph, _ = capture(run, None)
-    return least_seconds(graph, _REPLAYS) / _MANY
+    platform = platform_of(torch.device("cuda"))
+    graph, _ = capture(run, None, platform)
+    return least_seconds(graph, _REPLAYS, platform) / _MANY
 
 
 def _dtype(engine: Engine) -> torch.dtype:

@@ -25,6 +25,7 @@ import report
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.platform import Graph
 from specengine.core.spec import PrefillResult
 from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
@@ -32,7 +33,6 @@ from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundEvent, RoundKey
 from specengine.engine.round.launch_modes import Eager
-from specengine.runner.graph_cache import Graph
 
 PROMPT, NEW = 30, 256
 SAMPLING = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from specengine.core.columns import joined_columns, parted_columns
 from specengine.core.errors import PlanMismatchError
 from specengine.core.forward_mode import ForwardMode
+from specengine.core.platform import Event, Stream
 from specengine.core.request import Req, ReqState
 from specengine.core.transfer import int64, sent
 from specengine.core.tree import Tree
@@ -139,8 +140,8 @@ class AttnPlan:
     metadata: Any = None  # the backend's own
     # of latent attention: keys and values are expanded, and the backend is not asked
     expansion: Expansion | None = None
-    stream: torch.cuda.Stream | None = None  # where it was prepared, when not the current one
-    event: torch.cuda.Event | None = None  # recorded when it was ready
+    stream: Stream | None = None  # where it was prepared, when not the current one
+    event: Event | None = None  # recorded when it was ready
 
     def check(self, batch: ForwardBatch) -> None:
         """Raise PlanMismatchError unless this plan was made for a batch of this form."""

@@ -14,10 +14,17 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from specengine.core.limits import LimitConfig
+from specengine.core.memory_config import MemoryConfig
 from specengine.core.operation import OperationConfig
 from specengine.core.options import option
 from specengine.core.parallel_config import ParallelConfig
-from specengine.core.registry import ATTENTION_BACKENDS, DRAFTERS, LOAD_QUANTIZATIONS, VERIFIERS
+from specengine.core.registry import (
+    ATTENTION_BACKENDS,
+    DRAFTERS,
+    LOAD_QUANTIZATIONS,
+    PLATFORMS,
+    VERIFIERS,
+)
 from specengine.core.section import Section
 from specengine.core.split_config import SplitConfig
 from specengine.core.trace_config import TraceConfig
@@ -46,7 +53,7 @@ class ModelConfig(Section):
         "K and V in memory: as activations, or fp8 with the checkpoint's scales",
         ("auto", "fp8"),
     )
-    device: str = option("auto", "where the model runs", ("auto", "cpu", "cuda"))
+    device: str = option("auto", "where the model runs", ("auto", *PLATFORMS))
     context_length: int | None = option(None, "tokens a request may have; default: the model's own")
     attention_backend: str = option("auto", "attention kernels", ("auto", *ATTENTION_BACKENDS))
     prefill_attention_backend: str | None = option(
@@ -79,34 +86,6 @@ class ModelConfig(Section):
         )
         self._at_least(1, "context_length")
         self._at_least(0, "random_seed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryConfig(Section):
-    mem_fraction_static: float | None = option(
-        None, "share of memory for weights and KV; default 0.88 on a GPU, 0.25 on CPU"
-    )
-    max_total_tokens: int | None = option(None, "KV slots; default: what the memory allows")
-    page_size: int = option(1, "KV slots a page")
-    disable_radix_cache: bool = option(False, "keep no KV of finished requests")
-    max_state_snapshots: int | None = option(
-        None,
-        "snapshots of recurrent state in the prefix cache, each as large as a request's; default "
-        "32, or as many as requests may run",
-    )
-
-    def _check_ranges(self) -> None:
-        fraction, size = self.mem_fraction_static, self.page_size
-        self._require(
-            fraction is None or 0.0 < fraction <= 1.0,
-            "mem_fraction_static",
-            "must lie above 0 and be at most 1, such as 0.8",
-        )
-        self._require(
-            size >= 1 and size & (size - 1) == 0, "page_size", "must be a power of two, such as 16"
-        )
-        self._at_least(size, "max_total_tokens")  # a page
-        self._at_least(0, "max_state_snapshots")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,10 @@ class EngineStoppedError(SpecEngineError):
     """The engine has failed or is shutting down (HTTP 503)."""
 
 
+class EngineAsleepError(SpecEngineError):
+    """The engine has given its memory back, and serves again when it is woken (HTTP 503)."""
+
+
 class DataError(SpecEngineError):
     """A data set or prompt file is missing, damaged, or does not fit what it is used with."""
 

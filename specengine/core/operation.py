@@ -48,8 +48,8 @@ class OperationConfig(Section):
     )
     admin_api_key: str | None = option(
         None,
-        "bearer token of the operator, for /server_info, /flush_cache, /abort_request and "
-        "/update_weights_from_disk, which are closed without",
+        "bearer token of the operator, for /server_info, /flush_cache, /abort_request, /sleep, "
+        "/wake_up, /is_sleeping and /update_weights_from_disk, which are closed without",
         is_secret=True,
     )
     cors_origins: str | None = option(

@@ -72,6 +72,13 @@ VERIFIERS: dict[str, str] = {
     "relaxed": "specengine.target.verify.relaxed:RelaxedVerifier",
 }
 
+# Kinds of hardware (core.platform.Platform), by the name of torch.device. --device auto takes the
+# first that is there.
+PLATFORMS: dict[str, str] = {
+    "cuda": "specengine.core.platforms.cuda:CudaPlatform",
+    "cpu": "specengine.core.platforms.cpu:CpuPlatform",
+}
+
 # Attention backends, by what --attention-backend calls them: what makes one for a device.
 ATTENTION_BACKENDS: dict[str, str] = {
     "torch": "specengine.runner.attention:make_torch",

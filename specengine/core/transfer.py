@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specengine.core.platform import Event, platform_of
+
 
 def int64(values: list[int]) -> Tensor:
     """int64 [len(values)]. Of thousands torch.tensor takes three times as long."""
@@ -20,7 +22,7 @@ def pinned(values: Tensor, device: torch.device) -> Tensor:
     change after this call. Where the device is the host, values itself if it is contiguous.
     values: on the host, in pageable memory."""
     values = values.contiguous()  # pinning keeps strides, and refuses an expanded tensor
-    return values.pin_memory() if device.type == "cuda" else values
+    return platform_of(device).pinned(values)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
@@ -36,11 +38,13 @@ class Arriving:
     not waited for before they are read."""
 
     def __init__(self, values: Tensor) -> None:
-        self._values, self._landed = values, None
-        if values.device.type == "cuda":
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        self._values = values
+        self._landed: Event | None = None
+        platform = platform_of(values.device)
+        if platform.is_accelerator:
+            self._values = platform.pinned(torch.empty(values.shape, dtype=values.dtype))
             self._values.copy_(values, non_blocking=True)
-            self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._landed = platform.new_event()
             self._landed.record()
 
     def read(self) -> Tensor:

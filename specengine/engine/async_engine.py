@@ -112,6 +112,17 @@ class AsyncEngine:
         fit."""
         return await self._with_streams(lambda streams: streams.update_weights(model, draft_model))
 
+    async def sleep(self, level: int = 1) -> int:
+        """Give memory back: Engine.sleep. Raises RequestError where it cannot."""
+        return await self._with_streams(lambda streams: streams.sleep(level))
+
+    async def wake(self) -> None:
+        """Take it again: Engine.wake. Raises RequestError where it cannot."""
+        await self._with_streams(lambda streams: streams.wake())
+
+    async def is_sleeping(self) -> bool:
+        return await self._with_streams(lambda streams: streams.is_sleeping())
+
     async def _with_streams(self, call: Callable[[Streams], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         try:

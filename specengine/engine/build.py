@@ -11,11 +11,13 @@ from typing import cast
 import torch
 
 from specengine.core.batch import AttentionBackend
-from specengine.core.config import EngineConfig
+from specengine.core.config import EngineConfig, GraphConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Link, NoLink, split_over
+from specengine.core.platform import platform_of
+from specengine.core.region import in_region
 from specengine.core.sharing import ExpertSharers, evenly, sharing_experts
 from specengine.engine.adaptive.build import fixed_depth, make_adaptive
 from specengine.engine.adaptive.cost_file import CostFile
@@ -43,6 +45,7 @@ from specengine.engine.sharing import (
     share_experts,
     share_rounds,
 )
+from specengine.engine.sleep import make_sleeper
 from specengine.engine.spec_options import check_sizes, draft_slots
 from specengine.engine.split_build import (
     add_split_prefills,
@@ -96,19 +99,22 @@ def load(
         config = resolve(config, source.context_length, _checkpoint_dtype(source))
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
-    weights = phases.phase("load weights")
-    with weights, split_over(link.communicator), sharing_experts(sharers):
+    device = torch.device(config.model.device)
+    region = platform_of(device).new_region() if config.memory.enable_sleep_mode else None
+    weights, place = phases.phase("load weights"), in_region(region)
+    with weights, split_over(link.communicator), sharing_experts(sharers), place:
         model = load_model(
             source,
             find_model_class,
             torch_dtype(config.model.dtype),
-            torch.device(config.model.device),
+            device,
             config.model.quantization,
             config.model.random_seed,
             config.model.context_length,
             fp8_kv=config.model.kv_cache_dtype == "fp8",
         )
-    return LoadedModel(source, config, cast(DecoderModel, model), tokenizer, link, sharers)
+    parts = source, config, cast(DecoderModel, model), tokenizer, link
+    return LoadedModel(*parts, region, sharers)
 
 
 def build_engine(
@@ -123,28 +129,28 @@ def build_engine(
     loaded = loaded or load(config, phases, start_ranks(config, phases))
     loaded.link.build(config)
     config = resolve(config, loaded.source.context_length, _checkpoint_dtype(loaded.source))
-    draft = load_draft(config, loaded, phases)
+    with in_region(loaded.region):
+        draft = load_draft(config, loaded, phases)
     with phases.phase("allocate memory"):
         backends = make_attention_backends(config.model, loaded.device)
         check_split(config, loaded, backends.target)
         with evenly(loaded.sharers):
             memory = allocate(config, loaded, draft, backends)
     pools = MemoryPools(memory.rows, memory.kv, memory.states)
-    graphs = GraphMemory(memory.graph_budget, loaded.ranks)
+    graphs = GraphMemory(memory.graph_budget, loaded.ranks, platform_of(loaded.device))
     runner = ModelRunner(
         loaded.model, loaded.device, pools, backends.target, draft.feature_layers, graphs
     )
     draft_runners = make_draft_runners(draft, runner, memory.draft_kv, backends.draft)
     share_experts(loaded.sharers, [runner, *draft_runners], draft.feature_size)
-    for one in (runner, *draft_runners):
-        one.guards_graphs = config.graph.debug_cuda_graph
-        if config.graph.enable_torch_compile and not config.graph.disable_cuda_graph:
-            one.compile_max_bs = config.graph.torch_compile_max_bs
+    _configure([runner, *draft_runners], config.graph)
     if costs is not None:
         costs.facts = engine_facts(config, loaded, draft, backends.names)
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
+    if owns_ranks:  # others may use weights that were lent
+        engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
     engine.ragged_counters |= add_draft_loops(
@@ -159,6 +165,13 @@ def build_engine(
     graphs.log()
     logger.info("ready after %.1f s", phases.total)
     return engine
+
+
+def _configure(runners: Sequence[ModelRunner], graph: GraphConfig) -> None:
+    for one in runners:
+        one.guards_graphs = graph.debug_cuda_graph
+        if graph.enable_torch_compile and not graph.disable_cuda_graph:
+            one.compile_max_bs = graph.torch_compile_max_bs
 
 
 def _capture(
@@ -239,6 +252,7 @@ def _assemble(
     )
     check_sizes(config.spec, drafter)
     verifier = make_verifier(config.spec, drafter)
+    verifier.sampler = worker.runner.sample
     if verifier.text_depends_on_drafts:  # else no text depends on the state of the drafter
         scheduler.ledger.cache.lookahead = drafter.kv_lookahead
     by_hand = None if costs is None else costs.by_hand
@@ -258,7 +272,7 @@ def _assemble(
             scheduler=scheduler,
             drafter=drafter,
             verifier=traced_verifier(config.trace, verifier),
-            sample_prefill=sample_prefill,
+            sample_prefill=partial(sample_prefill, sample=worker.runner.sample),
             grammars=_make_grammars(loaded),
             fixed_depth=fixed_depth(config, drafter, verifier),
             adaptive=make_adaptive(config, drafter, verifier, limit, by_hand, loaded.link),

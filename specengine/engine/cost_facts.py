@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from specengine.core.config import EngineConfig
-from specengine.core.machine import cpu_name
 from specengine.core.model import DecoderModel
+from specengine.core.platform import platform_of
 from specengine.core.version import __version__
 from specengine.draft.loaded import LoadedDraft
 from specengine.draft.zoo.shipped import draft_path_of
@@ -63,7 +63,7 @@ def engine_facts(
         "kernels": _digest(Path(dispatch.__file__).parent),
         "torch": torch.__version__,
         **{name: _version(name) for name in _PACKAGES},
-        "device": _device_name(loaded.device),
+        "device": platform_of(loaded.device).device_name(loaded.device),
         "model": loaded.source.name,
         "model_bytes": _bytes(loaded.model),
         "draft_model": draft_path_of(config.spec, config.model),
@@ -108,12 +108,6 @@ def _round_facts(rounds: RoundExecutor | None) -> Facts:
         "round_may_pause": rounds.may_pause,
         "round_max_context": max_context(rounds),
     }
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
-    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 def _digest(folder: Path) -> str:

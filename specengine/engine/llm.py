@@ -129,6 +129,18 @@ class LLM:
         with self.engine.weights.directory_of(tensors, draft) as directory:
             return self.update_weights(*(None, directory) if draft else (directory, None))
 
+    def sleep(self, level: int = 1) -> int:
+        """Give the memory of weights and KV back to the machine, of an engine with
+        `enable_sleep_mode=True`; CUDA graphs stay valid. level: 1 keeps the weights on the host (of
+        a CPU in a file), 2 forgets them, and `wake` reads them again. Returns the bytes given back.
+        Raises ConfigError where it cannot; nothing has changed then."""
+        return self.engine.sleep(level)
+
+    def wake(self) -> None:
+        """Take the memory again. Raises OutOfMemoryError or ModelLoadError where it cannot; it
+        sleeps on then."""
+        self.engine.wake()
+
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import QueueFullError, RequestError
+from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarState
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import choice_seed
@@ -18,6 +18,7 @@ from specengine.core.spec import VerifyResult
 from specengine.engine.acceptance_watch import AcceptanceWatch
 from specengine.engine.adaptive.state import AdaptiveSteps
 from specengine.engine.grammar.state import LlguidanceState
+from specengine.engine.intake import check_intake
 from specengine.engine.lost_state import requests_start_anew
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.outgoing import Choice, is_named, owner_of
@@ -28,9 +29,9 @@ from specengine.engine.pooler import Pooler, pool_prefill
 from specengine.engine.prefill import async_begin, take_prefill
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.host import HostRound
+from specengine.engine.sleep import Sleeper
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
-from specengine.engine.tokens import check_token_ids
 from specengine.engine.told_depths import tell_depths
 from specengine.runner.fallbacks import OBSERVED, NoGraphs, count_fallback
 
@@ -49,6 +50,7 @@ class Engine:
         self.split: SplitPrefills | None = None  # set by split_build.add_split_prefills
         self.at_end: Callable[[], object] = lambda: None  # set by cost_facts.keep_at_the_end
         self.weights: RunningWeights | None = None  # set by build.build_engine
+        self.sleeper = Sleeper()  # also
         self.keeps_turning = False  # whether it must step while it has no work (engine/sharing.py)
         self.owns_ranks = False  # set by build.build_engine: other ranks end with this engine
         self.ragged_counters: dict[str, Counter[str]] = {}  # set by build.build_engine
@@ -58,7 +60,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work and not self.sleeper.is_asleep
 
     def check(self) -> None:
         """Raises EngineStoppedError where it cannot go on."""
@@ -84,7 +86,8 @@ class Engine:
 
         Raises RequestError where the request cannot be served; then nothing was queued.
         """
-        self._check(prompt_ids, sampling)
+        self.sleeper.require_awake()
+        check_intake(self.parts, prompt_ids, sampling)
         room = max(self.parts.context_length - len(prompt_ids), 1)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         least = min(sampling.min_tokens, limit)
@@ -105,15 +108,13 @@ class Engine:
             self.choices[req] = Choice(req, rid, index, self.parts.tokenizer, stream)
 
     def add_embedding(self, rid: str, prompt_ids: list[int]) -> None:
-        """Queue a prompt whose vector is wanted: of an embedding model. Its one output has it.
-
-        Raises RequestError where it cannot be served.
-        """
+        """Queue a prompt whose vector is wanted; its one output has it. Raises RequestError."""
         pooling = self.parts.pooling
         if pooling is None:
             raise RequestError(f"{self.parts.model_name} is not an embedding model", "model")
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        self._check(prompt_ids, sampling)
+        self.sleeper.require_awake()
+        check_intake(self.parts, prompt_ids, sampling)
         req = Req(f"{rid}#0", prompt_ids, sampling, needs_all_rows=pooling.needs_all)
         self.scheduler.add(req)
         self.choices[req] = Choice(req, rid, 0, self.parts.tokenizer, False, Pooler(pooling))
@@ -124,15 +125,6 @@ class Engine:
         if compiled is not None:
             return compiled.fork()
         return None if sampling.grammar is None else self.parts.grammars.start(sampling.grammar)
-
-    def _check(self, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        check_token_ids(prompt_ids, sampling, self.parts.vocab_size)
-        queued = self.scheduler.num_waiting
-        if queued + sampling.n > self.parts.config.schedule.max_queued_requests:
-            raise QueueFullError(
-                f"{queued} requests are waiting already; retry later, or raise "
-                "--max-queued-requests"
-            )
 
     def abort(self, rid: str) -> None:
         """Stop every choice of a request and free its KV. Unknown ids are ignored."""
@@ -163,12 +155,26 @@ class Engine:
         Raises ConfigError or ModelLoadError where they do not fit, and changes nothing then.
         """
         assert self.weights is not None, "set by build.build_engine"
+        self.sleeper.require_awake()
         new = self.weights.read(model, draft_model)
         self._drain()
         self.weights.put(new)
         tokens = self.scheduler.forget_kv()
         self._release_requests()
         return tokens
+
+    def sleep(self, level: int = 1) -> int:
+        """Give the memory of weights and KV back: Sleeper.sleep. Unfinished requests wait, and go
+        on with the same tokens after `wake`; new ones are refused until then."""
+        self.sleeper.check(level)
+        self._drain()
+        self.scheduler.forget_kv()
+        self._release_requests()
+        return self.sleeper.sleep(level)
+
+    def wake(self) -> None:
+        """Sleeper.wake."""
+        self.sleeper.wake()
 
     def _drain(self) -> None:
         """Collect the round in flight, and let none follow."""
@@ -221,7 +227,7 @@ class Engine:
         """To be called while there is no work: does a piece of what can be done then. False: there
         is nothing more to do until a request comes. may_capture: whether the piece may be the
         capture of a graph. is_wanted: asked amid a capture, which ends early where it holds."""
-        if self.pipeline is None:
+        if self.pipeline is None or self.sleeper.is_asleep:
             return False
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.advance()
@@ -278,6 +284,8 @@ class Engine:
         take_prefill(self.parts, batch, output, self._begin_async(batch, output))
 
     def _next_batch(self) -> ScheduleBatch | None:
+        if self.sleeper.is_asleep:
+            return None
         if self.split is None:
             return self.scheduler.schedule()
         return self.split.next_batch(self._take_split)

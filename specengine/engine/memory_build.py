@@ -10,6 +10,8 @@ import torch
 
 from specengine.core.config import EngineConfig
 from specengine.core.model import DecoderModel
+from specengine.core.platform import platform_of
+from specengine.core.region import in_region
 from specengine.draft.loaded import LoadedDraft
 from specengine.engine.factories import max_nodes
 from specengine.engine.forward_graphs_build import graph_bytes
@@ -22,7 +24,6 @@ from specengine.memory.state_snapshots import StateSnapshots
 from specengine.runner.attention import AttentionBackends
 from specengine.runner.forward_graphs.keys import MAX_TOKENS
 from specengine.runner.loader.loaded_model import LoadedModel
-from specengine.runner.memory.device import DeviceMemory
 from specengine.runner.memory.kept_state import make_states, state_shape_of
 from specengine.runner.memory.kv_shape import kv_shape_of
 from specengine.runner.memory.plan import MemoryPlan
@@ -56,11 +57,15 @@ def allocate(
     least = plan.least_of(loaded.ranks)
     num_slots = least.num_tokens + config.memory.page_size
     rows = required(config.schedule.max_running_requests)
+    with in_region(loaded.region):
+        kv = MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device)
+        draft_kv = MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device)
+        states = make_states(loaded.model, state_sizes(config, loaded.model), loaded.device)
     return Memory(
         rows=ReqToTokenPool(rows, required(config.model.context_length), loaded.device),
-        kv=MHATokenToKVPool(num_slots, _kv_shape(loaded), loaded.device),
-        draft_kv=MHATokenToKVPool(num_slots, draft.kv_shape, loaded.device),
-        states=make_states(loaded.model, state_sizes(config, loaded.model), loaded.device),
+        kv=kv,
+        draft_kv=draft_kv,
+        states=states,
         num_slots=num_slots,
         graph_budget=least.graph_budget,
     )
@@ -101,13 +106,14 @@ def _kv_shape(loaded: LoadedModel) -> KVShape:
 def _plan_memory(
     config: EngineConfig, loaded: LoadedModel, draft: LoadedDraft, backends: AttentionBackends
 ) -> MemoryPlan:
-    memory, schedule = DeviceMemory(loaded.device), config.schedule
+    platform, schedule = platform_of(loaded.device), config.schedule
+    memory = platform.memory(loaded.device)
     shape = _kv_shape(loaded)
     context, rows = required(config.model.context_length), required(schedule.max_running_requests)
     limit = config.memory.max_total_tokens or rows * context
     current = peak = memory.current()
     graphs = 0
-    if memory.is_cuda:
+    if platform.is_accelerator:
         chunk = required(schedule.chunked_prefill_size)
         tokens = chunk if chunk > 0 else context
         requests = min(rows, tokens, MAX_PROFILED_REQUESTS)
@@ -119,7 +125,7 @@ def _plan_memory(
         peak += needed * (1 + config.split.num_lanes)  # each stream keeps what it has allocated
         graphs = graph_bytes(config, loaded.model, needed // tokens)
     plan = MemoryPlan(
-        total=memory.total() // (1 if memory.is_cuda else config.parallel.tp_size),
+        total=memory.total() // (1 if platform.is_accelerator else config.parallel.tp_size),
         fraction=required(config.memory.mem_fraction_static),
         used=memory.used(),
         peak=peak,

@@ -45,6 +45,7 @@ class NewWeights:
     source: ModelSource | None
     target: nn.Module | None
     drafts: tuple[nn.Module, ...]
+    draft_model: str | None = None  # as --speculative-draft-model-path would name it
 
 
 class RunningWeights:
@@ -55,6 +56,7 @@ class RunningWeights:
         self.config = config
         self.loaded = loaded
         self.draft = draft
+        self.draft_model: str | None = None  # that took the place of the first
 
     def read(self, model: str | None = None, draft_model: str | None = None) -> NewWeights:
         """The weights of a model, of a draft model, or of both, by name, directory, GGUF file or
@@ -92,13 +94,31 @@ class RunningWeights:
         drafts: tuple[nn.Module, ...] = ()
         if draft_model is not None or (comes_along and self.draft.models):
             drafts = self._drafts(source or self.loaded.source, draft_model)
-        return NewWeights(source, target, drafts)
+        return NewWeights(source, target, drafts, draft_model)
+
+    def read_again(self) -> NewWeights:
+        """The weights that run, from where they came. Raises ModelLoadError where that is gone."""
+        source = self.loaded.source
+        drafts = self._drafts(source, self.draft_model) if self.draft.models else ()
+        return NewWeights(source, self._target(source), drafts, self.draft_model)
+
+    def check_places(self) -> None:
+        """Raises ConfigError where weights that run came from tensors, or their files are gone."""
+        source, draft = self.loaded.source, self.draft_model
+        places = [source.directory, source.gguf_file, Path(draft) if draft else None]
+        for place in places:
+            if place is not None and place.is_absolute() and not place.exists():
+                raise ConfigError(
+                    f"the weights that run came from {place}, which is gone: they cannot be read "
+                    "again; sleep with level 1, which keeps them"
+                )
 
     def put(self, new: NewWeights) -> None:
         """While no forward runs. KV and states of the old weights are wrong afterwards."""
         if new.target is not None and new.source is not None:
             put_weights(cast(nn.Module, self.loaded.model), new.target)
             self.loaded = replace(self.loaded, source=new.source)
+        self.draft_model = new.draft_model or self.draft_model
         if new.drafts:
             for mine, other in zip(self.draft.models, new.drafts, strict=True):
                 put_weights(cast(nn.Module, mine), other)
@@ -140,7 +160,8 @@ class RunningWeights:
 
     def _target(self, source: ModelSource) -> nn.Module:
         model, device = self.loaded.config.model, self.loaded.device
-        on_host = quantization_of(source, model.quantization) is None
+        # Random weights are other ones on another device.
+        on_host = quantization_of(source, model.quantization) is None and not source.is_dummy
         ranks, sharers = self.loaded.link.communicator, self.loaded.sharers
         with split_over(ranks), sharing_experts(sharers):
             made = load_model(

@@ -13,6 +13,7 @@ import torch
 from specengine.core.batch import AttentionBackend
 from specengine.core.config import EngineConfig
 from specengine.core.drafter import Drafter
+from specengine.core.platform import best_device, platform_of
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
 from specengine.kernels.precompile import precompile
@@ -40,9 +41,9 @@ def representative_sizes(batch_sizes: list[int]) -> list[int]:
 def can_precompile(config: EngineConfig, *backends: AttentionBackend) -> bool:
     """Whether all that a forward launches is PyTorch's or this project's, and not compiled as a
     whole; and whether there is anything to compile."""
-    on_gpu = config.model.device == "cuda"
+    compiles = platform_of(torch.device(config.model.device)).precompiles
     ours = all(backend.limits.precompiles for backend in backends)
-    return on_gpu and ours and not config.graph.enable_torch_compile
+    return compiles and ours and not config.graph.enable_torch_compile
 
 
 def precompile_calls(calls: Sequence[Call], num_representative: int = 1) -> None:
@@ -55,7 +56,7 @@ def precompile_calls(calls: Sequence[Call], num_representative: int = 1) -> None
                 break
             call()
     if stage.tally.kernels:
-        torch.cuda.empty_cache()
+        platform_of(best_device()).empty_cache()
         took = perf_counter() - start
         logger.info("compiled %d kernels at once in %.1f s", stage.tally.kernels, took)
 

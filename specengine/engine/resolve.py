@@ -8,6 +8,7 @@ import torch
 
 from specengine.core.config import EngineConfig, GraphConfig
 from specengine.core.errors import ConfigError
+from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import LOAD_QUANTIZATIONS
 from specengine.engine.spec_options import resolve_spec
 
@@ -19,12 +20,15 @@ _DTYPES = {
 
 
 def resolve_device(name: str) -> torch.device:
-    """Raises ConfigError where CUDA is asked for and absent."""
+    """Raises ConfigError where a kind of device is asked for and absent."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: PyTorch sees no CUDA device here; use --device cpu")
-    return torch.device(name)
+        return best_device()
+    device = torch.device(name)
+    if not platform_of(device).is_available():
+        raise ConfigError(
+            f"--device {name}: PyTorch sees no {name.upper()} device here; use --device cpu"
+        )
+    return device
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -37,7 +41,8 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     model_context: positions the model was made for. model_dtype: what its checkpoint says.
     """
     device = resolve_device(config.model.device)
-    on_gpu = device.type == "cuda"
+    platform = platform_of(device)
+    on_gpu = platform.is_accelerator
     _check_quantization(config, on_gpu)
     context = config.model.context_length or model_context
     if context > model_context:
@@ -52,8 +57,9 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
     # The torch backend chooses its operators by lengths that the host knows: a graph cannot.
     backend = config.model.decode_attention_backend or config.model.attention_backend
-    has_graphs = on_gpu and "torch" not in (backend, config.model.draft_attention_backend)
-    sizes = _graph_sizes(config.graph, rows, has_graphs)
+    chosen = platform.attention_backend if backend == "auto" else backend
+    reads_lengths = "torch" not in (chosen, config.model.draft_attention_backend)
+    sizes = _graph_sizes(config.graph, rows, platform.has_graphs and reads_lengths)
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
         config,

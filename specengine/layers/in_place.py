@@ -45,6 +45,14 @@ def put_weights(old: nn.Module, new: nn.Module) -> None:
                 mine_head.ids.copy_(other_head.ids)
 
 
+def weights_of(model: nn.Module) -> Iterator[Tensor]:
+    """All that `put_weights` writes over, but for the tokens of a head."""
+    for module in model.modules():
+        yield from _tensors(module).values()
+        for kind in _PACKED:
+            yield from _inside(getattr(module, kind, None))
+
+
 def refresh_head(draft: nn.Module) -> None:
     """Copy the rows of the target's head that the draft has copies of: they have changed."""
     head = getattr(draft, "head", None)

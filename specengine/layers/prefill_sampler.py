@@ -15,7 +15,7 @@ from specengine.core.spec import PrefillResult
 from specengine.core.transfer import Arriving, sent
 from specengine.layers.logits import RowMap
 from specengine.layers.logprobs import token_logprobs
-from specengine.layers.sampler import Sampler
+from specengine.layers.sampler import Sample, Sampler
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,25 @@ def _wants_prompt(req: Req) -> bool:
 
 
 def sample_prefill(
-    output: LogitsOutput, batch: ScheduleBatch, meanwhile: Callable[[Tensor], None] | None = None
+    output: LogitsOutput,
+    batch: ScheduleBatch,
+    meanwhile: Callable[[Tensor], None] | None = None,
+    sample: Sample | None = None,
 ) -> PrefillResult:
     """First tokens of the requests that sample, and logprobs of the prompt tokens that this chunk
     predicts: those after its prefix, plus None for the very first token of a prompt.
 
     `output` has the rows that batch.get_model_worker_batch() asked for. meanwhile: called with the
     first tokens, int64 [S] on the device, before the host waits for them, if any request samples.
-    What it runs may write over `output`: no request may ask for logprobs then.
+    What it runs may write over `output`: no request may ask for logprobs then. sample: chooses
+    tokens; a Sampler where it is missing.
     """
     layout = _layout(batch)
     sampled = [rows for rows in layout if batch.samples[rows.index]]
     tokens: list[int | None] = [None] * batch.batch_size
     logprobs: list[TokenLogprob | None] = [None] * batch.batch_size
     if sampled:
-        chosen = _sample_last_rows(output, batch, sampled)
+        chosen = _sample_last_rows(output, batch, sampled, sample or Sampler())
         arriving = Arriving(chosen)
         if meanwhile is not None:
             meanwhile(chosen)
@@ -80,7 +84,9 @@ def _layout(batch: ScheduleBatch) -> list[_Rows]:
     return layout
 
 
-def _sample_last_rows(output: LogitsOutput, batch: ScheduleBatch, sampled: list[_Rows]) -> Tensor:
+def _sample_last_rows(
+    output: LogitsOutput, batch: ScheduleBatch, sampled: list[_Rows], sample: Sample
+) -> Tensor:
     """int64 [len(sampled)]."""
     device = output.logits.device
     if len(sampled) < len(output.logits):
@@ -90,7 +96,7 @@ def _sample_last_rows(output: LogitsOutput, batch: ScheduleBatch, sampled: list[
     request = None
     if len(sampled) < batch.batch_size:
         request = sent(torch.tensor([rows.index for rows in sampled]), device)
-    return Sampler()(output, batch.sampling, RowMap(request))
+    return sample(output, batch.sampling, RowMap(request))
 
 
 def _fill_logprobs(

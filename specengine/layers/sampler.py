@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -9,14 +12,34 @@ from specengine.core.interfaces import LogitsOutput
 from specengine.core.random_streams import Stream
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.kernels.sample.sample_rows import sample_rows
-from specengine.kernels.sample.types import DrawPlaces
+from specengine.kernels.sample.types import ChoiceTable, DrawPlaces
 from specengine.layers.logits import RowMap, edit_logits, row_chunks
 
-_ONE_TO_ONE = RowMap()
+ONE_TO_ONE = RowMap()
+
+
+@dataclass(frozen=True)
+class RowDraws:
+    """What rows of edited logits ask of sampling, where it lies on the device. in_place: the logits
+    may be written over."""
+
+    table: ChoiceTable
+    places: DrawPlaces
+    in_place: bool = True
+
+
+class Sample(Protocol):
+    """Chooses the target's tokens: a Sampler, or ModelRunner.sample."""
+
+    def __call__(
+        self, output: LogitsOutput, sampling: SamplingBatch, rows: RowMap = ONE_TO_ONE
+    ) -> Tensor:
+        """-> int64 [R], one token a row of output.logits."""
+        ...
 
 
 class Sampler:
-    """The one place where the target's tokens are chosen, plain decoding and verification alike.
+    """How the target's tokens are chosen, in plain decoding and verification alike.
 
     A greedy request takes the best token, the lowest id among equals. Any other inverts the
     cumulative distribution at one uniform keyed by its seed and the output position decided. On
@@ -24,7 +47,7 @@ class Sampler:
     """
 
     def __call__(
-        self, output: LogitsOutput, sampling: SamplingBatch, rows: RowMap = _ONE_TO_ONE
+        self, output: LogitsOutput, sampling: SamplingBatch, rows: RowMap = ONE_TO_ONE
     ) -> Tensor:
         """-> int64 [R], one token a row of output.logits."""
         logits = output.logits
@@ -49,8 +72,12 @@ class Sampler:
         if slots_R is None:
             slots_R = torch.arange(len(edited_RV), device=edited_RV.device)
         places = DrawPlaces(slots_R, self._positions(sampling, rows))
-        in_place = edited_RV is not logits_RV
-        return sample_rows(edited_RV, random.table, places, int(Stream.SAMPLE), in_place=in_place)
+        return self.draw(edited_RV, RowDraws(random.table, places, edited_RV is not logits_RV))
+
+    def draw(self, edited_RV: Tensor, draws: RowDraws) -> Tensor:
+        """-> int64 [R], one token a row, in captures too. Greedy requests take the best."""
+        given = edited_RV, draws.table, draws.places, int(Stream.SAMPLE)
+        return sample_rows(*given, in_place=draws.in_place)
 
     def _positions(self, sampling: SamplingBatch, rows: RowMap) -> Tensor:
         """int64 [R], of the output tokens that are decided."""

@@ -71,6 +71,10 @@ class MHATokenToKVPool:
         value_dim]."""
         return self._k[layer_id], self._v[layer_id]
 
+    def tensors(self) -> list[Tensor]:
+        """All of K and V."""
+        return [*self._k.values(), *self._v.values()]
+
     def keep_paths(self, paths: KVPaths) -> None:
         """Move the KV of the accepted path of each tree, in every layer, to where a chain would
         have written it."""

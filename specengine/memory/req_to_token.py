@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specengine.core.platform import platform_of
 from specengine.core.transfer import sent
 
 IntArray = NDArray[Any]
@@ -27,9 +28,9 @@ class ReqToTokenPool:
         self.size = size
         self.max_context_len = max_context_len
         host = _zeros(size, max_context_len, torch.device("cpu"))
-        on_host = device.type == "cpu"
+        on_host = not platform_of(device).is_accelerator
         self.req_to_token = host if on_host else _zeros(size, max_context_len, device)
-        self._is_mirrored = device.type != "cpu"
+        self._is_mirrored = not on_host
         self._host: IntArray = host.numpy()
         self._free_rows = list(range(size, 0, -1))
         self._unsent: list[tuple[int, int]] = []  # runs of places, by first and length, to send

@@ -1,4 +1,4 @@
-"""Records CUDA graphs. Needs no runner: any function that launches kernels can be captured."""
+"""Records graphs. Needs no runner: any function that launches kernels can be captured."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
 
 import torch
+
+from specengine.core.platform import Graph, Platform, Stream
 
 T = TypeVar("T")
 
@@ -46,59 +47,50 @@ def interruption_point() -> None:
         raise CaptureInterrupted
 
 
-def capture(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
+def capture(run: Callable[[], T], pool: Any, platform: Platform) -> tuple[Graph, T]:
     """A graph of what `run` launches, and what `run` returned: tensors that every replay writes.
 
     `run` is called once before the capture, which compiles kernels and creates library handles.
-    pool: from torch.cuda.graph_pool_handle().
+    pool: from platform.graph_pool().
     """
-    with _one_at_a_time:
-        _warm_up([run])
+    with _one_at_a_time, torch.inference_mode():
+        _warm_up([run], platform)
         interruption_point()
-        return _record(run, pool)
+        return _record(run, pool, platform)
 
 
-def capture_parts(parts: Sequence[Callable[[], object]], pool: Any) -> list[torch.cuda.CUDAGraph]:
+def capture_parts(
+    parts: Sequence[Callable[[], object]], pool: Any, platform: Platform
+) -> list[Graph]:
     """One graph a part, in order. Tensors that a part leaves for the next must be kept alive."""
-    with _one_at_a_time:
-        _warm_up(parts)
+    with _one_at_a_time, torch.inference_mode():
+        _warm_up(parts, platform)
         interruption_point()
-        return [_record(part, pool)[0] for part in parts]
+        return [_record(part, pool, platform)[0] for part in parts]
 
 
-def _warm_up(parts: Sequence[Callable[[], object]]) -> None:
-    stream = _capture_stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.inference_mode(), torch.cuda.stream(stream):
+def _warm_up(parts: Sequence[Callable[[], object]], platform: Platform) -> None:
+    stream, current = _capture_stream(platform), platform.current_stream()
+    stream.wait_stream(current)
+    with platform.on_stream(stream):
         for part in parts:
             part()
-    torch.cuda.current_stream().wait_stream(stream)
+    current.wait_stream(stream)
 
 
-def _record(run: Callable[[], T], pool: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-    graph = torch.cuda.CUDAGraph()
-    with (
-        torch.inference_mode(),
-        torch.cuda.graph(
-            graph,
-            pool=pool,
-            stream=_capture_stream(),
-            capture_error_mode="thread_local",
-        ),
-    ):
-        output = run()
-    return graph, output
+def _record(run: Callable[[], T], pool: Any, platform: Platform) -> tuple[Graph, T]:
+    return platform.record(run, pool, _capture_stream(platform))
 
 
 class _Chosen(threading.local):
-    stream: torch.cuda.Stream | None = None
+    stream: Stream | None = None
 
 
 _chosen = _Chosen()
 
 
 @contextmanager
-def capturing_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+def capturing_on(stream: Stream | None) -> Iterator[None]:
     """Captures of this thread are made on `stream`: wherever they are replayed, their kernels run
     on its SMs and at its priority. None: on the stream of all captures."""
     _chosen.stream, before = stream, _chosen.stream
@@ -108,15 +100,8 @@ def capturing_on(stream: torch.cuda.Stream | None) -> Iterator[None]:
         _chosen.stream = before
 
 
-def _capture_stream() -> torch.cuda.Stream:
-    return _chosen.stream or _side_stream(torch.cuda.current_device())
-
-
-@cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """The stream of all captures. cuBLAS keeps a workspace of 32 MiB for every stream that it has
-    run on: a stream for each capture took a GiB."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+def _capture_stream(platform: Platform) -> Stream:
+    return _chosen.stream or platform.capture_stream()
 
 
 class _Collection:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
+from specengine.core.platform import Graph
 from specengine.runner.capture import capture, capture_parts, without_garbage_collection
 from specengine.runner.fallbacks import count_fallback
 from specengine.runner.graph_guard import GraphGuard
@@ -21,12 +22,6 @@ Key = TypeVar("Key", bound=Hashable)
 Buffers = TypeVar("Buffers")
 Size = TypeVar("Size")
 T = TypeVar("T")
-
-
-class Graph(Protocol):
-    """torch.cuda.CUDAGraph, or several of them that are replayed together."""
-
-    def replay(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -138,12 +133,12 @@ class GraphCache(Generic[Key, Buffers]):
         returned, which every replay writes. What the capture takes counts as used; buffers that
         `make` allocates count only where the caller measures (GraphMemory.measured)."""
         with self.memory.measured():
-            return capture(run, self.memory.pool)
+            return capture(run, self.memory.pool, self.memory.platform)
 
     def record_parts(self, parts: Sequence[Callable[[], object]]) -> Sequence[Graph]:
         """The same for several functions that are replayed one by one: a graph a part."""
         with self.memory.measured():
-            return capture_parts(parts, self.memory.pool)
+            return capture_parts(parts, self.memory.pool, self.memory.platform)
 
     def replay(self, captured: Captured[Buffers]) -> None:
         """Launch a graph whose buffers are filled. Raises GraphInputError where the guard finds an

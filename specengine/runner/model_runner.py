@@ -13,12 +13,14 @@ from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, M
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.model import DecoderModel
+from specengine.core.platform import platform_of
 from specengine.core.rows import RowBatch
+from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.sharing import ExpertSharers
 from specengine.core.tree import Tree
-from specengine.kernels.delta.types import StatePaths
-from specengine.kernels.kv.row_places import row_places
 from specengine.layers.attention import attention_layers
+from specengine.layers.logits import RowMap
+from specengine.layers.sampler import ONE_TO_ONE, RowDraws, Sampler
 from specengine.memory.state_pool import StateSizes
 from specengine.runner import fallbacks
 from specengine.runner.attention.limits import check_layers
@@ -37,6 +39,7 @@ from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.memory.kept_state import make_states
+from specengine.runner.row_batches import RowBatches, keep_states
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class ModelRunner:
         """feature_layers: ascending; the layers whose outputs a drafter reads. graph_memory: of the
         engine, whose runners share it."""
         self.model = model
-        self.device = device
+        self.device, self.platform = device, platform_of(device)
         if pools.states is None:
             rows = pools.req_to_token_pool.req_to_token.shape[0]
             pools = replace(pools, states=make_states(model, StateSizes(rows), device))
@@ -77,14 +80,15 @@ class ModelRunner:
         self.decode_graphs: DecodeGraphs | None = None  # set by capture_graphs, as are these two
         self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
         self.ragged_graphs: RaggedGraphs | None = None  # set by the engine (forward_graphs_build)
-        self.graph_memory = graph_memory or GraphMemory()
+        self.graph_memory = graph_memory or GraphMemory(platform=self.platform)
         self.guards_graphs = False  # check the inputs of graphs before each replay
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
         self.first_keys: Tensor | None = None  # of its row batches; set by a drafter that can pause
         self.num_eager = 0  # forwards that no graph served
         self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
-        self._even: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.sampler = Sampler()
+        self._row_batches = RowBatches(self)
         for one in self.attn_layers[:1]:
             k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(one.layer_id)
             check_layers(attn_backend, self.attn_layers, k_cache.dtype)
@@ -92,7 +96,7 @@ class ModelRunner:
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
         """Capture graphs of decode steps and, with padding, of short prefills. Does nothing where
         graphs do not exist (CPU)."""
-        if self.device.type != "cuda" or not batch_sizes:
+        if not self.platform.has_graphs or not batch_sizes:
             return
         if self.sharers is not None:
             self.prefill_graphs = NoGraphs("prefill", fallbacks.SHARES_EXPERTS)
@@ -158,60 +162,14 @@ class ModelRunner:
     def new_row_batch(
         self, rows: RowBatch, tokens_BW: Tensor, offset: int = 0, tree: Tree | None = None
     ) -> ForwardBatch:
-        """A planned forward over tokens_BW, int64 [B, W], made on the device alone: W new tokens of
-        each request, `offset` positions after its committed ones. For a tree, the nodes in between
-        are its past nodes: offset must equal tree.num_past."""
-        B, W = tokens_BW.shape
-        table = self.page_table
-        depths_T = None if tree is None else tree.depths_T
-        assert tree is None or tree.num_past == offset, "tree.num_past is the offset"
-        places = row_places(table, rows.rows_B, rows.lens_B, W, offset, depths_T)
-        is_decode = W == 1 and tree is None
-        batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE if is_decode else ForwardMode.TARGET_VERIFY,
-            batch_size=B,
-            num_tokens=B * W,
-            input_ids=tokens_BW.reshape(-1),
-            positions=places.positions_T,
-            out_cache_loc=places.slots_T,
-            req_pool_indices=rows.rows_B,
-            prefix_lens=rows.lens_B,
-            extend_lens=self._even_lens(B, W)[0],
-            seq_lens=places.seq_lens_B,
-            qo_indptr=self._even_lens(B, W)[1],
-            prefix_lens_cpu=[table.shape[1] - W] * B,  # upper bounds
-            extend_lens_cpu=[W] * B,
-            logits_rows=None,
-            tree=tree,
-            first_keys=self.first_keys,
-            compiles=self.compile_max_bs >= B,
-            **self.batch_fields,
-        )
-        self.attn_backend.init_forward_metadata_capture(batch)
-        return batch
+        """See RowBatches.make."""
+        return self._row_batches.make(rows, tokens_BW, offset, tree)
 
     def keep_states(
         self, batch: ForwardBatch, accepted_B: Tensor, nodes_BW: Tensor | None = None
     ) -> None:
-        """Behind a forward of nodes: move recurrent state on to the last accepted one of each
-        request. nodes_BW: int64, the accepted paths of trees. After a decode there is nothing to
-        do: what it wrote stands."""
-        if batch.states is None or batch.forward_mode.is_decode():
-            return
-        width = batch.max_extend_len if nodes_BW is None else nodes_BW.shape[1]
-        starts_B = batch.qo_indptr[:-1]
-        paths = StatePaths(batch.req_pool_indices, starts_B, accepted_B, nodes_BW, width)
-        batch.states.keep_paths(paths)
-
-    def _even_lens(self, requests: int, width: int) -> tuple[Tensor, Tensor]:
-        """extend_lens and qo_indptr of requests of one width. Cached: a function runs once before
-        its capture, so the graph has no node for them."""
-        key = (requests, width)
-        if key not in self._even:
-            lens = torch.full((requests,), width, dtype=torch.int64, device=self.device)
-            starts = torch.arange(0, requests * width + 1, width, device=self.device)
-            self._even[key] = lens, starts
-        return self._even[key]
+        """See row_batches.keep_states."""
+        keep_states(batch, accepted_B, nodes_BW)
 
     @torch.inference_mode()
     def forward(
@@ -271,7 +229,7 @@ class ModelRunner:
             raise PlanMismatchError("the batch carries no attention plan; plan it first")
         batch.attn_plan.check(batch)
         if batch.attn_plan.event is not None:
-            torch.cuda.current_stream().wait_event(batch.attn_plan.event)
+            self.platform.current_stream().wait_event(batch.attn_plan.event)
 
     def forward_decode(self, batch: ForwardBatch) -> Tensor:
         """One token a request -> hidden states [B, H]."""
@@ -312,6 +270,27 @@ class ModelRunner:
             batch.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
         return self.forward_split_prefill(batch, num_layers)
+
+    def sample(
+        self,
+        output: LogitsOutput | Tensor,
+        sampling: SamplingBatch | RowDraws | None = None,
+        rows: RowMap = ONE_TO_ONE,
+    ) -> Tensor:
+        """int64 [R], the token that plain decoding chooses at each row: the one place where what a
+        forward gives becomes the target's tokens, of prefills, rounds on the host and rounds on
+        the device, within a capture or not.
+
+        sampling: a batch of the host, which edits the logits of `output` as its requests ask, rows
+        saying what each row decides; or RowDraws, of logits that are edited already; or None, for
+        the best tokens of hidden states, [R, H], whose logits nobody needs.
+        """
+        if isinstance(output, Tensor):
+            return self.model.head.best(output)
+        if isinstance(sampling, RowDraws):
+            return self.sampler.draw(output.logits, sampling)
+        assert sampling is not None, "logits become tokens as requests ask"
+        return self.sampler(output, sampling, rows)
 
     def logits(self, hidden: Tensor, batch: ForwardBatch) -> LogitsOutput:
         rows = hidden if batch.logits_rows is None else hidden[batch.logits_rows]

@@ -10,6 +10,7 @@ import torch
 
 from specengine.core.batch import ForwardBatch, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.platform import Event, Platform, Stream
 from specengine.core.transfer import sent
 from specengine.runner.forward_graphs.ragged import ForwardBuffers, RaggedGraphs
 from specengine.runner.graph_cache import Captured
@@ -45,7 +46,8 @@ class GraphAhead:
 
     graphs: RaggedGraphs
     captured: Captured[ForwardBuffers]
-    ready: torch.cuda.Event | None
+    platform: Platform
+    ready: Event | None
 
     def run(self, batch: ModelWorkerBatch) -> LogitsOutput:
         self.drop()
@@ -55,7 +57,7 @@ class GraphAhead:
     def drop(self) -> None:
         """Called instead of run: makes the current stream wait until the buffers are written."""
         if self.ready is not None:
-            torch.cuda.current_stream().wait_event(self.ready)
+            self.platform.current_stream().wait_event(self.ready)
 
 
 @dataclass
@@ -71,11 +73,10 @@ class PlanStream:
     """
 
     runner: ModelRunner
-    stream: torch.cuda.Stream | None = field(init=False, default=None)
+    stream: Stream | None = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.runner.device.type == "cuda":
-            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.stream = self.runner.platform.new_stream()
 
     @torch.inference_mode()
     def begin(self, batch: ModelWorkerBatch) -> EagerAhead | GraphAhead | None:
@@ -90,7 +91,7 @@ class PlanStream:
             return None
         with self._beside() as ready:
             graphs.load(captured, key, batch, batch.input_ids)
-        return GraphAhead(graphs, captured, ready)
+        return GraphAhead(graphs, captured, self.runner.platform, ready)
 
     def _eager(self, batch: ModelWorkerBatch) -> EagerAhead:
         with self._beside() as ready:
@@ -100,13 +101,14 @@ class PlanStream:
         return EagerAhead(self.runner, on_device)
 
     @contextmanager
-    def _beside(self) -> Iterator[torch.cuda.Event | None]:
+    def _beside(self) -> Iterator[Event | None]:
         """Runs the body on the plan stream; gives the event that is recorded at its end."""
         if self.stream is None:
             yield None
             return
-        self.stream.wait_stream(torch.cuda.current_stream())
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self.stream):
+        platform = self.runner.platform
+        self.stream.wait_stream(platform.current_stream())
+        ready = platform.new_event()
+        with platform.on_stream(self.stream):
             yield ready
             ready.record(self.stream)

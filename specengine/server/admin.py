@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query, Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,8 +17,11 @@ from specengine.server.middleware import RequireKey
 from specengine.server.service import Service
 from specengine.server.strict import Strict
 
+SLEEP_PATHS = ("/sleep", "/release_memory_occupation")  # vLLM's name, and SGLang's
+WAKE_PATHS = ("/wake_up", "/resume_memory_occupation")
 ADMIN_PATHS = frozenset(
     {"/server_info", "/flush_cache", "/abort_request", "/update_weights_from_disk"}
+    | {*SLEEP_PATHS, *WAKE_PATHS, "/is_sleeping"}
 )
 # What answers put before the id of a job.
 _PREFIXES = ("cmpl-", "chatcmpl-", "resp_")
@@ -77,6 +80,8 @@ class RequireAdmin:
 
 
 def add_admin(app: FastAPI, service: Service) -> None:
+    _add_sleep(app, service)
+
     @app.get("/server_info")
     async def server_info() -> Response:
         """Version, configuration (without keys) and the engine's counters."""
@@ -114,3 +119,26 @@ def add_admin(app: FastAPI, service: Service) -> None:
         engine = service.require()
         tokens = await engine.update_weights(body.model_path, body.draft_model_path)
         return json_response({"success": True, "num_forgotten_tokens": tokens})
+
+
+def _add_sleep(app: FastAPI, service: Service) -> None:
+    @app.post(SLEEP_PATHS[0])
+    @app.post(SLEEP_PATHS[1], operation_id="sleep_by_another_name")
+    async def sleep(level: int = Query(default=1, ge=1, le=2)) -> Response:
+        """Give the memory of weights and KV back. level: 1 keeps the weights, 2 reads them again at
+        the end. Unfinished requests wait; new ones get a 503."""
+        num_bytes = await service.require().sleep(level)
+        return json_response({"is_sleeping": True, "num_bytes": num_bytes})
+
+    @app.post(WAKE_PATHS[0])
+    @app.post(WAKE_PATHS[1], operation_id="wake_up_by_another_name")
+    async def wake_up(request: Request) -> Response:
+        """Take the memory again, all of it."""
+        if request.query_params or await request.body() not in (b"", b"{}"):
+            raise RequestError("all memory is taken again together: give no parameters", "tags")
+        await service.require().wake()
+        return json_response({"is_sleeping": False})
+
+    @app.get("/is_sleeping")
+    async def is_sleeping() -> Response:
+        return json_response({"is_sleeping": await service.require().is_sleeping()})

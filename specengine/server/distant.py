@@ -101,6 +101,17 @@ class DistantEngine(ABC):
         """See AsyncEngine.update_weights."""
         return await self._streams.update_weights(model, draft_model)
 
+    async def sleep(self, level: int = 1) -> int:
+        """See AsyncEngine.sleep."""
+        return await self._streams.sleep(level)
+
+    async def wake(self) -> None:
+        """See AsyncEngine.wake."""
+        await self._streams.wake()
+
+    async def is_sleeping(self) -> bool:
+        return await self._streams.is_sleeping()
+
     def shutdown(self) -> None:
         """Open requests end with an error; the engine itself goes on."""
         self.end("the engine is shutting down")

@@ -12,7 +12,13 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from specengine.core.errors import EngineStoppedError, QueueFullError, RequestError, SpecEngineError
+from specengine.core.errors import (
+    EngineAsleepError,
+    EngineStoppedError,
+    QueueFullError,
+    RequestError,
+    SpecEngineError,
+)
 from specengine.server.json_bytes import dumps
 
 logger = logging.getLogger(__name__)
@@ -71,6 +77,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="queue_full")
     if isinstance(error, EngineStoppedError):
         return ApiError(503, str(error), code="stopped")
+    if isinstance(error, EngineAsleepError):
+        return ApiError(503, str(error), code="sleeping")
     if isinstance(error, RequestValidationError):
         return _of_body(error)
     if isinstance(error, SpecEngineError):

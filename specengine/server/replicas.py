@@ -108,6 +108,22 @@ class Replicas:
             raise failed[0]
         return sum(one for one in found if not isinstance(one, BaseException))
 
+    async def sleep(self, level: int = 1) -> int:
+        """See ServedEngine. One replica after the other; where one refuses, those before it sleep
+        already."""
+        for number in range(len(self.engines)):
+            self.router.forget(number)
+        return sum([await one.sleep(level) for one in self._able_engines()])
+
+    async def wake(self) -> None:
+        """See ServedEngine."""
+        for one in self._able_engines():
+            await one.wake()
+
+    async def is_sleeping(self) -> bool:
+        """Whether any does: requests may meet it."""
+        return any([await one.is_sleeping() for one in self._able_engines()])
+
     def stats(self) -> EngineStats:
         """Sums over the replicas; the choice of depth is the first one's."""
         return added([one.stats() for one in self.engines])

@@ -60,6 +60,16 @@ class ServedEngine(Protocol):
         """Other weights in place; the tokens of KV forgotten. Raises RequestError."""
         ...
 
+    async def sleep(self, level: int = 1) -> int:
+        """Give memory back; the bytes. Raises RequestError."""
+        ...
+
+    async def wake(self) -> None:
+        """Take it again. Raises RequestError."""
+        ...
+
+    async def is_sleeping(self) -> bool: ...
+
     def stats(self) -> EngineStats:
         """Counters, as of the last `refresh` at least."""
         ...

@@ -19,6 +19,7 @@ from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.core.transfer import sent
 from specengine.core.tree import Tree
 from specengine.layers.logprobs import token_logprobs
+from specengine.layers.sampler import Sample, Sampler
 from specengine.target.verify.rows import ancestors
 from specengine.target.verify.tree import depths, flat_nodes
 from specengine.target.verify.walk import Walk
@@ -34,6 +35,7 @@ class TreeVerifier(ABC):
     needs_draft_probs = False
     is_lossy = False
     text_depends_on_drafts = False  # the tokens of a seed depend on which drafts were verified
+    sampler: Sample = Sampler()  # chooses the target's tokens; an engine gives its runner's
     # How rounds on the device decide as this rule does: "match" by the target's tokens alone;
     # "stochastic" and "relaxed" by the methods of that verifier in engine/round/rules.py. None: not
     # at all, and rounds run on the host.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specengine.core.interfaces import LogitsOutput
 from specengine.core.sampling_batch import SamplingBatch
 from specengine.core.spec import DraftProposal
-from specengine.layers.sampler import Sampler
+from specengine.layers.sampler import Sample, Sampler
 from specengine.target.verify.base import DeviceRule, TreeVerifier
 from specengine.target.verify.rows import row_map
 from specengine.target.verify.walk import Walk, walk_all
@@ -31,7 +31,7 @@ class MatchVerifier(TreeVerifier):
 
     device_rule: DeviceRule | None = "match"
 
-    def __init__(self, sampler: Sampler | None = None) -> None:
+    def __init__(self, sampler: Sample | None = None) -> None:
         self.sampler = sampler or Sampler()
 
     def walks(

@@ -20,7 +20,7 @@ from specengine.kernels.accept.accept_sampled_ref import (
 )
 from specengine.kernels.accept.types import Accepted, Draws, SampledRound
 from specengine.kernels.dispatch import Backend
-from specengine.layers.sampler import Sampler
+from specengine.layers.sampler import Sample
 from specengine.target.verify.coins import Coins, KeyedCoins
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.probs import RoundProbs
@@ -49,7 +49,7 @@ class SampledVerifier(MatchVerifier):
         if "judge" in vars(cls) and "kernel" not in vars(cls):
             cls.kernel = None
 
-    def __init__(self, sampler: Sampler | None = None, backend: Backend = "auto") -> None:
+    def __init__(self, sampler: Sample | None = None, backend: Backend = "auto") -> None:
         super().__init__(sampler)
         self.backend = backend
 

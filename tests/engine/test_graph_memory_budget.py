@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.platform import Graph
+from specengine.engine import build
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.launch_modes import Eager, Part, RoundCache
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
-from specengine.runner.graph_cache import Graph
 from specengine.runner.memory import graph_memory
 from tests.support.cpu_graphs import capture, graphs_on_the_cpu
 from tests.support.device_rounds import run_on_device
@@ -36,23 +37,28 @@ class Card:
     free: int = 1000
 
     def reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        cuda = SimpleNamespace(
-            is_available=lambda: True,
+        platform = SimpleNamespace(
+            has_graphs=True,
             empty_cache=lambda: None,
-            graph_pool_handle=lambda: (0, 1),
-            mem_get_info=lambda: (self.free, 1000),
+            graph_pool=lambda: (0, 1),
+            free_memory=lambda: self.free,
         )
-        monkeypatch.setattr(graph_memory, "torch", SimpleNamespace(cuda=cuda))
+        for module in (build, graph_memory):
+            monkeypatch.setattr(module, "platform_of", lambda _: platform)
 
     def holds(self, rounds: RoundExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rounds are captured on this GPU."""
-        monkeypatch.setattr(graph_cache, "capture_parts", self.taken_by(Eager().prepare))
+        monkeypatch.setattr(
+            graph_cache,
+            "capture_parts",
+            self.taken_by(lambda parts, pool, _: Eager().prepare(parts, pool)),
+        )
         rounds.mode = Recorded()
 
     def taken_by(self, capture: Callable[..., Any]) -> Callable[..., Any]:
-        def taking(run: Any, pool: Any) -> Any:
+        def taking(run: Any, *given: Any) -> Any:
             self.free -= GRAPH
-            return capture(run, pool)
+            return capture(run, *given)
 
         return taking
 

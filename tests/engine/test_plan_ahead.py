@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ def test_plan_stream_is_made_where_the_host_plans(caplog: pytest.LogCaptureFixtu
 class Log:
     """Streams and events that note what is called."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.lines: list[str] = []
         self.streams = ["main"]
         log = self
@@ -181,9 +182,9 @@ class Log:
             log.streams.pop()
 
         self.plan: Any = Stream("plan")
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "stream", using)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(self.streams[-1]))
+        self.platform: Any = SimpleNamespace(
+            new_event=Event, on_stream=using, current_stream=lambda: Stream(self.streams[-1])
+        )
 
     def watch(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         inner = getattr(owner, name)
@@ -200,7 +201,8 @@ def test_streams_wait_for_events_at_each_hand_over(monkeypatch: pytest.MonkeyPat
     logits_of(llm, [GREEDY])
     plan_ahead(llm)
     runner = llm.engine.parts.worker.runner
-    log = Log(monkeypatch)
+    log = Log()
+    monkeypatch.setattr(runner, "platform", log.platform)
     assert llm.engine.host_round.plan_ahead is not None
     llm.engine.host_round.plan_ahead.stream.stream = log.plan
     log.watch(runner, "new_forward_batch", monkeypatch)
@@ -223,12 +225,10 @@ def test_streams_wait_for_events_at_each_hand_over(monkeypatch: pytest.MonkeyPat
     assert "main forward" in round_of_target
 
 
-def test_dropped_plan_is_waited_for_before_its_buffers_are_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log = Log(monkeypatch)
+def test_dropped_plan_is_waited_for_before_its_buffers_are_used() -> None:
+    log = Log()
     unused: Any = None
-    GraphAhead(unused, unused, torch.cuda.Event()).drop()  # type: ignore[no-untyped-call]
+    GraphAhead(unused, unused, log.platform, log.platform.new_event()).drop()
     assert log.lines == ["main waits for the event"]
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import GraphInputError
+from specengine.core.platform import Graph
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
-from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard, inputs_of
 from specengine.runner.memory.graph_memory import GraphMemory
 from tests.support.cpu_graphs import use_functions

@@ -3,10 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from specengine.core.errors import OutOfMemoryError
-from specengine.runner.memory.device import DeviceMemory
+from specengine.core.platforms.cpu import HostMemory
 from specengine.runner.memory.plan import GIB, GraphDemand, MemoryPlan
 
 PLAN = MemoryPlan(
@@ -88,6 +87,6 @@ def test_error_names_the_weights_where_they_alone_do_not_fit() -> None:
 
 
 def test_readings_of_this_machine_are_consistent() -> None:
-    memory = DeviceMemory(torch.device("cpu"))
+    memory = HostMemory()
     assert 0 < memory.used() < memory.total()
     assert memory.peak() >= memory.current() > 0

@@ -73,6 +73,7 @@ class FakeEngine:
     rids: list[str] = field(default_factory=list)
     given_up: list[list[str] | None] = field(default_factory=list)  # names, of each call
     updates: list[tuple[str | None, str | None]] = field(default_factory=list)  # of weights
+    level: int = 0  # of sleep
 
     async def generate(
         self, prompt_ids: list[int], sampling: SamplingParams, rid: str, stream: bool = True
@@ -171,6 +172,16 @@ class FakeEngine:
             raise RequestError("there is no model 'nowhere'")
         self.updates.append((model, draft_model))
         return 5
+
+    async def sleep(self, level: int = 1) -> int:
+        self.level = level
+        return 99
+
+    async def wake(self) -> None:
+        self.level = 0
+
+    async def is_sleeping(self) -> bool:
+        return self.level > 0
 
     async def refresh(self) -> None:
         pass

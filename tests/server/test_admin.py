@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from specengine.core.config import EngineConfig, ServerConfig
-from specengine.core.errors import ConfigError
+from specengine.core.errors import ConfigError, EngineAsleepError
 from specengine.core.options import HIDDEN
 from specengine.engine.outgoing import is_named, owner_of, request_id
 from specengine.server.app import create_app
+from specengine.server.errors import as_api_error
 from specengine.server.run import background_server
 from specengine.server.service import Service
 from tests.server.conftest import FakeEngine, refusal
@@ -24,6 +25,11 @@ PATHS = [
     ("POST", "/flush_cache"),
     ("POST", "/abort_request"),
     ("POST", "/update_weights_from_disk"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("GET", "/is_sleeping"),
+    ("POST", "/release_memory_occupation"),
+    ("POST", "/resume_memory_occupation"),
 ]
 CONFIG = ServerConfig(port=0, log_level="warning", admin_api_key=ADMIN, api_key="user-secret")
 
@@ -126,6 +132,30 @@ def test_update_weights_from_disk(guarded: Any) -> None:
 def test_weights_that_do_not_fit_are_refused(guarded: Any, body: dict[str, str]) -> None:
     answer = guarded[0].post("/update_weights_from_disk", headers=key(ADMIN), json=body)
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sleep", "wake"),
+    [("/sleep", "/wake_up"), ("/release_memory_occupation", "/resume_memory_occupation")],
+)
+def test_sleep_and_wake(guarded: Any, sleep: str, wake: str) -> None:
+    http, engine = guarded
+    answer = http.post(sleep, params={"level": 2}, headers=key(ADMIN))
+    assert (answer.json(), engine.level) == ({"is_sleeping": True, "num_bytes": 99}, 2)
+    assert http.get("/is_sleeping", headers=key(ADMIN)).json() == {"is_sleeping": True}
+    assert http.post(wake, params={"tags": "weights"}, headers=key(ADMIN)).status_code == 400
+    assert http.post(wake, headers=key(ADMIN)).json() == {"is_sleeping": False}
+    assert http.get("/is_sleeping", headers=key(ADMIN)).json() == {"is_sleeping": False}
+    assert http.post(sleep, headers=key(ADMIN)).status_code == 200
+    assert engine.level == 1
+    assert http.post(sleep, params={"level": 3}, headers=key(ADMIN)).status_code == 400
+    http.post(wake, headers=key(ADMIN))
+
+
+def test_requests_of_a_sleeping_engine_are_to_come_again() -> None:
+    error = as_api_error(EngineAsleepError("the engine sleeps"))
+    assert (error.status, error.code) == (503, "sleeping")
+    assert "Retry-After" in error.headers()
 
 
 def test_prompts_of_one_call_have_one_owner() -> None:

@@ -34,7 +34,7 @@ class Function:
                 kept.copy_(found)
 
 
-def capture(run: Callable[[], Any], pool: object) -> tuple[Function, Any]:
+def capture(run: Callable[[], Any], pool: object, platform: object) -> tuple[Function, Any]:
     output = run()
     return Function(run, output), output
 
@@ -65,19 +65,9 @@ def graphs_on_the_cpu(llm: LLM, in_one: bool = True) -> dict[str, Any]:
     return dict(add_ragged_graphs(config, target, drafts) | loops)
 
 
-class PassedEvent:
-    """An event of a device that is never behind."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 def capture_on_the_cpu(llm: LLM, batch_sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give an engine's target graphs of decode steps and prefills, as ModelRunner does on a GPU."""
     use_functions(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "Event", PassedEvent)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     runner = llm.engine.parts.worker.runner
     runner.attn_backend = DeviceLengths(torch.device("cpu"))
     runner.decode_graphs = DecodeGraphs(runner, batch_sizes, padding=True)

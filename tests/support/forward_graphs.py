@@ -28,7 +28,7 @@ class Function:
                 place.copy_(found)
 
 
-def capture(run: Callable[[], Any], pool: object) -> tuple[Function, Any]:
+def capture(run: Callable[[], Any], pool: object, platform: object) -> tuple[Function, Any]:
     output = run()
     return Function(run, output), output
 

@@ -23,6 +23,7 @@ from specengine.core.errors import (
     ModelLoadError,
     SpecEngineError,
 )
+from specengine.core.platform import best_device, platform_of
 from specengine.core.registry import load_place
 from specengine.engine.build import build_engine, load
 from specengine.engine.parallel.lead import RankEngine
@@ -111,8 +112,7 @@ class Follower:
 def _free() -> None:
     """What engines that are gone have left, before memory is planned."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    platform_of(best_device()).empty_cache()
 
 
 def main() -> None:
@@ -141,8 +141,7 @@ def main() -> None:
 
 def _meet(rank: int, given: dict[str, Any]) -> FollowerLink:
     device = torch.device(given["device"])
-    if device.type == "cuda":
-        torch.cuda.set_device(rank)
+    platform_of(device).use_device(rank)
     if given["threads"] is not None:
         torch.set_num_threads(given["threads"])
     store = FileStore(f"{given['folder']}/store", given["size"])

@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import EngineStoppedError
+from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.registry import load_place
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
@@ -102,6 +102,12 @@ class LeadEngine(RankEngine):
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
         with self._telling(Do(self.number, "update_weights", [model, draft_model])):
             return super().update_weights(model, draft_model)
+
+    def sleep(self, level: int = 1) -> int:
+        raise ConfigError("the memory of several ranks is not given back: --tp-size 1")
+
+    def wake(self) -> None:
+        """It never sleeps."""
 
     def advance(self) -> list[Choice]:
         if self.host_round.recorders:

@@ -20,6 +20,7 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.parallel import FAILED_EXIT, Link, NoLink
+from specengine.core.platform import platform_of
 from specengine.core.registry import LOAD_QUANTIZATIONS
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
@@ -74,10 +75,11 @@ def check_ranks(config: EngineConfig, device: torch.device) -> None:
     """Raises ConfigError for what would not be the same on all ranks, or is not split yet."""
     size, spec = config.parallel.tp_size, config.spec
     quantization = config.model.quantization
-    if device.type == "cuda" and size > torch.cuda.device_count():
+    platform = platform_of(device)
+    if platform.is_accelerator and size > platform.num_devices():
         raise ConfigError(
-            f"--tp-size {size}: PyTorch sees {torch.cuda.device_count()} CUDA devices, and each "
-            "rank needs one"
+            f"--tp-size {size}: PyTorch sees {platform.num_devices()} {device.type.upper()} "
+            "devices, and each rank needs one"
         )
     refused = {
         "--trace": config.trace.trace is not None,
@@ -205,7 +207,7 @@ def _end(
 
 def _threads(device: torch.device, size: int) -> int | None:
     """Of each rank, which share a CPU; None where they do not."""
-    if device.type != "cpu":
+    if platform_of(device).is_accelerator:
         return None
     threads = max(1, len(os.sched_getaffinity(0)) // size)
     torch.set_num_threads(min(threads, torch.get_num_threads()))

@@ -75,7 +75,7 @@ def make_rounds(
         drafted,
         rule,
         list(sizes),
-        InGraphs(),
+        InGraphs(runner.platform),
         padding=not config.graph.disable_cuda_graph_padding,
         forced_length=config.spec.simulate_accept_length,
         may_pause=chooses and drafts.first_keys and drafter.can_pause and not shares,

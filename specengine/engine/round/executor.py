@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ScheduleBatch
+from specengine.core.platform import Graph
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.spec import VerifyResult
 from specengine.core.transfer import sent
@@ -27,7 +28,7 @@ from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.source import round_slots
 from specengine.engine.round.stale import StaleRows
 from specengine.runner import fallbacks
-from specengine.runner.graph_cache import Captured, Graph
+from specengine.runner.graph_cache import Captured
 from specengine.runner.graph_guard import GraphGuard
 
 _MANY = 128  # tokens of a batch's whole trees, from which on smaller ones are worth a graph
@@ -68,8 +69,8 @@ class RoundExecutor:
         self.state, self.sampling = round.commit.state, round.sampling
         self.host_view = HostView(self.state, self.steps[-1])
         self.ints = SharedInts(self.runner.model.vocab_size)
-        largest, device = self.batch_sizes[-1], self.runner.device
-        self.rows = torch.zeros(largest, dtype=torch.int64, device=device)
+        size, device = self.batch_sizes[-1], self.runner.device
+        self.rows = torch.zeros(size, dtype=torch.int64, device=device)
         self.round_slots = round_slots(self.source)
         self.most_tokens = self.steps[-1] + 1  # that a request gains in a round
         self.max_len, self.is_lossy = round.commit.max_len, round.is_lossy
@@ -81,7 +82,7 @@ class RoundExecutor:
 
     @property
     def table(self) -> Tensor:
-        return self.runner.pools.req_to_token_pool.req_to_token
+        return self.runner.page_table
 
     @property
     def counters(self) -> Counter[str]:
@@ -264,9 +265,8 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        done = self.mode.new_event()
-        given = reqs, plan.num_drafted, outcome, done, key, self._turn, plan.drafted_nodes
-        in_flight = InFlightRound(*given, {}, plan.from_lookup)
+        given = outcome, self.mode.new_event(), key, self._turn, plan.drafted_nodes
+        in_flight = InFlightRound(reqs, plan.num_drafted, *given, {}, plan.from_lookup)
         if not key.sampling.masks:
             self._end(in_flight)
         return in_flight

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from specengine.core.platform import Graph
 from specengine.core.request import Req
+from specengine.core.transfer import pinned
 from specengine.engine.round.key import RoundEvent
 from specengine.engine.round.round import BoundRound
-from specengine.runner.graph_cache import Graph
 
 
 class GrammarRound:
@@ -20,9 +21,8 @@ class GrammarRound:
     def __init__(self, bound: BoundRound, graphs: Sequence[Graph], event: RoundEvent) -> None:
         self.bound = bound
         self._draft, self._verify, self._accept = graphs
-        self._copy = torch.zeros(bound.host_copy().shape, dtype=torch.int64)
-        if bound.key.num_steps and bound.rows_B.is_cuda:
-            self._copy = self._copy.pin_memory()
+        copy = torch.zeros(bound.host_copy().shape, dtype=torch.int64)
+        self._copy = pinned(copy, bound.rows_B.device) if bound.key.num_steps else copy
         self._copied = event
 
     def replay(self) -> None:

@@ -62,7 +62,7 @@ class NoAgreement:
 
 
 class RoundEvent(Protocol):
-    """torch.cuda.Event, as far as rounds use it."""
+    """core.platform.Event, as far as rounds use it."""
 
     def record(self) -> None: ...
 

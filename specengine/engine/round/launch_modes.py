@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import torch
-
+from specengine.core.platform import Graph, Platform, best_device, platform_of
 from specengine.engine.round.key import RoundEvent, RoundKey
-from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_cache import GraphCache
 
 Part = Callable[[], object]
 RoundCache = GraphCache[RoundKey, None]  # rounds keep their buffers themselves
@@ -25,13 +24,16 @@ class LaunchMode(Protocol):
 
 
 class InGraphs:
-    """In CUDA graphs."""
+    """In graphs of the platform."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
 
     def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
         return cache.record_parts(parts)
 
     def new_event(self) -> RoundEvent:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return self._platform.new_event()
 
 
 class Eager:
@@ -57,8 +59,7 @@ class _Done:
     def record(self) -> None: ...
 
     def synchronize(self) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        platform_of(best_device()).synchronize()
 
     def query(self) -> bool:
         return True

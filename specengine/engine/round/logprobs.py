@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specengine.core.request import Req, TokenLogprob
 from specengine.core.sampling import MAX_LOGPROBS
+from specengine.core.transfer import pinned
 from specengine.layers.logprobs import pack_logprobs, unpack_logprobs
 
 
@@ -29,7 +30,7 @@ class DeviceLogprobs:
             shape = self.num_rows, 2 + 2 * self.most
             self._table = torch.zeros(shape, dtype=torch.float64, device=self.device)
             on_host = torch.zeros(2, *shape, dtype=torch.float64)
-            self._on_host = on_host.pin_memory() if self.device.type == "cuda" else on_host
+            self._on_host = pinned(on_host, self.device)
 
     def take(self, logits_TV: Tensor, tokens_T: Tensor) -> None:
         """logits_TV: raw, float32, a row a node of the paths."""

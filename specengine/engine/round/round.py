@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
-from specengine.core.interfaces import RowsOutput
+from specengine.core.interfaces import LogitsOutput, RowsOutput
 from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.sharing import evenly
@@ -145,13 +145,14 @@ class Round:
         layout, sampling = self.layout_of(key), self.sampling
         rule = self.rule_of(key)
         if rule is None and key.sampling in (PLAIN, sampling.greedy):
-            best_T = self.runner.model.head.best(output.hidden_TH)
+            best_T = self.runner.sample(output.hidden_TH)
             return layout.match(self.commit, drafts, best_T, key.num_steps), None
         if rule is not None and key.sampling.masks:
             drafts = layout.constrained(drafts)
         logits = self.node_logits(drafts.rows, output, key)
         if rule is None:
-            chosen_T = sampling.tokens(logits.edited_TV, drafts.rows, output.batch)
+            draws = sampling.draws(drafts.rows, output.batch)
+            chosen_T = self.runner.sample(LogitsOutput(logits.edited_TV), draws)
             path = layout.match(self.commit, drafts, chosen_T, key.num_steps)
         else:
             found = rule.decide(self._judged(drafts, logits.edited_TV, output, key), sampling)
@@ -180,7 +181,7 @@ class Round:
         counts_are_sent = self.source.counts_are_sent(key)
         nodes = self.layout.nodes(drafts, self._room(drafts.rows), key, counts_are_sent)
         given = logits_TV, drafts.rows, output.batch, nodes
-        return Judged(*given, drafts.tree, drafts.weights)
+        return Judged(*given, self.runner.sample, drafts.tree, drafts.weights)
 
     def _room(self, rows: RowBatch) -> Room:
         ends_B = self.sampling.ends.index_select(0, rows.rows_B)

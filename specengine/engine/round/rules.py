@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
+from specengine.core.interfaces import LogitsOutput
 from specengine.core.rows import RowBatch
 from specengine.engine.round.draws import DraftWeights
 from specengine.engine.round.layouts import Nodes
 from specengine.engine.round.sampling import SamplingState
 from specengine.kernels.accept.types import Accepted, Draws, RelaxedRound, SampledRound, row_sums
 from specengine.kernels.tree.types import DraftTree
+from specengine.layers.sampler import RowDraws
 from specengine.target.verify.sampled import keyed_draws
 
 
@@ -25,6 +28,7 @@ class Judged:
     rows: RowBatch
     batch: ForwardBatch  # the verification
     nodes: Nodes
+    sample: Callable[[LogitsOutput, RowDraws], Tensor]  # ModelRunner.sample
     tree: DraftTree | None
     weights: DraftWeights | None
 
@@ -105,8 +109,8 @@ class Relaxed:
 
     def decide(self, judged: Judged, sampling: SamplingState) -> Accepted:
         """The drafts are compared with the edited logits, which must stay as they are."""
-        nodes, given = judged.nodes, (judged.logits_TV, judged.rows, judged.batch)
-        chosen_T = sampling.tokens(*given, in_place=False)
+        nodes, draws = judged.nodes, sampling.draws(judged.rows, judged.batch, in_place=False)
+        chosen_T = judged.sample(LogitsOutput(judged.logits_TV), draws)
         lacks_BN = ~nodes.exists_BN
         drafts = RelaxedRound(
             logits_TV=judged.logits_TV,

@@ -15,9 +15,9 @@ from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.transfer import sent
 from specengine.engine.round.edits import MAX_EDITING, LogitEditState, edits_logits
-from specengine.kernels.sample.sample_rows import sample_rows
 from specengine.kernels.sample.types import SEED, SHIFT, TEMPERATURE, ChoiceTable, DrawPlaces
 from specengine.kernels.sample.weigh_rows import weigh_rows
+from specengine.layers.sampler import RowDraws
 
 
 class SamplingFeatures(NamedTuple):
@@ -108,15 +108,13 @@ class SamplingState:
         for row, req in new:
             self._owners[row] = req
 
-    def tokens(
-        self, logits_RV: Tensor, rows: RowBatch, batch: ForwardBatch, in_place: bool = True
-    ) -> Tensor:
-        """int64 [R], as plain decoding would choose them, from the edited logits of the
-        verification `batch`. in_place: these may be written over."""
-        nodes = len(logits_RV) // len(rows.rows_B)
+    def draws(self, rows: RowBatch, batch: ForwardBatch, in_place: bool = True) -> RowDraws:
+        """What the nodes of the verification `batch` ask for. in_place: their edited logits may be
+        written over."""
+        nodes = batch.num_tokens // len(rows.rows_B)
         depths_R = None if batch.tree is None else batch.tree.depths_T
         places = DrawPlaces(rows.rows_B, rows.lens_B, nodes, depths_R)
-        return sample_rows(logits_RV, self.table, places, int(Stream.SAMPLE), in_place=in_place)
+        return RowDraws(self.table, places, in_place)
 
     def target_weights(self, logits_TV: Tensor, rows: RowBatch) -> Tensor:
         """float32 [T, V], written over edited logits: what plain decoding samples from after each

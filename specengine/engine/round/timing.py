@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from specengine.core.platform import Graph, Platform
 from specengine.engine.round.executor import RoundExecutor
 from specengine.kernels.accept.types import RoundState
-from specengine.runner.graph_cache import Graph
 
 _REPLAYS = 4  # of a graph that is timed; even, since rounds take turns
 _ALIGNED = 256  # slots: contexts begin where pages do
@@ -34,7 +34,10 @@ def seconds_of(
     given = rounds.rows[:batch_size], rounds.table, rounds.state, num_kv_slots(rounds), context
     with pretend_context(*given):
         return least_seconds(
-            graph.graph, _REPLAYS, before=lambda: _pretend_tokens(rounds, batch_size)
+            graph.graph,
+            _REPLAYS,
+            rounds.runner.platform,
+            before=lambda: _pretend_tokens(rounds, batch_size),
         )
 
 
@@ -89,13 +92,14 @@ def pretend_context(
             one.zero_()
 
 
-def least_seconds(graph: Graph, replays: int, before: Callable[[], None] = lambda: None) -> float:
+def least_seconds(
+    graph: Graph, replays: int, platform: Platform, before: Callable[[], None] = lambda: None
+) -> float:
     """Of a replay. before: called ahead of each, not timed."""
     times = []
     for _ in range(replays):
         before()
-        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start, end = platform.new_event(timing=True), platform.new_event(timing=True)
         start.record()
         graph.replay()
         end.record()

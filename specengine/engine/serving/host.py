@@ -80,6 +80,9 @@ class EngineHost:
             "give_up": self._give_up,
             "flush_cache": lambda: engine.flush_cache(),
             "update_weights": self._update_weights,
+            "sleep": self._sleep,
+            "wake": self._wake_engine,
+            "is_sleeping": lambda: engine.sleeper.is_asleep,
         }
 
     def post(self, command: Callable[[], object]) -> None:
@@ -217,6 +220,17 @@ class EngineHost:
         finally:
             self._collect(self._engine.take_changed())
         return tokens
+
+    def _sleep(self, level: int) -> int:
+        """Others' requests wait until it wakes."""
+        try:
+            return self._engine.sleep(level)
+        finally:
+            self._collect(self._engine.take_changed())
+
+    def _wake_engine(self) -> int:
+        self._engine.wake()
+        return 0
 
     def _answer(self, message: Ask) -> Answer:
         operation = self.operations.get(message.what)

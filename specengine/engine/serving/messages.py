@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from specengine.core.errors import EngineStoppedError, QueueFullError, RequestError, SpecEngineError
+from specengine.core.errors import (
+    EngineAsleepError,
+    EngineStoppedError,
+    QueueFullError,
+    RequestError,
+    SpecEngineError,
+)
 from specengine.core.request import FinishReason, TokenLogprob
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
@@ -137,7 +143,10 @@ class Answer(Struct, tag="answer"):
 Reply = Gained | Refused | Answer
 
 ERRORS: dict[str, type[SpecEngineError]] = {
-    one.__name__: one for one in (SpecEngineError, RequestError, QueueFullError, EngineStoppedError)
+    one.__name__: one
+    for one in (
+        *(SpecEngineError, RequestError, QueueFullError, EngineStoppedError, EngineAsleepError),
+    )
 }
 
 

@@ -195,8 +195,23 @@ class Streams:
 
     async def update_weights(self, model: str | None, draft_model: str | None) -> int:
         """Engine.update_weights. Raises RequestError where they do not fit."""
+        return await self._operate("update_weights", model=model, draft_model=draft_model)
+
+    async def sleep(self, level: int) -> int:
+        """Engine.sleep. Raises RequestError where it cannot."""
+        return await self._operate("sleep", level=level)
+
+    async def wake(self) -> None:
+        """Engine.wake. Raises RequestError where it cannot."""
+        await self._operate("wake")
+
+    async def is_sleeping(self) -> bool:
+        return bool(decode_answer(await self.ask("is_sleeping"), bool))
+
+    async def _operate(self, what: str, **arguments: Any) -> int:
+        """An operation that gives a number, and may be refused."""
         try:
-            answer = await self.ask("update_weights", model=model, draft_model=draft_model)
+            answer = await self.ask(what, **arguments)
         except EngineStoppedError:
             raise
         except SpecEngineError as error:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specengine.core.errors import ConfigError
+from specengine.core.platform import platform_of
 from specengine.core.registry import ATTENTION_BACKENDS, load_place
 from specengine.kernels.attention import flash_attention
 from specengine.kernels.dispatch import has_triton
@@ -122,9 +123,10 @@ def _require_cuda(device: torch.device, name: str) -> None:
 def _choose(device: torch.device) -> AttentionBackend:
     """By measurement (benchmarks/results, attention-backends): Triton's kernel decodes and verifies
     fastest at nearly every size, FlashAttention prefills long prompts up to 2.5 times faster."""
-    if device.type != "cuda":
-        logger.info("attention backend: torch (no CUDA device)")
-        return make_attention_backend("torch", device)
+    name = platform_of(device).attention_backend
+    if name is not None:
+        logger.info("attention backend: %s (device %s)", name, device.type)
+        return make_attention_backend(name, device)
     if not has_triton():
         logger.warning("attention backend: torch (triton is not installed; expect it to be slow)")
         return make_attention_backend("torch", device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch
 from specengine.core.interfaces import AttentionLayer
+from specengine.core.platform import platform_of
 from specengine.kernels.kv.fp8_rows import read_rows
 from specengine.runner.attention.torch_dense import attend
 from specengine.runner.attention.torch_masks import additive, visible_BQK
@@ -133,7 +134,7 @@ def _span(batch: ForwardBatch, request: int, begin: int, slots: Tensor) -> Span:
 def _first_of_run(slots: Tensor) -> int | None:
     """The first of contiguous, ascending slots; None for others, and on a GPU, where the check
     would wait for the device."""
-    if slots.is_cuda:
+    if platform_of(slots.device).is_accelerator:
         return None
     steps = slots[1:] - slots[:-1]
     return int(slots[0]) if bool((steps == 1).all()) else None

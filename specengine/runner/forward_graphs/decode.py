@@ -11,10 +11,11 @@ import torch
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.columns import columns_size, joined_columns, parted_columns
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.platform import Graph, platform_of
 from specengine.runner import fallbacks
 from specengine.runner.context import ForwardContext, joined_features
 from specengine.runner.forward_graphs.outputs import first_rows
-from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
 
@@ -35,7 +36,7 @@ class DecodeGraphs:
     """
 
     def __init__(self, context: ForwardContext, batch_sizes: list[int], padding: bool) -> None:
-        self.context = context
+        self.context, self.platform = context, platform_of(context.device)
         self.padding = padding
         self.batch_sizes = sorted(set(batch_sizes))
         self.cache = GraphCache[int, DecodeBuffers]("decode", context.graph_memory, self._guard_of)
@@ -43,8 +44,8 @@ class DecodeGraphs:
         self.fill = context.attn_backend.get_cuda_graph_seq_len_fill_value()
         count = columns_size([self.batch_sizes[-1]] * 3)
         self.inputs = torch.zeros(count, dtype=torch.int64, device=context.device)
-        self.staging = torch.zeros(count, dtype=torch.int64).pin_memory()
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.staging = self.platform.pinned(torch.zeros(count, dtype=torch.int64))
+        self.copied = self.platform.new_event()
 
     def _guard_of(self, buffers: DecodeBuffers) -> GraphGuard | None:
         return self.context.guard_of(graphs=self, batch=buffers.batch)

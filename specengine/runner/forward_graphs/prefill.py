@@ -9,6 +9,7 @@ import torch
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.platform import Graph
 from specengine.core.transfer import pinned
 from specengine.runner import fallbacks
 from specengine.runner.context import ForwardContext, joined_features
@@ -25,7 +26,7 @@ from specengine.runner.forward_graphs.keys import (
 )
 from specengine.runner.forward_graphs.outputs import copy_of, first_rows, joined
 from specengine.runner.forward_graphs.splits import is_launch_bound, split
-from specengine.runner.graph_cache import Graph, GraphCache
+from specengine.runner.graph_cache import GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
 

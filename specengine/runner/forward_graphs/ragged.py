@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specengine.core.batch import ForwardBatch, ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.platform import Graph
 from specengine.core.transfer import pinned, sent
 from specengine.core.tree import Tree
 from specengine.runner.context import ForwardContext, joined_features
@@ -24,7 +25,7 @@ from specengine.runner.forward_graphs.inputs import (
 from specengine.runner.forward_graphs.keys import ForwardKey, GraphSizes
 from specengine.runner.forward_graphs.outputs import first_rows
 from specengine.runner.forward_graphs.splits import is_launch_bound, split
-from specengine.runner.graph_cache import Captured, Graph, GraphCache
+from specengine.runner.graph_cache import Captured, GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
 

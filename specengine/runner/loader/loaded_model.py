@@ -10,6 +10,7 @@ import torch
 from specengine.core.config import EngineConfig
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Communicator, Link, NoLink
+from specengine.core.region import Region
 from specengine.core.sharing import ExpertSharers
 from specengine.runner.loader.model_source import ModelSource
 
@@ -23,6 +24,7 @@ class LoadedModel:
     model: DecoderModel
     tokenizer: Any
     link: Link = field(default_factory=NoLink)  # to the other ranks that have parts of it
+    region: Region | None = None  # memory that can be given back, with --enable-sleep-mode
     sharers: ExpertSharers | None = None  # ranks that have parts of its experts alone
 
     @property

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
-
 from specengine.core.parallel import Communicator, NoLink
+from specengine.core.platform import Platform, best_device, platform_of
 from specengine.runner.fallbacks import MEMORY_SPENT
 
 logger = logging.getLogger(__name__)
@@ -27,10 +26,15 @@ class GraphMemory:
     """
 
     def __init__(
-        self, budget: int | None = None, communicator: Communicator = NoLink.communicator
+        self,
+        budget: int | None = None,
+        communicator: Communicator = NoLink.communicator,
+        platform: Platform | None = None,
     ) -> None:
         """budget: bytes that were kept free for graphs; None for no limit. communicator: of ranks
-        that capture the same graphs, which count what the one takes that has the least memory."""
+        that capture the same graphs, which count what the one takes that has the least memory.
+        platform: of the device; None is that of --device auto."""
+        self.platform = platform or platform_of(best_device())
         self.budget = budget
         self.communicator = communicator
         self.used = 0  # bytes, measured
@@ -39,8 +43,8 @@ class GraphMemory:
 
     @property
     def pool(self) -> Any:
-        if self._pool is None and torch.cuda.is_available():
-            self._pool = torch.cuda.graph_pool_handle()
+        if self._pool is None:
+            self._pool = self.platform.graph_pool()
         return self._pool
 
     @property
@@ -57,22 +61,22 @@ class GraphMemory:
     def measured(self) -> Iterator[Callable[[], int]]:
         """Count what is captured inside as used. Gives a function that tells the bytes so far.
         Inside another `measured` it counts nothing: the outer one does."""
-        if self._is_measuring or not torch.cuda.is_available():
+        if self._is_measuring or not self.platform.has_graphs:
             yield lambda: 0
             return
-        torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info()
+        self.platform.empty_cache()
+        free = self.platform.free_memory()
         self._is_measuring = True
         try:
             yield lambda: self._taken_since(free)
         finally:  # what a failed capture has left is used, too
             self._is_measuring = False
-            torch.cuda.empty_cache()
+            self.platform.empty_cache()
             self.used += self._taken_since(free)
 
     def _taken_since(self, free: int) -> int:
         """free: bytes, before."""
-        return self.communicator.greatest([free - torch.cuda.mem_get_info()[0]])[0]
+        return self.communicator.greatest([free - self.platform.free_memory()])[0]
 
     def affordable(self, wanted: Sequence[T], what: str) -> Iterator[T]:
         """Give sizes one by one, from large to small, to be captured meanwhile; stop when the

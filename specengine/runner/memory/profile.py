@@ -6,9 +6,9 @@ import torch
 
 from specengine.core.batch import AttentionBackend, ForwardMode, ModelWorkerBatch
 from specengine.core.model import DecoderModel
+from specengine.core.platform import platform_of
 from specengine.memory.kv_cache import KVShape, MHATokenToKVPool
 from specengine.memory.req_to_token import ReqToTokenPool
-from specengine.runner.memory.device import DeviceMemory
 from specengine.runner.model_runner import MemoryPools, ModelRunner
 
 
@@ -25,7 +25,7 @@ def peak_of_forward(
     """Bytes that an extend of `num_tokens` tokens with `num_requests` rows of logits allocates
     beyond weights and KV. Runs the model on a small KV pool of its own. feature_size: width of the
     features that a drafter's model takes in."""
-    memory = DeviceMemory(device)
+    memory = platform_of(device).memory(device)
     lens = [num_tokens // num_requests] * num_requests
     table = ReqToTokenPool(num_requests, lens[0], device)
     kv = MHATokenToKVPool(sum(lens) + 1, kv_shape, device)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from specengine import LLM, SpecConfig
+from specengine.core.platform import Graph, Platform
 from specengine.engine import pipeline_build
 from specengine.engine.adaptive.costs import ContextCost, StepCosts
 from specengine.engine.pipeline_build import _context_cost, _measure
 from specengine.engine.round import timing
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.timing import max_context, num_kv_slots, pretend_context, seconds_of
-from specengine.runner.graph_cache import Graph
 from tests.support.device_rounds import chain_of, run_on_device
 from tests.support.rounds import PROMPTS, make
 
@@ -93,7 +93,9 @@ def test_timed_replays_have_requests_of_that_context(
 ) -> None:
     seen, roots = list[list[int]](), list[list[int]]()
 
-    def least_seconds(graph: Graph, replays: int, before: Callable[[], None]) -> float:
+    def least_seconds(
+        graph: Graph, replays: int, platform: Platform, before: Callable[[], None]
+    ) -> float:
         before()
         roots.append(rounds.state.roots[1:3].tolist())
         graph.replay()

@@ -1,0 +1,114 @@
+"""NVIDIA GPUs, and AMD's through PyTorch's same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from specengine.core.platform import DeviceMemory, Event, Graph, Platform, Stream
+from specengine.core.platforms.cuda_region import CudaRegion
+from specengine.core.region import Region
+
+T = TypeVar("T")
+
+
+class CudaMemory(DeviceMemory):
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def total(self) -> int:
+        return int(torch.cuda.get_device_properties(self.device).total_memory)
+
+    def used(self) -> int:
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total - free)
+
+    def current(self) -> int:
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+
+class CudaPlatform(Platform):
+    is_accelerator = True
+    has_graphs = True
+    precompiles = True
+    attention_backend = None
+
+    def is_available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def num_devices(self) -> int:
+        return torch.cuda.device_count()
+
+    def device_name(self, device: torch.device) -> str:
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+
+    def use_device(self, index: int) -> None:
+        torch.cuda.set_device(index)
+
+    def memory(self, device: torch.device) -> DeviceMemory:
+        return CudaMemory(device)
+
+    def free_memory(self) -> int:
+        return int(torch.cuda.mem_get_info()[0])
+
+    def new_region(self) -> Region:
+        return CudaRegion()
+
+    def empty_cache(self) -> None:
+        torch.cuda.empty_cache()
+
+    def pinned(self, values: Tensor) -> Tensor:
+        return values.pin_memory()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def new_event(self, timing: bool = False) -> Event:
+        event: Any = torch.cuda.Event
+        made: Event = event(enable_timing=timing)
+        return made
+
+    def new_stream(self) -> Stream:
+        stream: Any = torch.cuda.Stream
+        made: Stream = stream()
+        return made
+
+    def current_stream(self) -> Stream:
+        return torch.cuda.current_stream()
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[object]:
+        return torch.cuda.stream(stream)
+
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def capture_stream(self) -> Stream:
+        return _capture_stream(torch.cuda.current_device())
+
+    def record(self, run: Callable[[], T], pool: Any, stream: Any) -> tuple[Graph, T]:
+        """Other threads may use the device meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            output = run()
+        return graph, output
+
+
+@cache
+def _capture_stream(device: int) -> Stream:
+    """cuBLAS keeps a workspace of 32 MiB for every stream that it has run on: a stream for each
+    capture took a GiB."""
+    stream: Any = torch.cuda.Stream
+    made: Stream = stream(device)
+    return made
