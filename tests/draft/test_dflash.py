@@ -86,11 +86,13 @@ def as_speculators(folder: Path, to: Path) -> Path:
 def test_blocks_follow_the_equations_in_batches_and_over_rounds(
     layout: str, tiny: TinyModels, tmp_path: Path, rounds: list[Round]
 ) -> None:
-    """Prompts come in whole and in chunks, one beside rounds of others."""
+    """Prompts come in whole and in chunks, one beside rounds of others. On the CPU, where rounds
+    are the host's, also beside a GPU."""
     torch.manual_seed(4)
     draft = tiny.dflash if layout == "z-lab" else as_speculators(tiny.dflash, tmp_path / "draft")
-    llm = make(tiny.target, draft, chunked_prefill_size=16, enable_mixed_chunk=True)
-    plain = LLM(str(tiny.target), dtype="float32", max_total_tokens=1024)
+    flags = {"chunked_prefill_size": 16, "enable_mixed_chunk": True}
+    llm = make(tiny.target, draft, device="cpu", **flags)
+    plain = LLM(str(tiny.target), device="cpu", dtype="float32", max_total_tokens=1024)
     assert texts(llm) == texts(plain)
     reading, compared = DFlashReading(draft, tiny.target), 0
     for one in rounds:

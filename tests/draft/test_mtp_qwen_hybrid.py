@@ -78,7 +78,7 @@ def test_states_and_logits_equal_transformers(
 @pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
 def test_its_drafts_change_no_token(topk: int, on_device: bool, checkpoint: Path) -> None:
     params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
-    flags: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 2048}
+    flags: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048}
     expected = LLM(str(checkpoint), **flags).generate(PROMPTS, params)
     given: dict[str, Any] = {"num_steps": 3, "eagle_topk": topk, "num_draft_tokens": 4 * topk}
     llm = LLM(str(checkpoint), SpecConfig(algorithm="MTP", adaptive=False, **given), **flags)

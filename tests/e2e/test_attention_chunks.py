@@ -4,6 +4,7 @@ trees, on the host's rounds and the device's, with prompts in parts and with a c
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,9 @@ def lookup(branches: int) -> SpecConfig:
 
 
 def make(folder: Path, spec: SpecConfig | None = None, **flags: int | bool) -> LLM:
-    return LLM(str(folder), spec, dtype="float32", max_total_tokens=4096, **flags)
+    """On the CPU, where device rounds run without graphs, also beside a GPU."""
+    given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 4096}
+    return LLM(str(folder), spec, **given, **flags)
 
 
 def texts(llm: LLM) -> list[list[int]]:

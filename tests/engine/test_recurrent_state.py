@@ -39,7 +39,9 @@ SPECS = {"plain": None, "chain": CHAIN, "tree": TREE}
 
 
 def make(folder: Path, spec: SpecConfig | None = None, **flags: Any) -> LLM:
-    return LLM(str(folder), spec, **{"dtype": "float32", "max_total_tokens": 4096, **flags})
+    """On the CPU, where device rounds run without graphs, also beside a GPU."""
+    given = {"device": "cpu", "dtype": "float32", "max_total_tokens": 4096}
+    return LLM(str(folder), spec, **given | flags)
 
 
 def texts(llm: LLM, prompts: list[str] | None = None) -> list[list[int]]:
@@ -87,6 +89,7 @@ def test_random_eagle3_changes_no_token_on_the_device(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter runs where there is no GPU")
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
 def test_triton_kernels_in_device_rounds_change_nothing(
     spec: SpecConfig, target: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
@@ -235,12 +238,13 @@ def test_step_that_fails_moves_no_state_on_twice(
 @pytest.mark.parametrize("name", SPECS)
 def test_graphs_on_a_gpu_change_nothing(name: str, target: Path) -> None:
     """Float32: rounds in graphs against eager ones, and these against the reference kernels."""
-    expected = texts(make(target, disable_cuda_graph=True, disable_radix_cache=True))
-    llm = make(target, SPECS[name], cuda_graph_bs=(1, 2, 4))
+    eager = {"device": "cuda", "disable_cuda_graph": True, "disable_radix_cache": True}
+    expected = texts(make(target, **eager))
+    llm = make(target, SPECS[name], device="cuda", cuda_graph_bs=(1, 2, 4))
     assert [texts(llm), texts(llm)] == [expected, expected]
     rounds = llm.engine.stats().graphs["round"]
     assert rounds.replays > 0
     assert rounds.fallbacks == {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta_rule, "use_triton", lambda backend, x: False)
-        assert texts(make(target, disable_cuda_graph=True, disable_radix_cache=True)) == expected
+        assert texts(make(target, **eager)) == expected

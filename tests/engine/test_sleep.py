@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,9 @@ def test_captured_graphs_are_valid_after_sleep(name: str, level: int) -> None:
     captures, replays = rounds.counters["captures"], rounds.counters["replays"]
     free = torch.cuda.mem_get_info()[0]
     given = llm.sleep(level)
-    assert torch.cuda.mem_get_info()[0] - free >= given > 0
+    assert given > 0
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # other tests would use the card meanwhile
+        assert torch.cuda.mem_get_info()[0] - free >= given
     llm.wake()
     assert [answers(llm), answers(llm, SAMPLED)] == before
     assert rounds.counters["captures"] == captures
