@@ -32,7 +32,7 @@ from benchmarks.kernels.experts import (
     summed,
 )
 from specengine.core.registry import EXPERT_FORMATS, load_place
-from specengine.kernels.experts import experts_triton, route_triton
+from specengine.kernels.experts import experts_triton, packed_triton, route_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import fp8
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
@@ -217,15 +217,27 @@ def main() -> None:
         for kind in ("us", "limit us"):
             print(name, kind, {rows: round(us, 1) for rows, us in found[kind].items()}, flush=True)
         if name.startswith("fp8"):
-            fp8.MULTIPLIES_CODES = False
-            found["widened us"] = {rows: bench.us(rows, layers) for rows in ROWS}
-            fp8.MULTIPLIES_CODES = True
-            shown = {rows: round(us, 1) for rows, us in found["widened us"].items()}
-            print(name, "widened us", shown, flush=True)
+            found |= variants(bench, layers)
+            for kind in ("widened us", "rounded first us"):
+                shown = {rows: round(us, 1) for rows, us in found[kind].items()}
+                print(name, kind, shown, flush=True)
         found["sweep"] = list(sweep(bench, layers)) if args.sweep else []
         report[name] = found
         if args.json:
             args.json.write_text(json.dumps(report, indent=1))
+
+
+def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[int, float]]:
+    """Codes of FP8 widened to float16, and inputs rounded by a kernel of their own."""
+    found = {}
+    for kind, module, name in (
+        ("widened us", fp8, "MULTIPLIES_CODES"),
+        ("rounded first us", packed_triton, "ROUNDS_INSIDE"),
+    ):
+        setattr(module, name, False)
+        found[kind] = {rows: bench.us(rows, layers) for rows in ROWS}
+        setattr(module, name, True)
+    return found
 
 
 def sweep(bench: Bench, layers: list[PackedExpertWeights]) -> Iterator[dict[str, Any]]:

@@ -23,9 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specengine.kernels.delta.delta_nodes_triton import silu, softplus
 from specengine.kernels.delta.delta_prompt_triton import keep_inputs
 from specengine.kernels.delta.delta_rule_ref import NORM_EPS
-from specengine.kernels.delta.delta_rule_triton import _silu, _softplus
 from specengine.kernels.delta.types import (
     CHUNK,
     DeltaInputs,
@@ -121,7 +121,7 @@ def _keys_kernel(
             C,
             WIDTH,
         )
-        x = _silu(x, dtype)
+        x = silu(x, dtype)
         x = x * (1.0 / tl.sqrt(tl.sum(x * x, 1) + EPS))[:, None]
         if part == 0:
             tl.store(q_ptr + out, x * SCALE, mask=is_channel[None, :])
@@ -185,14 +185,14 @@ def _values_kernel(
     )
     base = (chunk * M + head).to(tl.int64) * CHUNK + order
     places = base[:, None] * E + channels[None, :]
-    tl.store(v_ptr + places, _silu(x, dtype), mask=is_channel[None, :])
+    tl.store(v_ptr + places, silu(x, dtype), mask=is_channel[None, :])
     at = start + first + order
     asked = tl.load(write_ptr + at * stride_write + head, mask=is_token, other=0.0).to(tl.float32)
     write = tl.sigmoid(asked).to(dtype).to(tl.float32)
     tl.store(writes_ptr + base, tl.where(is_token, write, 0.0))
     time = tl.load(decay_ptr + at * stride_decay + head, mask=is_token, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(decay_log_ptr + head).to(tl.float32))
-    decay_log = -rate * _softplus(time + tl.load(time_bias_ptr + head).to(tl.float32))
+    decay_log = -rate * softplus(time + tl.load(time_bias_ptr + head).to(tl.float32))
     tl.store(kept_ptr + base, tl.cumsum(tl.where(is_token, decay_log, 0.0), 0))
 
 

@@ -10,15 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specengine.kernels.delta.delta_nodes_triton import of_length_1, silu, softplus, weighted
 from specengine.kernels.delta.delta_rule_ref import NORM_EPS
-from specengine.kernels.delta.delta_rule_triton import (
-    CHANNELS,
-    COLUMNS,
-    _of_length_1,
-    _silu,
-    _softplus,
-    _tap,
-)
+from specengine.kernels.delta.delta_rule_triton import CHANNELS, COLUMNS
 from specengine.kernels.delta.types import (
     DeltaInputs,
     DeltaShape,
@@ -102,22 +96,22 @@ def _extend_kernel(
             x = _line_tap(
                 text_ptr, tokens_ptr, place, stride_mixed, C, q_channels, k_real, held, HELD
             )
-            q += _tap(x, conv_ptr, q_channels, k_real, tap, WIDTH)
+            q += weighted(x, conv_ptr, q_channels, k_real, tap, WIDTH)
             x = _line_tap(
                 text_ptr, tokens_ptr, place, stride_mixed, C, k_channels, k_real, held, HELD
             )
-            k += _tap(x, conv_ptr, k_channels, k_real, tap, WIDTH)
+            k += weighted(x, conv_ptr, k_channels, k_real, tap, WIDTH)
             x = _line_tap(
                 text_ptr, tokens_ptr, place, stride_mixed, C, v_channels, e_real, held, HELD
             )
-            v += _tap(x, conv_ptr, v_channels, e_real, tap, WIDTH)
-        q = _of_length_1(_silu(q, dtype), EPS) * SCALE
-        k = _of_length_1(_silu(k, dtype), EPS)
-        v = _silu(v, dtype)
+            v += weighted(x, conv_ptr, v_channels, e_real, tap, WIDTH)
+        q = of_length_1(silu(q, dtype), EPS) * SCALE
+        k = of_length_1(silu(k, dtype), EPS)
+        v = silu(v, dtype)
         asked = tl.load(write_ptr + at * stride_write + head).to(tl.float32)
         write = tl.sigmoid(asked).to(dtype).to(tl.float32)
         time = tl.load(decay_ptr + at * stride_decay + head).to(tl.float32)
-        memory = memory * tl.exp(-rate * _softplus(time + bias))
+        memory = memory * tl.exp(-rate * softplus(time + bias))
         delta = write * (v - tl.sum(memory * k[:, None], 0))
         memory = memory + k[:, None] * delta[None, :]
         out = tl.sum(memory * q[:, None], 0)

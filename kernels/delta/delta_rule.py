@@ -59,7 +59,7 @@ def verify(
     """Verification: the rule at each node, from the state in the slot, which stays as it is. Row t
     of `updates` then says how node t changes its parent's state -> float32 [T, M, E].
 
-    Any device; one Triton kernel on CUDA, whose launch depends on neither lengths nor trees.
+    Any device; two Triton kernels on CUDA, whose launches depend on neither lengths nor trees.
     """
     if use_triton(backend, given.mixed_TC):
         from specengine.kernels.delta import delta_rule_triton
@@ -80,7 +80,7 @@ def decode(
     backend: Backend = "auto",
 ) -> Tensor:
     """One token a request, all of which stand: `verify`, then `keep` of what it wrote. updates:
-    scratch. Any device; two Triton kernels on CUDA."""
+    scratch. Any device; three Triton kernels on CUDA."""
     if use_triton(backend, given.mixed_TC):
         from specengine.kernels.delta import delta_rule_triton
 

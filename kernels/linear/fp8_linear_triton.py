@@ -23,32 +23,36 @@ from specengine.kernels.linear.split_sum_triton import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])
 def _quantise_kernel(
     x_ptr,
     given_ptr,
     codes_ptr,
     scale_ptr,
+    num_groups,
     stride_x,
     columns,
     group,
     HAS_SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a group of columns of a row."""
-    row, part = tl.program_id(0), tl.program_id(1)
+    """A program takes GROUPS groups of columns, counted through all rows."""
+    order = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     cols = tl.arange(0, BLOCK)
-    mask = cols < group
-    start = part * group
-    x = tl.load(x_ptr + row.to(tl.int64) * stride_x + start + cols, mask=mask, other=0.0)
+    mask = (order < num_groups)[:, None] & (cols < group)[None, :]
+    row = (order // (columns // group)).to(tl.int64)
+    start = order % (columns // group) * group
+    x = tl.load(x_ptr + (row * stride_x + start)[:, None] + cols[None, :], mask=mask, other=0.0)
     x = x.to(tl.float32)
     if HAS_SCALE:
-        scale = tl.load(given_ptr)
+        scale = tl.zeros((GROUPS,), tl.float32) + tl.load(given_ptr)
     else:
-        scale = tl.maximum(tl.max(tl.abs(x), axis=0) / 448.0, 1e-12)
-    codes = tl.minimum(tl.maximum(x / scale, -448.0), 448.0).to(codes_ptr.dtype.element_ty)
-    tl.store(codes_ptr + row.to(tl.int64) * columns + start + cols, codes, mask=mask)
-    tl.store(scale_ptr + row * tl.num_programs(1) + part, scale)
+        scale = tl.maximum(tl.max(tl.abs(x), axis=1) / 448.0, 1e-12)
+    codes = tl.minimum(tl.maximum(x / scale[:, None], -448.0), 448.0)
+    place = (row * columns + start)[:, None] + cols[None, :]
+    tl.store(codes_ptr + place, codes.to(codes_ptr.dtype.element_ty), mask=mask)
+    tl.store(scale_ptr + order, scale, mask=order < num_groups)
 
 
 def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
@@ -58,17 +62,20 @@ def quantise_rows(x: Tensor, form: Fp8Input) -> tuple[Tensor, Tensor]:
     codes = torch.empty((rows, columns), dtype=FP8, device=x.device)
     scale = torch.empty((rows, parts), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(group)
-    _quantise_kernel[(rows, parts)](
+    groups = max(1, 1024 // block)
+    _quantise_kernel[(triton.cdiv(rows * parts, groups),)](
         x,
         x if form.scale is None else form.scale,
         codes,
         scale,
+        rows * parts,
         x.stride(0),
         columns,
         group,
         HAS_SCALE=form.scale is not None,
+        GROUPS=groups,
         BLOCK=block,
-        num_warps=max(1, min(block // 512, 8)),
+        num_warps=max(1, min(groups * block // 512, 8)),
     )
     return codes, scale
 

@@ -230,6 +230,7 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     shared = offline_triton.run("tests.kernels.offline_delta", tmp_path)
     assert set(shared) == {
+        "_nodes_kernel",
         "_verify_kernel",
         "_keep_memory_kernel",
         "_keep_inputs_kernel",
