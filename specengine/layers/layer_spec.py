@@ -1,12 +1,12 @@
-"""The one description of a decoder layer, that of a head, and which paths compute which fields.
+"""The one description of a decoder layer, and that of a head.
 
-A path that does not name a field in `computes` refuses every layer in which that field is not at
-its default. So a new field is denied everywhere until a path says that it computes it.
+`compute_paths.py` says which paths compute which fields. A path that does not name a field there
+refuses every layer in which the field is not at its default. So a new field is denied everywhere
+until a path says that it computes it.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,6 @@ from specengine.core.parallel import communicator
 from specengine.kernels.experts.types import ACTIVATIONS, SCORES
 from specengine.layers.query_temperature import QueryTemperature
 from specengine.layers.rotary import config_head_dim
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

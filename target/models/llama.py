@@ -182,7 +182,7 @@ class LlamaForCausalLM(nn.Module):
 
     @classmethod
     def layer_spec(cls, config: Any) -> LayerSpec:
-        """Of every layer, but for what the other three state."""
+        """Of every layer, but for what sliding_windows, experts and multipliers state."""
         bias = bool(config.attention_bias)
         mlp_bias = bool(config.mlp_bias)
         return LayerSpec.from_config(config, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)

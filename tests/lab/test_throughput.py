@@ -161,14 +161,18 @@ def test_files_of_a_report(tmp_path: Path) -> None:
 def test_a_random_draft_beside_plain_decoding(
     small_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    drafts = tmp_path / "drafts"
+    drafts.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(drafts))
+    # Whichever test is the first to import it leaves a folder: elsewhere.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     seen: list[int] = []
     spec = SpecConfig(simulate_accept_length=3.0, adaptive=False)
     asked = plan(small_models["llama"], spec=spec, random_draft=64, compare_plain=True, copy=1e9)
 
     def keep(report: Report) -> None:
         seen.append(len(report.settings[0].points))
-        assert list(tmp_path.iterdir()), "the draft is there while it is used"
+        assert list(drafts.iterdir()), "the draft is there while it is used"
 
     def imports(config: ModelConfig) -> ModelSource:
         sleep(0.2)
@@ -178,7 +182,7 @@ def test_a_random_draft_beside_plain_decoding(
 
     report = ThroughputBench(asked, keep).run()
     assert seen == [1, 2]
-    assert not list(tmp_path.iterdir()), "and deleted afterwards"
+    assert not list(drafts.iterdir()), "and deleted afterwards"
     drafted, plain = report.settings
     assert (drafted.name, plain.name) == ("EAGLE3", PLAIN)
     assert "random" in drafted.options["draft_model_path"]

@@ -61,7 +61,8 @@ def feature_layers(count: int) -> list[int]:
 def _tensors(config: Any, draft_vocab: int) -> dict[str, torch.Tensor]:
     hidden, wide = config.hidden_size, config.intermediate_size
     head = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
-    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    heads = config.num_attention_heads
+    queries, keys = heads * head, (getattr(config, "num_key_value_heads", None) or heads) * head
     shapes = {
         "midlayer.self_attn.q_proj.weight": (queries, 2 * hidden),
         "midlayer.self_attn.k_proj.weight": (keys, 2 * hidden),
