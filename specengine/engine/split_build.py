@@ -39,12 +39,13 @@ def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBac
         return
     refusals = {
         "--tp-size": config.parallel.tp_size > 1,
-        "--dp-size": config.parallel.dp_size > 1 or loaded.sharers is not None,
+        "--enable-dp-attention": loaded.sharers is not None,
         "--enable-mixed-chunk": config.schedule.enable_mixed_chunk,
     }
     for flag, is_given in refusals.items():
         if is_given:
             raise ConfigError(f"--enable-pdmux does not go with {flag}; leave one of the two out")
+    _check_sizes(config)
     if loaded.source.pooling is not None:
         raise ConfigError("--enable-pdmux: an embedding model has no rounds; leave it out")
     if backend.for_mode(ForwardMode.SPLIT_PREFILL).limits.plans_on_host:
@@ -54,6 +55,16 @@ def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBac
         )
     if (reason := _why_not(loaded.model)) is not None:
         raise ConfigError(f"--enable-pdmux: split prefill does not compute {reason}; leave it out")
+
+
+def _check_sizes(config: EngineConfig) -> None:
+    """config: resolved."""
+    least, chunk = config.split.pdmux_min_tokens, config.schedule.chunked_prefill_size
+    if least is not None and chunk is not None and 0 < chunk < least:
+        raise ConfigError(
+            f"--pdmux-min-tokens {least}: no forward has more prompt tokens than "
+            f"--chunked-prefill-size {chunk}, so that none would be split; lower the first"
+        )
 
 
 def _why_not(model: object) -> str | None:
@@ -70,7 +81,9 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
     if not split.enable_pdmux:
         return
     on_gpu = runner.device.type == "cuda"
-    least = split.pdmux_min_tokens or (MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU)
+    usual = MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU
+    chunk = config.schedule.chunked_prefill_size or -1
+    least = split.pdmux_min_tokens or (min(usual, chunk) if chunk > 0 else usual)
     streams: SplitStreams = Turns()
     no_shares: str | None = None
     if on_gpu:

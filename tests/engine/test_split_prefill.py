@@ -257,6 +257,28 @@ def test_a_prompt_of_higher_priority_goes_first(
     assert split_of(llm).counters["prefills"] == 2
 
 
+def test_a_prompt_that_leaves_before_its_first_layer_takes_no_other_with_it(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+) -> None:
+    """It waits, together with another, behind a forward of higher priority."""
+    folder, spec = subjects_of["EAGLE3"]
+    whole = play(make(folder, spec), {0: [("y", prompt(11, 50))]})
+    llm = make(folder, spec, **PDMUX, pdmux_layers=1)
+    engine, later = llm.engine, replace(GREEDY, priority=3)
+    engine.add_request("r", prompt(1, 6), GREEDY)
+    engine.add_request("first", prompt(9, 70), GREEDY)
+    step_until_split(llm, "first")
+    for rid, ids in (("x", prompt(10, 40)), ("y", prompt(11, 50))):
+        engine.add_request(rid, ids, later)
+    step_until_split(llm, "y")
+    (job,) = [one for one in split_of(llm).jobs if len(one.batch.reqs) == 2]
+    assert job.on_device.split_index == 0
+    engine.abort("x")
+    done = play(llm, {0: []})
+    assert done["y"].token_ids == whole["y"].token_ids
+    assert done.keys() == {"r", "first", "y"}
+
+
 def test_without_kv_a_split_prompt_is_retracted_and_begins_anew(
     subjects_of: dict[str, tuple[Path, SpecConfig | None]],
 ) -> None:
@@ -492,6 +514,7 @@ class PretendedStreams(Turns):
     [
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"prefill_attention_backend": "flashinfer"}, "flashinfer"),
+        ({"chunked_prefill_size": 8}, "--pdmux-min-tokens"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
