@@ -266,6 +266,7 @@ def test_a_prompt_that_leaves_before_its_first_layer_takes_no_other_with_it(
     llm = make(folder, spec, **PDMUX, pdmux_layers=1)
     engine, later = llm.engine, replace(GREEDY, priority=3)
     engine.add_request("r", prompt(1, 6), GREEDY)
+    engine.step()
     engine.add_request("first", prompt(9, 70), GREEDY)
     step_until_split(llm, "first")
     for rid, ids in (("x", prompt(10, 40)), ("y", prompt(11, 50))):
