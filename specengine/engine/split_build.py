@@ -100,6 +100,8 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         backend,
         no_shares,
     )
+    if on_gpu and engine.parts.adaptive is not None:
+        engine.parts.adaptive.is_disturbed = partial(_is_busy, engine.split)
 
 
 def use_lanes(split: SplitPrefills | None, rounds: RoundExecutor) -> None:
