@@ -117,8 +117,18 @@ def join_pipeline(split: SplitPrefills | None, pipeline: RoundPipeline) -> None:
     if split is None:
         return
     pipeline.is_disturbed = partial(_is_busy, split)
-    rounds = pipeline.executor
-    for size in reversed(rounds.batch_sizes) if split.streams.shares else ():
+    if not split.streams.shares:
+        return
+    try:
+        _capture_beside(pipeline.executor)
+    except Exception as error:  # of many kinds: a kernel that wants more SMs than it has
+        logger.warning("rounds do not run on a part of the SMs: %s", error, exc_info=True)
+        pipeline.executor.lanes.forget_shares()
+        split.share_all_sms("rounds do not run on a part of the SMs")
+
+
+def _capture_beside(rounds: RoundExecutor) -> None:
+    for size in reversed(rounds.batch_sizes):
         for key in rounds.keys(size, rounds.sampling.greedy):
             for one in rounds.lanes.keys_of(key):
                 if rounds.cache.has_memory_for(one):

@@ -142,6 +142,11 @@ class SplitPrefills:
             one.call.wait()
         self._running.clear()
 
+    def share_all_sms(self, why: str) -> None:
+        """Before any request: prompts have no SMs of their own. why: counted for each forward."""
+        self.no_shares, self.policy.shares = why, ()
+        self.streams.forget_shares()
+
     @property
     def is_busy(self) -> bool:
         return bool(self.jobs)

@@ -54,6 +54,10 @@ class SplitStreams(Protocol):
         """What the current stream is given next runs behind all that was launched so far."""
         ...
 
+    def forget_shares(self) -> None:
+        """From now on there is None alone."""
+        ...
+
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
         """The current stream may read tensors that were made in a `launch` whose call is done."""
         ...
@@ -85,6 +89,8 @@ class Turns:
     def begin(self) -> None: ...
 
     def join(self) -> None: ...
+
+    def forget_shares(self) -> None: ...
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None: ...
 
@@ -169,6 +175,9 @@ class BesideRounds:
     def join(self) -> None:
         if self._last is not None:
             torch.cuda.current_stream().wait_event(self._last)
+
+    def forget_shares(self) -> None:
+        self.parts, self.most_calls = {}, 1
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:

@@ -482,6 +482,31 @@ def test_rounds_take_the_graphs_of_the_share_that_prompts_have(
     assert not rounds.lanes.num_on_all
 
 
+def test_rounds_that_need_all_sms_leave_prompts_no_share(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(*subjects_of["plain"], **PDMUX)
+    rounds, split = run_on_device(llm), split_of(llm)
+    assert llm.engine.pipeline is not None
+    monkeypatch.setattr(split, "streams", PretendedStreams())
+    monkeypatch.setattr(split, "policy", SplitPrefillPolicy(3, (0.5,)))
+    rounds.lanes.streams = {None: None, 0.5: None}  # type: ignore[dict-item]
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("a cluster that has no room")
+
+    monkeypatch.setattr(rounds, "graph", fails)
+    join_pipeline(split, llm.engine.pipeline)
+    monkeypatch.undo()
+    assert list(rounds.lanes.streams) == [None]
+    reason = split.no_shares
+    assert reason is not None
+    play(llm, {0: [("x", prompt(3, 60))]})
+    stats = llm.engine.stats().split
+    assert stats is not None
+    assert stats.fallbacks == {reason: 1}
+
+
 class LateCall:
     """Done when it was asked three times, or waited for."""
 
