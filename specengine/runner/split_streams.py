@@ -127,8 +127,9 @@ class BesideRounds:
       there alone: a call allocates on its own stream all that it writes. Calls run one behind
       another, whatever their stream, so that what one of the streams freed is not in use by
       another. What the current stream reads in the end goes through `hand_over`.
-    - Workspaces: cuBLAS keeps one for each stream. An attention backend keeps its own: prompts have
-      an instance of theirs. The head, whose kernels for few rows keep counters, runs on the
+    - Workspaces: cuBLAS keeps one for each stream, as products whose sums are split keep their
+      counters (split_sum_triton). An attention backend keeps its own: prompts have an instance of
+      theirs. The head, whose kernels for few rows keep counters, runs on the
       current stream.
     - CUDA graphs and their pool belong to the current stream, and to those of rounds that run in
       turn with it (RoundLanes): what is launched here runs eagerly.
