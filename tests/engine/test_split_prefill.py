@@ -280,6 +280,26 @@ def test_a_prompt_that_leaves_before_its_first_layer_takes_no_other_with_it(
     assert done.keys() == {"r", "first", "y"}
 
 
+def test_short_prompts_do_not_wait_for_long_ones_under_way(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+) -> None:
+    """One may be under way, and another long one waits."""
+    llm = make(*subjects_of["plain"], **PDMUX, pdmux_layers=1)
+    split_of(llm).prompts.most = 1
+    engine, order = llm.engine, list[str]()
+    engine.add_request("r", prompt(1, 6), replace(GREEDY, max_tokens=60))
+    engine.step()
+    engine.add_request("x", prompt(20, 60), GREEDY)
+    step_until_split(llm, "x")
+    engine.add_request("z", prompt(22, 60), GREEDY)
+    engine.add_request("short", prompt(23, 9), GREEDY)
+    while engine.has_work:
+        order += [one.rid for one in engine.step() if one.rid not in order]
+        engine.scheduler.check_invariant()
+    assert order.index("short") < order.index("x") < order.index("z")
+    assert split_of(llm).counters["prefills"] == 2
+
+
 def test_without_kv_a_split_prompt_is_retracted_and_begins_anew(
     subjects_of: dict[str, tuple[Path, SpecConfig | None]],
 ) -> None:
