@@ -29,9 +29,15 @@ class Tile:
     stages: int
 
 
-@cache
 def counters_of(device: torch.device) -> Tensor:
-    """int32 zeros, which every kernel leaves as zeros. One stream at a time may use them."""
+    """int32 zeros, which every kernel leaves as zeros: of the current stream, beside which others
+    may run the same kernels. A captured graph keeps those of the stream that it was captured on."""
+    is_cuda = device.type == "cuda"
+    return _counters(device, torch.cuda.current_stream(device).cuda_stream if is_cuda else 0)
+
+
+@cache
+def _counters(device: torch.device, stream: int) -> Tensor:
     return torch.zeros(MAX_GROUPS, dtype=torch.int32, device=device)
 
 

@@ -23,7 +23,7 @@ class SplitConfig(Section):
         1.5, "how much longer a token may take beside prompts than without"
     )
     pdmux_sm_shares: tuple[float, ...] | None = option(
-        (0.5, 0.65),
+        (0.5, 0.76),
         "shares of the GPU's SMs that prompts may have, to choose from; none: all, behind rounds",
     )
 
@@ -39,7 +39,7 @@ class SplitConfig(Section):
         self._require(
             shares is None or (len(shares) > 0 and all(0.0 < one < 1.0 for one in shares)),
             "pdmux_sm_shares",
-            "give shares between 0 and 1, such as 0.5,0.75",
+            "give shares between 0 and 1, such as 0.5,0.76",
         )
         plain = SplitConfig.options()
         for name in plain:

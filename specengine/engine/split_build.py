@@ -39,12 +39,13 @@ def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBac
         return
     refusals = {
         "--tp-size": config.parallel.tp_size > 1,
-        "--dp-size": config.parallel.dp_size > 1 or loaded.sharers is not None,
+        "--enable-dp-attention": loaded.sharers is not None,
         "--enable-mixed-chunk": config.schedule.enable_mixed_chunk,
     }
     for flag, is_given in refusals.items():
         if is_given:
             raise ConfigError(f"--enable-pdmux does not go with {flag}; leave one of the two out")
+    _check_sizes(config)
     if loaded.source.pooling is not None:
         raise ConfigError("--enable-pdmux: an embedding model has no rounds; leave it out")
     if backend.for_mode(ForwardMode.SPLIT_PREFILL).limits.plans_on_host:
@@ -54,6 +55,16 @@ def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBac
         )
     if (reason := _why_not(loaded.model)) is not None:
         raise ConfigError(f"--enable-pdmux: split prefill does not compute {reason}; leave it out")
+
+
+def _check_sizes(config: EngineConfig) -> None:
+    """config: resolved."""
+    least, chunk = config.split.pdmux_min_tokens, config.schedule.chunked_prefill_size
+    if least is not None and chunk is not None and 0 < chunk < least:
+        raise ConfigError(
+            f"--pdmux-min-tokens {least}: no forward has more prompt tokens than "
+            f"--chunked-prefill-size {chunk}, so that none would be split; lower the first"
+        )
 
 
 def _why_not(model: object) -> str | None:
@@ -70,7 +81,9 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
     if not split.enable_pdmux:
         return
     on_gpu = runner.device.type == "cuda"
-    least = split.pdmux_min_tokens or (MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU)
+    usual = MIN_TOKENS_GPU if on_gpu else MIN_TOKENS_CPU
+    chunk = config.schedule.chunked_prefill_size or -1
+    least = split.pdmux_min_tokens or (min(usual, chunk) if chunk > 0 else usual)
     streams: SplitStreams = Turns()
     no_shares: str | None = None
     if on_gpu:
@@ -87,6 +100,8 @@ def add_split_prefills(config: EngineConfig, engine: Engine, backend: AttentionB
         backend,
         no_shares,
     )
+    if on_gpu and engine.parts.adaptive is not None:
+        engine.parts.adaptive.is_disturbed = partial(_is_busy, engine.split)
 
 
 def use_lanes(split: SplitPrefills | None, rounds: RoundExecutor) -> None:
@@ -102,8 +117,18 @@ def join_pipeline(split: SplitPrefills | None, pipeline: RoundPipeline) -> None:
     if split is None:
         return
     pipeline.is_disturbed = partial(_is_busy, split)
-    rounds = pipeline.executor
-    for size in reversed(rounds.batch_sizes) if split.streams.shares else ():
+    if not split.streams.shares:
+        return
+    try:
+        _capture_beside(pipeline.executor)
+    except Exception as error:  # of many kinds: a kernel that wants more SMs than it has
+        logger.warning("rounds do not run on a part of the SMs: %s", error, exc_info=True)
+        pipeline.executor.lanes.forget_shares()
+        split.share_all_sms("rounds do not run on a part of the SMs")
+
+
+def _capture_beside(rounds: RoundExecutor) -> None:
+    for size in reversed(rounds.batch_sizes):
         for key in rounds.keys(size, rounds.sampling.greedy):
             for one in rounds.lanes.keys_of(key):
                 if rounds.cache.has_memory_for(one):

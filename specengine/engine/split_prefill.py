@@ -32,18 +32,14 @@ class SplitJob:
     left it."""
 
     batch: ScheduleBatch
+    on_device: ForwardBatch
     kept: list[int]
-    on_device: ForwardBatch | None = None
     hidden: Tensor | None = None  # [T, H], after the last layer
     last: Call | None = None
 
     @property
     def num_tokens(self) -> int:
         return sum(self.batch.extend_lens)
-
-    @property
-    def layers_done(self) -> int:
-        return 0 if self.on_device is None else self.on_device.split_index
 
     @property
     def is_done(self) -> bool:
@@ -146,6 +142,11 @@ class SplitPrefills:
             one.call.wait()
         self._running.clear()
 
+    def share_all_sms(self, why: str) -> None:
+        """Before any request: prompts have no SMs of their own. why: counted for each forward."""
+        self.no_shares, self.policy.shares = why, ()
+        self.streams.forget_shares()
+
     @property
     def is_busy(self) -> bool:
         return bool(self.jobs)
@@ -166,12 +167,19 @@ class SplitPrefills:
             job.kept = kept
             if not kept:
                 self.jobs.remove(job)
-            elif job.on_device is not None and job.hidden is None:
+            elif job.hidden is None:
                 self.streams.launch(None, partial(_forget, job.on_device, gone))
 
     def _start(self, batch: ScheduleBatch) -> None:
+        """All that the forward is told of its requests is read now: they may leave before its
+        first layer."""
         self.streams.begin()
-        self.jobs.append(SplitJob(batch, list(range(batch.batch_size))))
+        try:
+            on_device, _ = self.streams.launch(None, partial(self._send, batch))
+        except BaseException:
+            self._retract(batch)
+            raise
+        self.jobs.append(SplitJob(batch, on_device, list(range(batch.batch_size))))
         self.counters["prefills"] += 1
         self.counters["prompts"] += batch.batch_size
         if self.no_shares is not None:
@@ -184,7 +192,8 @@ class SplitPrefills:
         self.counters["layers"] += decision.layers
         try:
             job.hidden, job.last = self.streams.launch(
-                decision.share, partial(self._run, job, decision.layers)
+                decision.share,
+                partial(self.runner.split_layers, job.on_device, decision.layers),
             )
         except BaseException:
             self._give_back(job)
@@ -198,17 +207,13 @@ class SplitPrefills:
     def _decide(self, job: SplitJob) -> SplitDecision:
         others = [one for one in self.jobs if one is not job and one.hidden is None]
         waiting = waiting_tokens(self.scheduler.queues) + sum(one.num_tokens for one in others)
-        left = self.runner.model.num_layers - job.layers_done
+        left = self.runner.model.num_layers - job.on_device.split_index
         queue = PromptQueue(job.num_tokens, left, waiting)
         return self.policy.decide(queue, len(self.scheduler.queues.running))
 
     @torch.inference_mode()
-    def _run(self, job: SplitJob, layers: int) -> Tensor | None:
-        """[T, H] after the last layer."""
-        if job.on_device is None:
-            batch = job.batch.get_model_worker_batch()
-            job.on_device = self.runner.new_forward_batch(batch, self.attn_backend)
-        return self.runner.split_layers(job.on_device, layers)
+    def _send(self, batch: ScheduleBatch) -> ForwardBatch:
+        return self.runner.new_forward_batch(batch.get_model_worker_batch(), self.attn_backend)
 
     def _measure(self) -> None:
         while self._running and self._running[0].call.is_done:
@@ -228,7 +233,6 @@ class SplitPrefills:
     def _output(self, job: SplitJob) -> tuple[ScheduleBatch, LogitsOutput]:
         """Of the requests that have not left."""
         batch, on_device, hidden = job.batch, job.on_device, job.hidden
-        assert on_device is not None
         assert hidden is not None
         self.streams.hand_over([hidden, *on_device.layer_features])
         if len(job.kept) < batch.batch_size:
@@ -241,12 +245,15 @@ class SplitPrefills:
 
     def _give_back(self, job: SplitJob) -> None:
         """Its requests begin anew: of what its layers wrote, some may have been written twice."""
-        split = self.scheduler.queues.split
-        for req in [one for one in job.batch.reqs if split.get(one) is job.batch]:
-            self.scheduler.exits.retract(req)
+        self._retract(job.batch)
         self.settle()
         if job in self.jobs:
             self.jobs.remove(job)
+
+    def _retract(self, batch: ScheduleBatch) -> None:
+        split = self.scheduler.queues.split
+        for req in [one for one in batch.reqs if split.get(one) is batch]:
+            self.scheduler.exits.retract(req)
 
 
 def _rows(batch: ScheduleBatch, places: list[int]) -> list[int]:

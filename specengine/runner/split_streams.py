@@ -54,6 +54,10 @@ class SplitStreams(Protocol):
         """What the current stream is given next runs behind all that was launched so far."""
         ...
 
+    def forget_shares(self) -> None:
+        """From now on there is None alone."""
+        ...
+
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
         """The current stream may read tensors that were made in a `launch` whose call is done."""
         ...
@@ -85,6 +89,8 @@ class Turns:
     def begin(self) -> None: ...
 
     def join(self) -> None: ...
+
+    def forget_shares(self) -> None: ...
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None: ...
 
@@ -121,8 +127,9 @@ class BesideRounds:
       there alone: a call allocates on its own stream all that it writes. Calls run one behind
       another, whatever their stream, so that what one of the streams freed is not in use by
       another. What the current stream reads in the end goes through `hand_over`.
-    - Workspaces: cuBLAS keeps one for each stream. An attention backend keeps its own: prompts have
-      an instance of theirs. The head, whose kernels for few rows keep counters, runs on the
+    - Workspaces: cuBLAS keeps one for each stream, as products whose sums are split keep their
+      counters (split_sum_triton). An attention backend keeps its own: prompts have an instance of
+      theirs. The head, whose kernels for few rows keep counters, runs on the
       current stream.
     - CUDA graphs and their pool belong to the current stream, and to those of rounds that run in
       turn with it (RoundLanes): what is launched here runs eagerly.
@@ -169,6 +176,9 @@ class BesideRounds:
     def join(self) -> None:
         if self._last is not None:
             torch.cuda.current_stream().wait_event(self._last)
+
+    def forget_shares(self) -> None:
+        self.parts, self.most_calls = {}, 1
 
     def hand_over(self, tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
@@ -12,6 +12,7 @@ from time import monotonic
 from specengine.core.errors import RequestError
 from specengine.core.request import FinishReason, Req, ReqState
 from specengine.scheduler.exits import Exits
+from specengine.scheduler.kept_memory import Kept
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
@@ -27,7 +28,6 @@ SMALL = 64
 LOOK_BEHIND = 16  # waiting requests among which those are looked for that pass the first
 MOST_PASSED = 1000  # requests that may pass the same one
 
-Rank = tuple[int, int]
 Head = tuple[int, tuple[int, ...]]  # tokens that came from the cache, the SHARED_PREFIX behind them
 
 
@@ -55,28 +55,6 @@ class Demand:
 
     def decay(self) -> None:
         self.share = max(0.1, self.share * 0.995)
-
-
-class Kept:
-    """Slots to keep free for the live requests: for those that go before the one that asks, as the
-    others are retracted before it is."""
-
-    def __init__(self) -> None:
-        self._needs: list[tuple[Rank, int]] = []
-        self._total = 0
-        self._last: Rank | None = None
-
-    def add(self, req: Req, slots: int) -> None:
-        rank = req.rank
-        self._needs.append((rank, slots))
-        self._total += slots
-        self._last = rank if self._last is None else max(self._last, rank)
-
-    def before(self, req: Req) -> int:
-        rank = req.rank
-        if self._last is None or self._last <= rank:
-            return self._total  # nearly always
-        return sum(slots for other, slots in self._needs if other <= rank)
 
 
 @dataclass
@@ -144,15 +122,18 @@ class Admission:
                 "prompt",
             )
 
-    def plan(self, most_together: int | None = None) -> list[Chunk]:
+    def plan(self, most_together: int | None = None, below: int | None = None) -> list[Chunk]:
         """Prompt tokens for one forward, those of started prompts before those of new ones. Several
         prompts may stay unfinished. most_together: tokens that several prompts may have in one
-        forward; where they have more, the first prompt is alone in it."""
+        forward; where they have more, the first prompt is alone in it. below: only prompts that
+        have fewer tokens left, and fewer in all."""
         limit = self.policy.chunked_prefill_size
         budget = limit if limit > 0 else sys.maxsize
         split = self.queues.split
         started = [req for req in self.queues.prefilling if req not in split]
         pool = started + self._next_waiting()
+        if below is not None:
+            budget, pool = min(budget, below - 1), shorter_than(pool, below)
         plan = PrefillPlan(budget)
         for req in self.queues.live:
             plan.kept.add(req, self._expected_need(req))
@@ -292,6 +273,11 @@ class Admission:
         req.prefix_hit_len = req.kv_len
         self.num_prompt_tokens += len(req.prompt_ids)
         self.num_cached_tokens += req.kv_len
+
+
+def shorter_than(pool: Iterable[Req], tokens: int) -> list[Req]:
+    """Those with fewer tokens left. Of waiting ones it is not known what the cache has of them."""
+    return [req for req in pool if req.prefill_len - req.kv_len < tokens]
 
 
 def _shorter(pool: list[Req], budget: int) -> list[Req]:

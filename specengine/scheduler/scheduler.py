@@ -234,7 +234,11 @@ class Scheduler:
         queues = self.queues
         if self.split is not None and self.split.is_ready:
             return True
-        if self.split is not None and self.split.is_full(queues):
+        if (
+            self.split is not None
+            and self.split.is_full(queues)
+            and not self.split.has_short(queues)
+        ):
             return False
         return self._would_admit() or len(queues.prefilling) > len(queues.split)
 
@@ -260,9 +264,8 @@ class Scheduler:
 
     def _split_prefill(self, split: SplitPrompts) -> ScheduleBatch | None:
         """Short prompts go between two rounds, others beside them."""
-        if split.is_full(self.queues):
-            return None
-        chunks = self.admission.plan(split.most_together)
+        below = split.min_tokens if split.is_full(self.queues) else None
+        chunks = self.admission.plan(split.most_together, below)
         if not chunks:
             return None
         is_split = sum(chunk.length for chunk in chunks) >= split.min_tokens

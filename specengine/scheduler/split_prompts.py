@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
+from specengine.scheduler.admission import LOOK_BEHIND, shorter_than
 from specengine.scheduler.queues import RequestQueues
 
 _LOOK_AHEAD = 64  # waiting prompts whose tokens are counted
@@ -31,8 +32,14 @@ class SplitPrompts:
     is_ready: bool = False
 
     def is_full(self, queues: RequestQueues) -> bool:
-        """While it is, no further prompt is admitted."""
+        """While it is, only prompts that need not be split are taken in."""
         return bool(queues.split) and queues.num_splits >= self.most
+
+    def has_short(self, queues: RequestQueues) -> bool:
+        """Whether such a prompt is to be taken in."""
+        started = (req for req in queues.prefilling if req not in queues.split)
+        first = islice(queues.waiting, LOOK_BEHIND)
+        return bool(shorter_than(chain(started, first), self.min_tokens))
 
     @property
     def most_together(self) -> int:

@@ -257,6 +257,49 @@ def test_a_prompt_of_higher_priority_goes_first(
     assert split_of(llm).counters["prefills"] == 2
 
 
+def test_a_prompt_that_leaves_before_its_first_layer_takes_no_other_with_it(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+) -> None:
+    """It waits, together with another, behind a forward of higher priority."""
+    folder, spec = subjects_of["EAGLE3"]
+    whole = play(make(folder, spec), {0: [("y", prompt(11, 50))]})
+    llm = make(folder, spec, **PDMUX, pdmux_layers=1)
+    engine, later = llm.engine, replace(GREEDY, priority=3)
+    engine.add_request("r", prompt(1, 6), GREEDY)
+    engine.step()
+    engine.add_request("first", prompt(9, 70), GREEDY)
+    step_until_split(llm, "first")
+    for rid, ids in (("x", prompt(10, 40)), ("y", prompt(11, 50))):
+        engine.add_request(rid, ids, later)
+    step_until_split(llm, "y")
+    (job,) = [one for one in split_of(llm).jobs if len(one.batch.reqs) == 2]
+    assert job.on_device.split_index == 0
+    engine.abort("x")
+    done = play(llm, {0: []})
+    assert done["y"].token_ids == whole["y"].token_ids
+    assert done.keys() == {"r", "first", "y"}
+
+
+def test_short_prompts_do_not_wait_for_long_ones_under_way(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]],
+) -> None:
+    """One may be under way, and another long one waits."""
+    llm = make(*subjects_of["plain"], **PDMUX, pdmux_layers=1)
+    split_of(llm).prompts.most = 1
+    engine, order = llm.engine, list[str]()
+    engine.add_request("r", prompt(1, 6), replace(GREEDY, max_tokens=60))
+    engine.step()
+    engine.add_request("x", prompt(20, 60), GREEDY)
+    step_until_split(llm, "x")
+    engine.add_request("z", prompt(22, 60), GREEDY)
+    engine.add_request("short", prompt(23, 9), GREEDY)
+    while engine.has_work:
+        order += [one.rid for one in engine.step() if one.rid not in order]
+        engine.scheduler.check_invariant()
+    assert order.index("short") < order.index("x") < order.index("z")
+    assert split_of(llm).counters["prefills"] == 2
+
+
 def test_without_kv_a_split_prompt_is_retracted_and_begins_anew(
     subjects_of: dict[str, tuple[Path, SpecConfig | None]],
 ) -> None:
@@ -459,6 +502,31 @@ def test_rounds_take_the_graphs_of_the_share_that_prompts_have(
     assert not rounds.lanes.num_on_all
 
 
+def test_rounds_that_need_all_sms_leave_prompts_no_share(
+    subjects_of: dict[str, tuple[Path, SpecConfig | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make(*subjects_of["plain"], **PDMUX)
+    rounds, split = run_on_device(llm), split_of(llm)
+    assert llm.engine.pipeline is not None
+    monkeypatch.setattr(split, "streams", PretendedStreams())
+    monkeypatch.setattr(split, "policy", SplitPrefillPolicy(3, (0.5,)))
+    rounds.lanes.streams = {None: None, 0.5: None}  # type: ignore[dict-item]
+
+    def fails(*given: Any) -> None:
+        raise RuntimeError("a cluster that has no room")
+
+    monkeypatch.setattr(rounds, "graph", fails)
+    join_pipeline(split, llm.engine.pipeline)
+    monkeypatch.undo()
+    assert list(rounds.lanes.streams) == [None]
+    reason = split.no_shares
+    assert reason is not None
+    play(llm, {0: [("x", prompt(3, 60))]})
+    stats = llm.engine.stats().split
+    assert stats is not None
+    assert stats.fallbacks == {reason: 1}
+
+
 class LateCall:
     """Done when it was asked three times, or waited for."""
 
@@ -492,6 +560,7 @@ class PretendedStreams(Turns):
     [
         ({"enable_mixed_chunk": True}, "--enable-mixed-chunk"),
         ({"prefill_attention_backend": "flashinfer"}, "flashinfer"),
+        ({"chunked_prefill_size": 8}, "--pdmux-min-tokens"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

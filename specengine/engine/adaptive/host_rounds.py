@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 from specengine.core.batch import ScheduleBatch
@@ -29,6 +30,7 @@ class AdaptiveRound:
         self.limit = limit
         self.is_chain = is_chain
         self.link = link or NoLink()
+        self.is_disturbed: Callable[[], bool] = lambda: False  # by prompts that run beside rounds
 
     def run(self, inner: HostRound, batch: ScheduleBatch) -> VerifyResult:
         choice, _ = agreed(self.link, lambda: (self.chooser.choose(batch.batch_size), False))
@@ -50,7 +52,7 @@ class AdaptiveRound:
             result.path_ranks,
             limits=[depth_within(req, depth) for req in batch.reqs],
             from_lookup=inner.from_lookup,
-            seconds=seconds,
+            seconds=None if self.is_disturbed() else seconds,
             drafting_seconds=inner.drafting,
         )
         self.chooser.observe(observation)

@@ -41,6 +41,10 @@ class RoundLanes:
         shares = [share for share in self.streams if share is not None]
         return [] if key.sampling.masks else [key._replace(share=share) for share in shares]
 
+    def forget_shares(self) -> None:
+        """Rounds run on all SMs from now on."""
+        self.streams = {share: one for share, one in self.streams.items() if share is None}
+
     @contextmanager
     def capturing(self, key: RoundKey) -> Iterator[None]:
         with capturing_on(self.streams.get(key.share)):
