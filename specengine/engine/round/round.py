@@ -256,10 +256,8 @@ class Round:
 
     def send_counts(self, num_drafted: list[int], key: RoundKey) -> None:
         """How many drafts the host has made, to a rule that judges them."""
-        layout = self.layout
-        if self.rule_of(key) is None or not isinstance(layout, Chain):
-            return
-        if self.source.counts_are_sent(key):
+        layout, is_judged = self.layout, self.rule_of(key) is not None
+        if is_judged and isinstance(layout, Chain) and self.source.counts_are_sent(key):
             layout.send_counts(layout.num_drafted, num_drafted)
 
     def send_masks(self, reqs: list[Req], trees: list[HostTree], key: RoundKey) -> KeptDepths:
