@@ -119,10 +119,15 @@ class LogitEditState:
 
     @property
     def tables(self) -> EditTables:
+        self.prepare()
+        assert self._tables is not None
+        return self._tables
+
+    def prepare(self) -> None:
+        """Make the tables, where there are none yet."""
         if self._tables is None:
             num_slots = 1 + min(MAX_EDITING, self.num_rows)
             self._tables = EditTables.of(self.num_rows, num_slots, self.vocab_size, self.device)
-        return self._tables
 
     def write(self, reqs: list[Req], rows_B: Tensor) -> None:
         """Before the launch of a round of these requests. rows_B: of the page table, on the device;

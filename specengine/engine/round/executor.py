@@ -143,10 +143,7 @@ class RoundExecutor:
     def _make(self, key: RoundKey) -> tuple[Graph, None]:
         """Runs rounds of no request: none may be in flight."""
         self.clear_rows()
-        if key.sampling.logprobs:
-            self.round.logprobs.prepare()
-        if key.sampling.masks:
-            self.round.masks.prepare()
+        self.round.prepare(key.sampling)
         try:
             with self.lanes.capturing(key):
                 return self._prepare(self.bind(key)), None

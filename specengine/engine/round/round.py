@@ -28,7 +28,7 @@ from specengine.engine.round.layouts import Chain, Commit, Layout, Path, Room, k
 from specengine.engine.round.logprobs import DeviceLogprobs
 from specengine.engine.round.masks import TokenMasks
 from specengine.engine.round.rules import Judged, Rule
-from specengine.engine.round.sampling import PLAIN, SamplingState
+from specengine.engine.round.sampling import PLAIN, SamplingFeatures, SamplingState
 from specengine.engine.round.source import DraftOptions, Drafts, Source, round_slots
 from specengine.kernels.accept.accept_chain import begin_round
 from specengine.kernels.tree.types import TreeLimits
@@ -102,6 +102,15 @@ class Round:
             self._tree_keys = TreeKeys.of(*shape, device)
         sampling.stochastic = rule is not None
         sampling.stochastic_greedy = rule is not None and rule.greedy_too
+
+    def prepare(self, features: SamplingFeatures) -> None:
+        """Before a graph is captured: tables that are made in a capture are the graph's own."""
+        if features.logprobs:
+            self.logprobs.prepare()
+        if features.masks:
+            self.masks.prepare()
+        if features.edits:
+            self.sampling.edits.prepare()
 
     def draft(self, rows_B: Tensor, key: RoundKey) -> Drafts:
         """rows_B: int64, of the page table. The requests are as the round before has left them, and
@@ -247,10 +256,8 @@ class Round:
 
     def send_counts(self, num_drafted: list[int], key: RoundKey) -> None:
         """How many drafts the host has made, to a rule that judges them."""
-        layout = self.layout
-        if self.rule_of(key) is None or not isinstance(layout, Chain):
-            return
-        if self.source.counts_are_sent(key):
+        layout, is_judged = self.layout, self.rule_of(key) is not None
+        if is_judged and isinstance(layout, Chain) and self.source.counts_are_sent(key):
             layout.send_counts(layout.num_drafted, num_drafted)
 
     def send_masks(self, reqs: list[Req], trees: list[HostTree], key: RoundKey) -> KeptDepths:

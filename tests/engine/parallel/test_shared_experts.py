@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import FileStore
 from specengine import SamplingParams, SpecConfig
 from specengine.core.config_sources import config_from_flags
 from specengine.core.errors import ConfigError, ModelLoadError
+from specengine.core.grammar import GrammarSpec
 from specengine.core.parallel import Communicator, communicator
 from specengine.core.request import Req
 from specengine.core.sharing import ExpertSharers
@@ -257,3 +258,44 @@ def test_engines_that_share_experts_take_new_weights_together(
     for rank, (was_forgotten, said) in enumerate(on_threads(2, run)):
         assert was_forgotten
         assert said[rank] == expected[rank]
+
+
+WANTED = [
+    SamplingParams(max_tokens=10, temperature=0, grammar=GrammarSpec.regex("[a-z ]+[.]")),
+    SamplingParams(max_tokens=8, temperature=0.7, seed=3, repetition_penalty=1.3, n=2),
+    SamplingParams(max_tokens=12, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=6, temperature=0, logprobs=2, logit_bias={300: 4.0}),
+]
+
+
+def run_wanted(engine: Engine, numbers: list[int]) -> dict[tuple[str, int], list[int]]:
+    """One after the other, three steps apart; all ranks step as often."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for step in range(60):
+        if not step % 3 and step // 3 < len(numbers):
+            number = numbers[step // 3]
+            engine.add_request(str(number), PROMPTS[number % 3], WANTED[number])
+        for output in engine.step():
+            found[output.rid, output.index] = output.token_ids
+    assert not engine.has_work
+    return found
+
+
+def test_grammars_edits_and_logprobs_of_one_rank_beside_the_other(deeper: Path) -> None:
+    """A round of three graphs beside one of one; what requests ask for is each rank's own."""
+    spec = SPECS["mtp"]
+    expected = run_wanted(make(deeper, spec, None), [0, 1, 2, 3])
+
+    def run() -> dict[tuple[str, int], list[int]]:
+        ranks = communicator()
+        engine = make(deeper, spec, ExpertSharers(ranks))
+        run_on_device(engine)
+        assert engine.pipeline is not None
+        found = run_wanted(engine, [[0, 3], [2, 1]][ranks.rank])
+        kinds = {key.sampling for key in engine.pipeline.executor.captured}
+        assert any(one.masks for one in kinds)
+        assert any(one.edits and not one.masks for one in kinds)
+        return found
+
+    one, two = on_threads(2, run)
+    assert one | two == expected
