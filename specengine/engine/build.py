@@ -11,9 +11,10 @@ from typing import cast
 import torch
 
 from specengine.core.batch import AttentionBackend
-from specengine.core.config import EngineConfig, GraphConfig
+from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
+from specengine.core.graph_config import GraphConfig
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Link, NoLink, split_over
 from specengine.core.platform import platform_of
@@ -34,6 +35,7 @@ from specengine.engine.new_weights import RunningWeights
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
+from specengine.engine.piecewise_build import add_pieces
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
@@ -149,6 +151,7 @@ def build_engine(
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
+    engine.weights.pieces = add_pieces(config.graph, runner, phases)
     if owns_ranks:  # others may use weights that were lent
         engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)

@@ -96,6 +96,7 @@ def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
         return
     refused = {
         "--disable-cuda-graph-padding": config.graph.disable_cuda_graph_padding,
+        "--cuda-graph-mode": config.graph.has_pieces,
         "--speculative-cost-table": config.spec.cost_table is not None,
     }
     for flag, is_given in refused.items():

@@ -71,6 +71,11 @@ def _graph_stats(
     ragged: Mapping[str, Counter[str]],
 ) -> dict[str, GraphStats]:
     runner = parts.worker.runner
-    kinds = {"decode": runner.decode_graphs, "prefill": runner.prefill_graphs, "round": rounds}
+    kinds = {
+        "decode": runner.decode_graphs,
+        "prefill": runner.prefill_graphs,
+        "piecewise": runner.pieces,
+        "round": rounds,
+    }
     counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
     return {kind: GraphStats.of(one) for kind, one in (counters | dict(ragged)).items()}

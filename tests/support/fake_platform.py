@@ -176,6 +176,8 @@ class FakePlatform(CpuPlatform):
 def _tensors(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
+    if isinstance(output, list | tuple):
+        return [tensor for one in output for tensor in _tensors(one)]
     found = vars(output).values() if is_dataclass(output) else ()
     return [one for one in found if isinstance(one, Tensor)]
 
