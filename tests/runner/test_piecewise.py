@@ -31,7 +31,7 @@ from specengine.runner.loader.source import resolve_model
 from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.piecewise.adaptors import Eager
 from specengine.runner.piecewise.cache import CompileCache, lines_of
-from specengine.runner.piecewise.forwards import PiecewiseForwards
+from specengine.runner.piecewise.forwards import PiecewiseForwards, WholeRun
 from specengine.runner.piecewise.pieces import Piece, PieceRun
 from specengine.runner.piecewise.split import cut
 from specengine.target.registry import find_model_class
@@ -183,8 +183,7 @@ def captured(pieces: PiecewiseForwards, size: int) -> None:
         return graph, graph.outputs
 
     pieces.cache.record = record  # type: ignore[method-assign]
-    with torch.inference_mode():
-        pieces._capture(size)
+    pieces.record(WholeRun(pieces, size))
 
 
 def extend(runner: MiniRunner, tokens: list[list[int]] = TOKENS) -> ForwardBatch:

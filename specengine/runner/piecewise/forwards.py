@@ -49,15 +49,18 @@ class PiecewiseOptions:
 
 
 class WholeRun:
-    """All parts of a forward at one size; a core.graph_cache.Graph."""
+    """All parts of a forward at one size; a core.platform.Graph."""
+
+    unguarded = ("outputs",)
 
     def __init__(self, forwards: PiecewiseForwards, size: int) -> None:
         self.forwards, self.size = forwards, size
+        self.given = forwards.given_at(size)
         self.outputs: list[Tensor] = []  # of the last replay: hidden states, and features
 
     def replay(self) -> None:
         self.forwards.shared.size = self.size
-        self.outputs = self.forwards.call(self.size)
+        self.outputs = list(self.forwards.graph(*self.given))
 
 
 class PiecewiseForwards:
@@ -113,20 +116,19 @@ class PiecewiseForwards:
         """Behind other weights, put in the place of those that were traced. On a GPU they are at
         the same addresses; on a CPU they may have another form (layers/in_place.py)."""
         if not self.captures_graphs:
+            self.cache.captured.clear()
             self._build()
 
     def _guard_of(self, run: WholeRun) -> GraphGuard | None:
         return self.runner.guard_of(pieces=self, model=self.runner.model)
 
-    def call(self, size: int) -> list[Tensor]:
-        """The cut graph on the first `size` places of the inputs."""
+    def given_at(self, size: int) -> list[int | Tensor]:
+        """What the cut graph takes: the first `size` places of the inputs, and the weights."""
         views = {name: one[:size] for name, one in self.inputs.items()}
-        given = [
+        return [
             views[one] if isinstance(one, str) else size if isinstance(one, int) else one
             for one in self.given
         ]
-        outputs: list[Tensor] = list(self.graph(*given))
-        return outputs
 
     def capture(self) -> None:
         """The largest size, whose memory the others use again: each of them is captured when it is
@@ -144,18 +146,18 @@ class PiecewiseForwards:
     def _make(self, size: int) -> tuple[Graph, WholeRun]:
         run = WholeRun(self, size)
         if self.captures_graphs:
-            self._capture(size)
+            self.record(run)
         return run, run
 
-    def _capture(self, size: int) -> None:
-        """Without a batch: splitting operations give zeros, and write no KV."""
-        self.shared.size, self.shared.record = size, self.cache.record
+    def record(self, run: WholeRun) -> None:
+        """Capture all pieces. There is no batch: splitting operations do nothing."""
+        self.shared.record = self.cache.record
         try:
             measured = self.runner.graph_memory.measured()
             with torch.inference_mode(), measured, self.context.running(None):
-                self.call(size)
+                run.replay()
         finally:
-            self.shared.record = None
+            self.shared.record, run.outputs = None, []
 
     def size_of(self, num_tokens: int) -> int | None:
         """The padded size; None for more tokens than any."""
