@@ -39,6 +39,9 @@ class GraphConfig(Section):
     )
     torch_compile_max_bs: int = option(32, "largest batch size that torch.compile is for")
     debug_cuda_graph: bool = option(False, "check before each replay that no input has moved")
+    cuda_graph_profile: str | None = option(
+        None, "file for the kernels of each captured graph and what they take; log: the log"
+    )
 
     def _check_ranges(self) -> None:
         sizes = self.cuda_graph_bs

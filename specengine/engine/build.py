@@ -29,6 +29,7 @@ from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.factories import make_drafter, make_verifier, max_nodes
 from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.graph_profile import profile_graphs
 from specengine.engine.loop import Engine
 from specengine.engine.memory_build import Memory, allocate, required, snapshots_of
 from specengine.engine.new_weights import RunningWeights
@@ -211,6 +212,9 @@ def _capture(
             share_rounds(parts.sharers, rounds)
     if compiled.kernels:
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
+    if config.graph.cuda_graph_profile is not None:
+        with phases.phase("profile graphs"):
+            profile_graphs(runner, engine.device_rounds, config.graph.cuda_graph_profile)
 
 
 def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -> Scheduler:

@@ -61,6 +61,11 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     chosen = platform.attention_backend if backend == "auto" else backend
     reads_lengths = "torch" not in (chosen, config.model.draft_attention_backend)
     sizes = _graph_sizes(config.graph, rows, platform.has_graphs and reads_lengths)
+    if sizes is None and config.graph.cuda_graph_profile is not None:
+        raise ConfigError(
+            "--cuda-graph-profile shows captured graphs, and there are none "
+            f"(device {device.type}, attention backend {chosen}): leave it out"
+        )
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
         config,
