@@ -46,6 +46,7 @@ def engine_stats(
         algorithm=parts.config.spec.algorithm or "none",
         drafts_trees=parts.drafter.proposes_tree,
         split=None if split is None else _split_stats(split),
+        layer_hooks=parts.worker.runner.hooks.patterns,
     )
 
 

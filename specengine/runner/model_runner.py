@@ -38,6 +38,7 @@ from specengine.runner.forward_graphs.prepared import (
 )
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
+from specengine.runner.layer_hooks import LayerHooks
 from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.memory.kept_state import make_states
 from specengine.runner.piecewise.forwards import PiecewiseForwards
@@ -91,6 +92,7 @@ class ModelRunner:
         self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
         self.sampler = Sampler()
+        self.hooks = LayerHooks(model.num_layers)
         self._row_batches = RowBatches(self)
         for one in self.attn_layers[:1]:
             k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(one.layer_id)
@@ -146,7 +148,7 @@ class ModelRunner:
 
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
         """A planned forward whose tokens and tree may be given when it runs."""
-        graphs = self.ragged_graphs
+        graphs = None if self._is_hooked(batch) else self.ragged_graphs
         if graphs is not None:
             parts = [GraphForward(graphs, key, part) for key, part in graphs.parts_of(batch)]
             if parts:
@@ -178,11 +180,21 @@ class ModelRunner:
         that it carries, and PlanMismatchError is raised if that does not fit.
         """
         if isinstance(batch, ModelWorkerBatch):
-            output = whole_graph(self, batch)
+            output = None if self._is_hooked(batch) else whole_graph(self, batch)
             if output is not None:
                 return output
             batch = self.new_forward_batch(batch)
         return self.forward_eager(batch, skip_attn_backend_init)
+
+    def _is_hooked(self, batch: ModelWorkerBatch) -> bool:
+        """Whether hooks look at layers, which graphs would not call; counts the batch then."""
+        if not self.hooks.is_used:
+            return False
+        kinds = {"decode": self.decode_graphs, "prefill": self.prefill_graphs}
+        kind = "decode" if batch.forward_mode.is_decode() else "prefill"
+        if (graphs := kinds[kind]) is not None:
+            fallbacks.count_fallback(graphs.counters, kind, fallbacks.HOOKED)
+        return True
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if self.sharers is None or not batch.num_tokens:
@@ -197,7 +209,8 @@ class ModelRunner:
         if not skip_attn_backend_init:
             self.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
-        hidden = None if self.pieces is None else self.pieces.run(batch)
+        pieces = None if self.hooks.is_used else self.pieces
+        hidden = None if pieces is None else pieces.run(batch)
         if hidden is None:
             self.num_eager += 1
             hidden = self._hidden_eager(batch)
@@ -222,12 +235,12 @@ class ModelRunner:
     def forward_decode(self, batch: ForwardBatch) -> Tensor:
         """One token a request -> hidden states [B, H]."""
         interruption_point()
-        return self.model.forward(batch.input_ids, batch.positions, batch)
+        return self.hooks.forward(self.model, batch)
 
     def forward_extend(self, batch: ForwardBatch) -> Tensor:
         """Several tokens a request (EXTEND, MIXED, TARGET_VERIFY, DRAFT_EXTEND) -> [T, H]."""
         interruption_point()
-        return self.model.forward(batch.input_ids, batch.positions, batch)
+        return self.hooks.forward(self.model, batch)
 
     def forward_idle(self, batch: ForwardBatch) -> Tensor:
         """The model on zero tokens, without attention metadata -> [0, H]."""
