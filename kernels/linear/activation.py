@@ -10,6 +10,7 @@ from torch import Tensor
 from specengine.kernels.dispatch import Backend, use_native, use_triton
 from specengine.kernels.linear import activation_ref
 from specengine.kernels.native import ops as native
+from specengine.kernels.opaque import is_traced, opaque
 
 
 def silu_and_mul(x: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -33,6 +34,9 @@ def act_and_mul(x: Tensor, activation: str, *, backend: Backend = "auto") -> Ten
     x: [T, 2I], rows contiguous -> [T, I]. activation: a key of ACTIVATIONS. Any device; Triton on
     CUDA, for silu also C for few rows on a CPU.
     """
+    if is_traced():
+        traced: Tensor = _act_and_mul(x, activation)
+        return traced
     if activation == "silu":
         return silu_and_mul(x, backend=backend)
     if activation in _TRITON and use_triton(backend, x):
@@ -61,3 +65,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": relu2,
 }
 _TRITON = ("gelu_tanh", "gelu")
+
+
+def _plain(x: Tensor, activation: str) -> Tensor:
+    if activation == "silu":
+        return activation_ref.silu_and_mul(x)
+    return activation_ref.act_and_mul(x, ACTIVATIONS[activation])
+
+
+_act_and_mul = opaque(
+    "act_and_mul(Tensor x, str activation) -> Tensor",
+    act_and_mul,
+    lambda x, _: x.new_empty(*x.shape[:-1], x.shape[-1] // 2),
+    _plain,
+)

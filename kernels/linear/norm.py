@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import Backend, use_native, use_triton
 from specengine.kernels.linear import norm_ref
 from specengine.kernels.native import ops as native
+from specengine.kernels.opaque import is_traced, opaque
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto") -> Tensor:
@@ -19,6 +21,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
     as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
     shape. Any device; Triton on CUDA.
     """
+    if is_traced():
+        traced: Tensor = _rms_norm(x, weight, eps)
+        return traced
     if use_triton(backend, x):
         from specengine.kernels.linear import norm_triton
 
@@ -36,6 +41,9 @@ def fused_add_rms_norm(
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
     CUDA, where both results take one kernel.
     """
+    if is_traced():
+        normed, total = _fused_add_rms_norm(x, residual, weight, eps)
+        return normed, total
     if use_triton(backend, x):
         from specengine.kernels.linear import norm_triton
 
@@ -61,3 +69,18 @@ def sum_add_rms_norm(
 
         return norm_triton.sum_add_rms_norm(parts, residual, weight, eps)
     return norm_ref.sum_add_rms_norm(parts, residual, weight, eps)
+
+
+def _like_x(x: Tensor, *_: object) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_rms_norm = opaque(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm, _like_x, norm_ref.rms_norm
+)
+_fused_add_rms_norm = opaque(
+    "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
+    fused_add_rms_norm,
+    lambda x, *_: (_like_x(x), _like_x(x)),
+    norm_ref.fused_add_rms_norm,
+)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from specengine.core.graph_config import GraphConfig
 from specengine.core.limits import LimitConfig
 from specengine.core.memory_config import MemoryConfig
 from specengine.core.operation import OperationConfig
@@ -113,28 +114,6 @@ class ScheduleConfig(Section):
             "must be at least 1, or -1 to never split a prompt",
         )
         self._at_least(1, "max_running_requests", "max_queued_requests")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphConfig(Section):
-    disable_cuda_graph: bool = option(False, "run every forward eagerly")
-    cuda_graph_bs: tuple[int, ...] | None = option(None, "batch sizes to capture")
-    cuda_graph_max_bs: int | None = option(None, "largest batch size to capture; default 256")
-    disable_cuda_graph_padding: bool = option(False, "replay only at exactly captured sizes")
-    enable_torch_compile: bool = option(
-        False, "capture decoder layers as torch.compile makes them, not the engine's own kernels"
-    )
-    torch_compile_max_bs: int = option(32, "largest batch size that torch.compile is for")
-    debug_cuda_graph: bool = option(False, "check before each replay that no input has moved")
-
-    def _check_ranges(self) -> None:
-        sizes = self.cuda_graph_bs
-        self._require(
-            sizes is None or (len(sizes) > 0 and min(sizes) >= 1),
-            "cuda_graph_bs",
-            "give batch sizes of at least 1, such as 1,2,4,8; --disable-cuda-graph captures none",
-        )
-        self._at_least(1, "cuda_graph_max_bs", "torch_compile_max_bs")
 
 
 _DEFAULT_NODES = 8

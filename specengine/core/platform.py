@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from specengine.core.errors import ConfigError
+from specengine.core.errors import ConfigError, SpecEngineError
 from specengine.core.region import Region
 from specengine.core.registry import PLATFORMS, load_place
 
@@ -53,6 +54,14 @@ class Graph(Protocol):
     """torch.cuda.CUDAGraph, as far as it is used; or several that are replayed together."""
 
     def replay(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class KernelSpan:
+    """One kernel that ran, or a copy or fill."""
+
+    name: str
+    microseconds: float
 
 
 class DeviceMemory(ABC):
@@ -165,6 +174,11 @@ class Platform(ABC):
         """Capture what `run` launches on `stream`, mostly `capture_stream`, and give what `run`
         returned: tensors that every replay writes. runner/capture.py, the only caller, has run it
         once before."""
+
+    def kernel_spans(self, run: Callable[[], object]) -> list[KernelSpan]:
+        """What ran on the device during `run`, in order. Slows the host down meanwhile. Raises
+        SpecEngineError where that cannot be seen."""
+        raise SpecEngineError(f"{type(self).__name__} does not tell what its kernels take")
 
 
 _made: dict[str, Platform] = {}

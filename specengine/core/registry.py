@@ -87,6 +87,22 @@ ATTENTION_BACKENDS: dict[str, str] = {
     "fa": "specengine.runner.attention:make_fa",
 }
 
+# Operations at which a forward may be cut into pieces, by what --piecewise-splitting-ops calls
+# them.
+SPLITTING_OPS: dict[str, str] = {
+    "attention": "specengine.layers.split_ops:ATTENTION",
+    "latent_attention": "specengine.layers.split_ops:LATENT_ATTENTION",
+    "gated_delta": "specengine.layers.split_ops:GATED_DELTA",
+    "all_reduce": "specengine.layers.split_ops:ALL_REDUCE",
+}
+DEFAULT_SPLITTING_OPS = ("attention", "latent_attention", "gated_delta")
+
+# What compiles pieces, by what --piecewise-compiler calls it.
+PIECEWISE_COMPILERS: dict[str, str] = {
+    "eager": "specengine.runner.piecewise.adaptors:Eager",
+    "inductor": "specengine.runner.piecewise.adaptors:Inductor",
+}
+
 # Quantisations of checkpoints, by `quant_method` of config.json. Each is made by `from_fields`.
 QUANTIZATIONS: dict[str, str] = {
     "fp8": "specengine.layers.quantization.fp8:Fp8",

@@ -82,6 +82,8 @@ class BackgroundCapture:
     def _captures(self) -> Iterator[Capture]:
         yield from self.drafter.captures()
         rounds = self.rounds
+        if rounds.runner.pieces is not None:
+            yield from rounds.runner.pieces.captures()
         for batch_size in rounds.batch_sizes:
             for key in rounds.keys(batch_size, rounds.sampling.sampled):
                 for one in (key, *rounds.lanes.keys_of(key)):

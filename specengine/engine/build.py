@@ -11,9 +11,10 @@ from typing import cast
 import torch
 
 from specengine.core.batch import AttentionBackend
-from specengine.core.config import EngineConfig, GraphConfig
+from specengine.core.config import EngineConfig
 from specengine.core.draft_context import DraftContext
 from specengine.core.errors import ConfigError
+from specengine.core.graph_config import GraphConfig
 from specengine.core.model import DecoderModel
 from specengine.core.parallel import Link, NoLink, split_over
 from specengine.core.platform import platform_of
@@ -28,12 +29,14 @@ from specengine.engine.draft_depth import NodeLimit
 from specengine.engine.factories import make_drafter, make_verifier, max_nodes
 from specengine.engine.forward_graphs_build import add_draft_loops, add_ragged_graphs
 from specengine.engine.grammar.compiler import GrammarCompiler
+from specengine.engine.graph_profile import profile_graphs
 from specengine.engine.loop import Engine
 from specengine.engine.memory_build import Memory, allocate, required, snapshots_of
 from specengine.engine.new_weights import RunningWeights
 from specengine.engine.parallel.ranks import start_ranks
 from specengine.engine.parts import EngineParts
 from specengine.engine.phases import Phases
+from specengine.engine.piecewise_build import add_pieces
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.plan_ahead import make_plan_ahead
 from specengine.engine.precompile import compile_ahead
@@ -149,6 +152,7 @@ def build_engine(
     engine = _assemble(config, loaded, TpModelWorker(runner), draft_runners, memory, costs)
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
+    engine.weights.pieces = add_pieces(config.graph, runner, phases)
     if owns_ranks:  # others may use weights that were lent
         engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
@@ -208,6 +212,9 @@ def _capture(
             share_rounds(parts.sharers, rounds)
     if compiled.kernels:
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
+    if config.graph.cuda_graph_profile is not None:
+        with phases.phase("profile graphs"):
+            profile_graphs(runner, engine.device_rounds, config.graph.cuda_graph_profile)
 
 
 def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -> Scheduler:

@@ -13,6 +13,7 @@ from specengine.core.model import DecoderModel
 from specengine.draft.loop_graphs import DraftLoops, NoDraftLoops, can_loop
 from specengine.draft.worker import DraftWorker
 from specengine.engine.factories import max_nodes
+from specengine.engine.piecewise_build import piece_bytes
 from specengine.runner.fallbacks import (
     DRAFTER_NEEDS_HOST,
     PLANS_ON_HOST,
@@ -36,9 +37,10 @@ _LARGE_PREFILLS = (512, 1024, 1536, 2048)
 def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int) -> int:
     """What the engine's graphs are expected to take. bytes_per_token: of a forward."""
     graph, spec = config.graph, config.spec
+    pieces = piece_bytes(graph, target.num_layers, bytes_per_token)
     if graph.disable_cuda_graph or graph.cuda_graph_bs is None:
-        return 0
-    return GraphDemand(
+        return pieces
+    whole = GraphDemand(
         batch_sizes=graph.cuda_graph_bs,
         nodes=max_nodes(spec),
         depths=_kinds_of_rounds(spec) * max(1, config.split.num_lanes),
@@ -47,7 +49,8 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
         bytes_per_token=bytes_per_token,
         prompts=() if graph.disable_cuda_graph_padding else PREFILL_TOKENS,
         kept_weights=_kept_weights(spec),
-    ).num_bytes
+    )
+    return pieces + whole.num_bytes
 
 
 def _kept_weights(spec: SpecConfig) -> int:

@@ -18,8 +18,10 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.build import build_engine
 from specengine.engine.chat_template import render_chat
+from specengine.engine.layer_hooks import add_layer_hook
 from specengine.engine.loop import Engine
 from specengine.engine.outputs import RequestOutput
+from specengine.runner.layer_hooks import AddedHook, LayerHook
 
 # A list this long takes long enough to want a progress bar.
 PROGRESS_FROM = 16
@@ -128,6 +130,13 @@ class LLM:
         assert self.engine.weights is not None
         with self.engine.weights.directory_of(tensors, draft) as directory:
             return self.update_weights(*(None, directory) if draft else (directory, None))
+
+    def add_layer_hook(self, pattern: str, hook: LayerHook) -> AddedHook:
+        """Call `hook` with a LayerOutput, in copies, for each layer whose name ("layers.0" and so
+        on) matches `pattern` ("layers.1?"), in every forward of the target. No graphs run
+        meanwhile: forwards run eagerly, and rounds on the host. `remove()` of what this returns
+        ends it. Raises ConfigError where no layer matches, and for several ranks."""
+        return add_layer_hook(self.engine, pattern, hook)
 
     def sleep(self, level: int = 1) -> int:
         """Give the memory of weights and KV back to the machine, of an engine with

@@ -33,7 +33,7 @@ from specengine.engine.sleep import Sleeper
 from specengine.engine.split_prefill import SplitPrefills
 from specengine.engine.stats import engine_stats
 from specengine.engine.told_depths import tell_depths
-from specengine.runner.fallbacks import OBSERVED, NoGraphs, count_fallback
+from specengine.runner.fallbacks import NoGraphs, count_fallback
 
 
 class Engine:
@@ -157,7 +157,7 @@ class Engine:
         assert self.weights is not None, "set by build.build_engine"
         self.sleeper.require_awake()
         new = self.weights.read(model, draft_model)
-        self._drain()
+        self.finish_rounds()
         self.weights.put(new)
         tokens = self.scheduler.forget_kv()
         self._release_requests()
@@ -167,7 +167,7 @@ class Engine:
         """Give the memory of weights and KV back: Sleeper.sleep. Unfinished requests wait, and go
         on with the same tokens after `wake`; new ones are refused until then."""
         self.sleeper.check(level)
-        self._drain()
+        self.finish_rounds()
         self.scheduler.forget_kv()
         self._release_requests()
         return self.sleeper.sleep(level)
@@ -176,7 +176,7 @@ class Engine:
         """Sleeper.wake."""
         self.sleeper.wake()
 
-    def _drain(self) -> None:
+    def finish_rounds(self) -> None:
         """Collect the round in flight, and let none follow."""
         self.scheduler.holds = True
         try:
@@ -232,6 +232,7 @@ class Engine:
         if self.pipeline.has_in_flight:  # a round of requests that have ended
             self.advance()
             return True
+        may_capture &= not self.host_round.why_watched
         return may_capture and self.pipeline.prepare(is_wanted)
 
     def _run(self, batch: ScheduleBatch) -> VerifyResult:
@@ -240,14 +241,13 @@ class Engine:
             self.pipeline.interrupt()
         elif self.no_rounds is not None:
             self.no_rounds.count()
-        adaptive = self.parts.adaptive
-        if adaptive is None or self.host_round.recorders:
+        if self.parts.adaptive is None or self.host_round.recorders:
             return self.host_round.run(batch)
-        return adaptive.run(self.host_round, batch)
+        return self.parts.adaptive.run(self.host_round, batch)
 
     def _runs_on_device(self, pipeline: RoundPipeline, batch: ScheduleBatch) -> bool:
-        if self.host_round.recorders:
-            count_fallback(pipeline.executor.counters, "round", OBSERVED)
+        if (reason := self.host_round.why_watched) is not None:
+            count_fallback(pipeline.executor.counters, "round", reason)
             return False
         return pipeline.executor.can_run(batch)
 

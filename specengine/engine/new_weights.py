@@ -28,6 +28,7 @@ from specengine.runner.loader.load import load_model, quantization_of
 from specengine.runner.loader.loaded_model import LoadedModel
 from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
+from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.target.registry import find_model_class
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class RunningWeights:
         self.loaded = loaded
         self.draft = draft
         self.draft_model: str | None = None  # that took the place of the first
+        self.pieces: PiecewiseForwards | None = None  # of the target; set by build.build_engine
 
     def read(self, model: str | None = None, draft_model: str | None = None) -> NewWeights:
         """The weights of a model, of a draft model, or of both, by name, directory, GGUF file or
@@ -118,6 +120,8 @@ class RunningWeights:
         if new.target is not None and new.source is not None:
             put_weights(cast(nn.Module, self.loaded.model), new.target)
             self.loaded = replace(self.loaded, source=new.source)
+            if self.pieces is not None:
+                self.pieces.refresh()
         self.draft_model = new.draft_model or self.draft_model
         if new.drafts:
             for mine, other in zip(self.draft.models, new.drafts, strict=True):

@@ -88,6 +88,7 @@ class EngineStats:
     algorithm: str = ""  # how drafts are made; "none" where they are not
     drafts_trees: bool = False
     split: SplitStats | None = None  # with --enable-pdmux
+    layer_hooks: tuple[str, ...] = ()  # patterns of those that look at layers
 
     @property
     def kv_usage(self) -> float:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from specengine.core.config import EngineConfig, GraphConfig
+from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError
+from specengine.core.graph_config import GraphConfig
 from specengine.core.platform import best_device, platform_of
-from specengine.core.registry import LOAD_QUANTIZATIONS
+from specengine.core.registry import DEFAULT_SPLITTING_OPS, LOAD_QUANTIZATIONS
 from specengine.engine.spec_options import resolve_spec
 
 _DTYPES = {
@@ -60,13 +61,18 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     chosen = platform.attention_backend if backend == "auto" else backend
     reads_lengths = "torch" not in (chosen, config.model.draft_attention_backend)
     sizes = _graph_sizes(config.graph, rows, platform.has_graphs and reads_lengths)
+    if sizes is None and config.graph.cuda_graph_profile is not None:
+        raise ConfigError(
+            "--cuda-graph-profile shows captured graphs, and there are none "
+            f"(device {device.type}, attention backend {chosen}): leave it out"
+        )
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
         config,
         model=replace(config.model, device=device.type, dtype=dtype, context_length=context),
         memory=replace(config.memory, mem_fraction_static=fraction),
         schedule=replace(config.schedule, max_running_requests=rows, chunked_prefill_size=chunk),
-        graph=replace(config.graph, disable_cuda_graph=sizes is None, cuda_graph_bs=sizes),
+        graph=_resolve_graphs(config.graph, sizes, chunk, context),
         spec=resolve_spec(config.spec),
     )
 
@@ -89,8 +95,39 @@ def _auto_dtype(on_gpu: bool, quantization: str | None, model_dtype: str | None)
     return model_dtype if model_dtype in _DTYPES else "bfloat16"
 
 
+def _resolve_graphs(
+    graph: GraphConfig, sizes: tuple[int, ...] | None, chunk: int, context: int
+) -> GraphConfig:
+    """sizes: batch sizes of whole graphs, None without any."""
+    mode, tokens = graph.cuda_graph_mode, graph.piecewise_cuda_graph_tokens
+    if sizes is None:
+        mode = "piecewise" if graph.has_pieces else "none"
+    if graph.has_pieces and tokens is None:
+        tokens = piecewise_sizes(context if chunk == -1 else chunk)
+    return replace(
+        graph,
+        disable_cuda_graph=sizes is None,
+        cuda_graph_bs=sizes,
+        cuda_graph_mode=mode,
+        piecewise_cuda_graph_tokens=tokens,
+        piecewise_splitting_ops=graph.piecewise_splitting_ops or DEFAULT_SPLITTING_OPS,
+    )
+
+
+_LONGEST_PIECES = 2048  # tokens; longer forwards take the device longer than their launches
+
+
+def piecewise_sizes(chunk: int) -> tuple[int, ...]:
+    """Ascending; padding is at most an eighth of a forward of more than 128 tokens. chunk: prompt
+    tokens of one forward at most, beside which requests that decode may have some more."""
+    few, many = [1, 2, 4, 8, *range(16, 129, 16)], [*range(160, 257, 32), *range(320, 1025, 64)]
+    sizes = [*few, *many, *range(1152, _LONGEST_PIECES + 1, 128)]
+    most = next((size for size in sizes if size >= chunk * 9 // 8), _LONGEST_PIECES)
+    return tuple(size for size in sizes if size <= most)
+
+
 def _graph_sizes(graph: GraphConfig, rows: int, has_graphs: bool) -> tuple[int, ...] | None:
-    if graph.disable_cuda_graph or not has_graphs:
+    if graph.disable_cuda_graph or not has_graphs or graph.cuda_graph_mode in ("none", "piecewise"):
         return None
     if graph.cuda_graph_bs is not None:
         return tuple(sorted(set(graph.cuda_graph_bs)))

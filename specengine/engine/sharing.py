@@ -57,7 +57,7 @@ class SharingEngine(Engine):
 
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
         """Waits until all ranks are asked for it. They must be asked for the same."""
-        self._drain()
+        self.finish_rounds()
         self.sharers.meet()
         asked = crc32(f"{model} {draft_model}".encode())
         most, least = self.sharers.communicator.greatest([asked, -asked])
@@ -96,6 +96,7 @@ def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
         return
     refused = {
         "--disable-cuda-graph-padding": config.graph.disable_cuda_graph_padding,
+        "--cuda-graph-mode": config.graph.has_pieces,
         "--speculative-cost-table": config.spec.cost_table is not None,
     }
     for flag, is_given in refused.items():

@@ -46,6 +46,7 @@ def engine_stats(
         algorithm=parts.config.spec.algorithm or "none",
         drafts_trees=parts.drafter.proposes_tree,
         split=None if split is None else _split_stats(split),
+        layer_hooks=parts.worker.runner.hooks.patterns,
     )
 
 
@@ -71,6 +72,11 @@ def _graph_stats(
     ragged: Mapping[str, Counter[str]],
 ) -> dict[str, GraphStats]:
     runner = parts.worker.runner
-    kinds = {"decode": runner.decode_graphs, "prefill": runner.prefill_graphs, "round": rounds}
+    kinds = {
+        "decode": runner.decode_graphs,
+        "prefill": runner.prefill_graphs,
+        "piecewise": runner.pieces,
+        "round": rounds,
+    }
     counters = {kind: one.counters for kind, one in kinds.items() if one is not None}
     return {kind: GraphStats.of(one) for kind, one in (counters | dict(ragged)).items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from specengine.core.batch import ForwardBatch
@@ -9,6 +11,8 @@ from specengine.core.errors import ModelLoadError, PlanMismatchError
 from specengine.core.interfaces import Rotary
 from specengine.kernels.attention.rope import rope_store_kv
 from specengine.kernels.attention.types import ExpandedHeads
+from specengine.kernels.opaque import is_traced
+from specengine.layers import split_ops
 
 
 def attention_layers(model: object) -> tuple[Attention, ...]:
@@ -18,7 +22,7 @@ def attention_layers(model: object) -> tuple[Attention, ...]:
     return tuple(sorted(layers, key=lambda layer: layer.layer_id))
 
 
-class Attention(nn.Module):
+class Attention(split_ops.Numbered):
     """Rotates q and k, writes k and v to the batch's slots, attends through the batch's backend.
 
     Holds no weights of its own. `sliding_window`: a query at position p sees positions above
@@ -75,6 +79,8 @@ class Attention(nn.Module):
         """positions int64 [T]; q [T, num_heads * head_dim]; k, v [T, num_kv_heads * head_dim] ->
         [T, num_heads * head_dim]. Zero tokens need no plan. Raises PlanMismatchError where the
         batch's attention plan is missing or was made for another batch."""
+        if is_traced():
+            return split_ops.ATTENTION(self, (q, k, v), q.shape[1:], q.dtype)
         if q.shape[0] == 0:
             return q.new_empty(q.shape)
         _check_plan(batch)
@@ -90,6 +96,11 @@ class Attention(nn.Module):
             out = self._forward_in_steps(positions, q_heads, k_heads, v_heads, batch)
         out = out.reshape(q.shape)
         return out if self.v_scale == 1.0 else out * self.v_scale
+
+    def run_split(self, rows: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
+        """`forward`, of a model that was traced."""
+        q, k, v = rows
+        return self.forward(batch.positions, q, k, v, batch)
 
     def _forward_in_steps(
         self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from specengine.kernels.linear import few_row, layer_tail
 from specengine.kernels.linear.types import Projection, Tail, TailWeights
+from specengine.kernels.opaque import is_traced
 from specengine.layers.compiled import (
     LayerTensors,
     LinearWeights,
@@ -94,7 +95,7 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Output of the layer [T, hidden_size], perhaps in parts, for RMSNorm.add, and the residual
         stream before it is added; None where the output is the whole stream already."""
-        if batch.compiles and self._takes_compiled and self.is_plain:
+        if batch.compiles and not is_traced() and self._takes_compiled and self.is_plain:
             return self.forward_compiled(positions, hidden, residual, batch)
         stream = hidden if residual is None else residual
         few_rows = self._takes_few_rows and not batch.compiles

@@ -11,6 +11,7 @@ from specengine.core.parallel import Cut, VocabularyCut
 from specengine.kernels.head.embed_rows import embed_rows
 from specengine.kernels.linear.joined_norm import joined_norm
 from specengine.layers.norm import RMSNorm
+from specengine.layers.split_ops import sum_over
 
 
 class VocabEmbedding(nn.Module):
@@ -39,7 +40,7 @@ class VocabEmbedding(nn.Module):
         is_here = (places >= 0) & (places < len(self.weight))
         rows = embed_rows(self.weight, places.where(is_here, 0))
         # One rank's row and zeros: the sum is that row, to the bit.
-        return self.tokens.ranks.all_reduce(rows.masked_fill(~is_here[:, None], 0.0))
+        return sum_over(self.tokens.ranks, rows.masked_fill(~is_here[:, None], 0.0))
 
     def joined_norm(
         self, input_ids: Tensor, features: Tensor, own_norm: RMSNorm, feature_norm: RMSNorm

@@ -25,10 +25,12 @@ from specengine.kernels.experts.types import (
     Routing,
 )
 from specengine.kernels.experts.types import Router as RouterWeights
+from specengine.kernels.opaque import is_traced
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
 from specengine.layers.linear import IncomingWeight, Linear, LinearKernel, weight_device
 from specengine.layers.mlp import FeedForward, GatedMLP, make_mlp
 from specengine.layers.norm import RMSNorm
+from specengine.layers.split_ops import Numbered, run_module
 
 # Weight [out, in] and bias -> what multiplies with them on this machine, or None.
 MakeKernel = Callable[[Tensor, Tensor | None], LinearKernel | None]
@@ -207,7 +209,7 @@ class Experts(nn.Module):
         self.kernels, self.gate_up, self.down = found, None, None
 
 
-class SparseMLP(nn.Module):
+class SparseMLP(Numbered):
     """``sum of w * expert(x) over the chosen + shared(x)``; with a gate on what is shared,
     ``sigmoid(gate(x)) * shared(x)``."""
 
@@ -230,6 +232,8 @@ class SparseMLP(nn.Module):
 
     def parts(self, x: Tensor) -> Tensor:
         """The same, perhaps in float32 parts [P, T, hidden_size], for RMSNorm.add."""
+        if is_traced():
+            return run_module(self, x, x.shape[-1])
         if self.sharers is not None:
             if not self.sharers.runs:
                 assert not len(x), "a forward of one rank alone has no tokens"

@@ -3,6 +3,7 @@ Qwen3-Next has it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,8 @@ from specengine.kernels.delta.types import (
     NodeBatch,
     PromptBatch,
 )
+from specengine.kernels.opaque import is_traced
+from specengine.layers import split_ops
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import Linear, MergedLinear
 
@@ -57,7 +60,7 @@ class CausalConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, 1, width), requires_grad=False)
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(split_ops.Numbered):
     """Projections, the rule over what the state pool keeps, a gated norm, output projection."""
 
     def __init__(self, spec: LayerSpec, layer_id: int) -> None:
@@ -95,11 +98,19 @@ class GatedDelta(nn.Module):
         joined: Tensor = self.in_proj_qkvz(hidden)
         mixed, gate = torch.split(joined, [shape.channels, shape.value_size], -1)
         write, decay = self.in_proj_ba(hidden).chunk(2, -1)
-        if not len(hidden):
+        if is_traced():
+            heads = shape.num_heads, shape.value_dim
+            out = split_ops.GATED_DELTA(self, (mixed, write, decay), heads, torch.float32)
+        elif not len(hidden):
             return gate
-        out = self._run(DeltaInputs(mixed, write, decay), batch)
+        else:
+            out = self._run(DeltaInputs(mixed, write, decay), batch)
         normed: Tensor = self.norm(out, gate.view(out.shape))
         return normed.flatten(1)
+
+    def run_split(self, rows: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
+        """The rule, of a model that was traced."""
+        return self._run(DeltaInputs(*rows), batch)
 
     def _run(self, given: DeltaInputs, batch: ForwardBatch) -> Tensor:
         """float32 [T, M, E]. Raises ValueError for a forward that says neither that its tokens

@@ -11,6 +11,7 @@ all heads are computed from c, which costs a product a key and less for each pai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,8 @@ from specengine.kernels.attention.latent_store import latent_store
 from specengine.kernels.attention.ragged_attention import ragged_attention
 from specengine.kernels.attention.types import ExpandedHeads, Expansion
 from specengine.kernels.kv.fp8_rows import read_rows
+from specengine.kernels.opaque import is_traced
+from specengine.layers import split_ops
 from specengine.layers.attention import Attention
 from specengine.layers.compute_paths import LATENT_ATTENTION
 from specengine.layers.layer_spec import LatentSpec, LayerSpec
@@ -40,7 +43,7 @@ class UpProjection(Linear):
     keeps_plain = True
 
 
-class LatentAttention(ProjectedAttention):
+class LatentAttention(ProjectedAttention, split_ops.Numbered):
     """Projections are named as checkpoints name them; the first of q and that of c and r are one
     product. The form is chosen by the plan of the batch (`runner.attention.expansion`)."""
 
@@ -94,7 +97,21 @@ class LatentAttention(ProjectedAttention):
         q, compressed = torch.split(projected, self.sizes, dim=-1)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
-        heads = q.view(len(q), self.num_heads, -1)
+        if is_traced():
+            width = self.num_heads * self.latent.value_dim
+            return split_ops.LATENT_ATTENTION(self, (q, compressed), (width,), q.dtype)
+        return self._attend(positions, q, compressed, batch)
+
+    def run_split(self, rows: Sequence[Tensor], batch: ForwardBatch) -> Tensor:
+        """What follows the projections, of a model that was traced."""
+        q, compressed = rows
+        return self._attend(batch.positions, q, compressed, batch)
+
+    def _attend(
+        self, positions: Tensor, q: Tensor, compressed: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        """Queries of all heads, c and r -> [T, num_heads * value_dim]."""
+        heads = q.reshape(len(q), self.num_heads, -1)
         if not len(heads):
             return heads.new_empty(0, self.num_heads * self.latent.value_dim)
         plan = batch.attn_plan

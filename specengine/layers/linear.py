@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from specengine.core.parallel import Cut, VocabularyCut, communicator
 from specengine.kernels.linear import few_row, split_linear
+from specengine.kernels.opaque import is_traced
+from specengine.layers.split_ops import Numbered, run_module, sum_over
 
 # Of weights that are not quantised.
 PLAIN_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -60,7 +62,7 @@ class IncomingWeight:
         self.tensors[leaf] = tensor.to(self.device)
 
 
-class Linear(nn.Module):
+class Linear(Numbered):
     """y = x W^T + b, with W [out_features, in_features] stored as in checkpoints."""
 
     keeps_precision = False  # weight-only quantization leaves it as it is
@@ -83,14 +85,14 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features]."""
         if self.kernel is not None:
-            return self.kernel(x)
+            return run_module(self, x, self.out_features) if is_traced() else self.kernel(x)
         return F.linear(x, self.plain, self.bias)
 
     def parts(self, x: Tensor) -> Tensor:
         """[T, in_features] -> [T, out_features] or, where that is faster, float32
         [P, T, out_features], whose sum that is; for RMSNorm.add."""
         can_split = self.kernel is None and self.bias is None and self.gives_parts
-        if can_split and split_linear.fits(x, self.plain):
+        if can_split and not is_traced() and split_linear.fits(x, self.plain):
             return split_linear.split_linear(x, self.plain)
         out: Tensor = self(x)
         return out
@@ -201,7 +203,7 @@ class RowParallelLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         part = super().forward(x)
-        return part if self.ranks.size == 1 else self.ranks.all_reduce(part)
+        return part if self.ranks.size == 1 else sum_over(self.ranks, part)
 
     def own_part(self, x: Tensor) -> Tensor:
         """What this rank adds to the sum, for who makes one sum of several."""

@@ -15,6 +15,7 @@ from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.linear import MergedLinear, RowParallelLinear
 from specengine.layers.norm import HeadNorm, Norm, PartNorm, make_norm
 from specengine.layers.rotary import RotaryEmbedding
+from specengine.layers.split_ops import sum_over
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -143,7 +144,7 @@ class SelfAttention(ProjectedAttention):
         self, q: Tensor, q_norm: PartNorm, k: Tensor, k_norm: PartNorm
     ) -> tuple[Tensor, Tensor]:
         """By one sum over ranks."""
-        sums_2T = self.ranks.all_reduce(torch.stack([q_norm.squares(q), k_norm.squares(k)]))
+        sums_2T = sum_over(self.ranks, torch.stack([q_norm.squares(q), k_norm.squares(k)]))
         return q_norm.scaled(q, sums_2T[0]), k_norm.scaled(k, sums_2T[1])
 
     def cuts(self, kind: str) -> Sequence[Cut | None]:

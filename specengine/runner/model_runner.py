@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specengine.core.batch import AttentionBackend, ForwardBatch, ForwardMode, ModelWorkerBatch
+from specengine.core.batch import AttentionBackend, ForwardBatch, ModelWorkerBatch
 from specengine.core.errors import PlanMismatchError
 from specengine.core.interfaces import KVPool, LogitsOutput, ReqToTokenTable, StatePool
 from specengine.core.model import DecoderModel
@@ -26,6 +26,7 @@ from specengine.runner import fallbacks
 from specengine.runner.attention.limits import check_layers
 from specengine.runner.capture import interruption_point
 from specengine.runner.context import joined_features
+from specengine.runner.dispatch import whole_graph, why_no_prefill_graphs
 from specengine.runner.fallbacks import NoGraphs
 from specengine.runner.forward_graphs.decode import DecodeGraphs
 from specengine.runner.forward_graphs.prefill import PrefillGraphs
@@ -37,8 +38,10 @@ from specengine.runner.forward_graphs.prepared import (
 )
 from specengine.runner.forward_graphs.ragged import RaggedGraphs
 from specengine.runner.graph_guard import GraphGuard, inputs_of
+from specengine.runner.layer_hooks import LayerHooks
 from specengine.runner.memory.graph_memory import GraphMemory
 from specengine.runner.memory.kept_state import make_states
+from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.runner.row_batches import RowBatches, keep_states
 
 
@@ -80,6 +83,7 @@ class ModelRunner:
         self.decode_graphs: DecodeGraphs | None = None  # set by capture_graphs, as are these two
         self.prefill_graphs: PrefillGraphs | NoGraphs | None = None
         self.ragged_graphs: RaggedGraphs | None = None  # set by the engine (forward_graphs_build)
+        self.pieces: PiecewiseForwards | None = None  # set by the engine (piecewise_build)
         self.graph_memory = graph_memory or GraphMemory(platform=self.platform)
         self.guards_graphs = False  # check the inputs of graphs before each replay
         self.compile_max_bs = 0  # largest batch size that is captured through torch.compile
@@ -88,14 +92,14 @@ class ModelRunner:
         self.sharers: ExpertSharers | None = None  # set by engine/sharing.py, with its number there
         self.number = 0
         self.sampler = Sampler()
+        self.hooks = LayerHooks(model.num_layers)
         self._row_batches = RowBatches(self)
         for one in self.attn_layers[:1]:
             k_cache, _ = pools.token_to_kv_pool.get_kv_buffer(one.layer_id)
             check_layers(attn_backend, self.attn_layers, k_cache.dtype)
 
     def capture_graphs(self, batch_sizes: list[int], padding: bool) -> None:
-        """Capture graphs of decode steps and, with padding, of short prefills. Does nothing where
-        graphs do not exist (CPU)."""
+        """Of decode steps and, with padding, of short prefills; on a CPU there are none."""
         if not self.platform.has_graphs or not batch_sizes:
             return
         if self.sharers is not None:
@@ -103,18 +107,12 @@ class ModelRunner:
             return
         self.decode_graphs = DecodeGraphs(self, batch_sizes, padding)
         self.decode_graphs.capture()
-        if (reason := self._why_no_prefill_graphs(padding)) is not None:
+        backend, keeps_state = self.attn_backend, self.pools.states is not None
+        if (reason := why_no_prefill_graphs(backend, keeps_state, padding)) is not None:
             self.prefill_graphs = NoGraphs("prefill", reason)
             return
         self.prefill_graphs = PrefillGraphs(self)
         self.prefill_graphs.capture()
-
-    def _why_no_prefill_graphs(self, padding: bool) -> str | None:
-        if not padding:
-            return fallbacks.PADDING_OFF
-        if self.attn_backend.for_mode(ForwardMode.EXTEND).limits.plans_on_host:
-            return fallbacks.PLANS_ON_HOST
-        return None if self.pools.states is None else fallbacks.KEEPS_STATE
 
     @property
     def page_table(self) -> Tensor:
@@ -150,7 +148,7 @@ class ModelRunner:
 
     def prepare(self, batch: ModelWorkerBatch) -> PreparedForward:
         """A planned forward whose tokens and tree may be given when it runs."""
-        graphs = self.ragged_graphs
+        graphs = None if self._is_hooked(batch) else self.ragged_graphs
         if graphs is not None:
             parts = [GraphForward(graphs, key, part) for key, part in graphs.parts_of(batch)]
             if parts:
@@ -182,28 +180,23 @@ class ModelRunner:
         that it carries, and PlanMismatchError is raised if that does not fit.
         """
         if isinstance(batch, ModelWorkerBatch):
-            output = self._replay(batch)
+            output = None if self._is_hooked(batch) else whole_graph(self, batch)
             if output is not None:
                 return output
             batch = self.new_forward_batch(batch)
         return self.forward_eager(batch, skip_attn_backend_init)
 
-    def _replay(self, batch: ModelWorkerBatch) -> LogitsOutput | None:
-        """The forward of a captured graph; None where none serves the batch."""
-        if self.decode_graphs is not None and self.decode_graphs.can_run(batch):
-            return self.decode_graphs.replay(batch)
-        if isinstance(self.prefill_graphs, PrefillGraphs):
-            output = self.prefill_graphs.run(batch)
-            if output is not None:
-                return output
-        elif self.prefill_graphs is not None and batch.forward_mode is ForwardMode.EXTEND:
-            self.prefill_graphs.count()
-        if (graphs := self.ragged_graphs) is not None and (key := graphs.key_of(batch)) is not None:
-            return graphs.replay(key, batch, batch.input_ids)[0]
-        return None
+    def _is_hooked(self, batch: ModelWorkerBatch) -> bool:
+        """Whether hooks look at layers, which graphs would not call; counts the batch then."""
+        if not self.hooks.is_used:
+            return False
+        kinds = {"decode": self.decode_graphs, "prefill": self.prefill_graphs}
+        kind = "decode" if batch.forward_mode.is_decode() else "prefill"
+        if (graphs := kinds[kind]) is not None:
+            fallbacks.count_fallback(graphs.counters, kind, fallbacks.HOOKED)
+        return True
 
     def forward_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
-        self.num_eager += 1
         if self.sharers is None or not batch.num_tokens:
             return self._run_eager(batch, skip_attn_backend_init)
         with self.sharers.forward(self.number, batch.num_tokens):
@@ -211,18 +204,26 @@ class ModelRunner:
 
     def _run_eager(self, batch: ForwardBatch, skip_attn_backend_init: bool) -> LogitsOutput:
         if batch.forward_mode.is_idle() or batch.num_tokens == 0:
+            self.num_eager += 1
             return self.logits(self.forward_idle(batch), batch)
         if not skip_attn_backend_init:
             self.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
+        pieces = None if self.hooks.is_used else self.pieces
+        hidden = None if pieces is None else pieces.run(batch)
+        if hidden is None:
+            self.num_eager += 1
+            hidden = self._hidden_eager(batch)
+        return self.logits(hidden, batch)
+
+    def _hidden_eager(self, batch: ForwardBatch) -> Tensor:
         if batch.forward_mode.is_split_prefill():
             hidden = self.forward_split_prefill(batch, self.model.num_layers)
             assert hidden is not None
-        elif batch.forward_mode.is_decode():
-            hidden = self.forward_decode(batch)
-        else:
-            hidden = self.forward_extend(batch)
-        return self.logits(hidden, batch)
+            return hidden
+        if batch.forward_mode.is_decode():
+            return self.forward_decode(batch)
+        return self.forward_extend(batch)
 
     def check_plan(self, batch: ForwardBatch) -> None:
         if batch.attn_plan is None:
@@ -234,12 +235,12 @@ class ModelRunner:
     def forward_decode(self, batch: ForwardBatch) -> Tensor:
         """One token a request -> hidden states [B, H]."""
         interruption_point()
-        return self.model.forward(batch.input_ids, batch.positions, batch)
+        return self.hooks.forward(self.model, batch)
 
     def forward_extend(self, batch: ForwardBatch) -> Tensor:
         """Several tokens a request (EXTEND, MIXED, TARGET_VERIFY, DRAFT_EXTEND) -> [T, H]."""
         interruption_point()
-        return self.model.forward(batch.input_ids, batch.positions, batch)
+        return self.hooks.forward(self.model, batch)
 
     def forward_idle(self, batch: ForwardBatch) -> Tensor:
         """The model on zero tokens, without attention metadata -> [0, H]."""

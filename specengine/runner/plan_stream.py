@@ -82,7 +82,7 @@ class PlanStream:
     def begin(self, batch: ModelWorkerBatch) -> EagerAhead | GraphAhead | None:
         """batch: tokens and tree are placeholders of the right size; depths are 0. None where the
         graph for it has not been captured yet."""
-        graphs = self.runner.ragged_graphs
+        graphs = None if self.runner.hooks.is_used else self.runner.ragged_graphs
         key = None if graphs is None else graphs.key_of(batch)
         if graphs is None or key is None:
             return self._eager(batch)

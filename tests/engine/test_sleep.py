@@ -77,6 +77,16 @@ def test_unfinished_requests_wait_and_go_on(name: str) -> None:
     llm.engine.scheduler.check_invariant()
 
 
+def test_weights_packed_for_a_cpu_sleep_and_wake() -> None:
+    """Of opaque tensors there is no memory to give back."""
+    llm = LLM(TINY, **{**SLEEPY, "dtype": "bfloat16", "quantization": "int8"})
+    expected = answers(llm)
+    for level in (1, 2):
+        assert llm.sleep(level) > 0
+        llm.wake()
+        assert answers(llm) == expected
+
+
 def test_request_that_is_aborted_in_sleep_is_gone_afterwards() -> None:
     llm = LLM(TINY, **SLEEPY)
     expected = answers(llm)

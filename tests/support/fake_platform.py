@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specengine.core import platform
-from specengine.core.platform import DeviceMemory
+from specengine.core.platform import DeviceMemory, KernelSpan
 from specengine.core.platforms.cpu import CpuPlatform
 from specengine.core.registry import ATTENTION_BACKENDS, PLATFORMS
 from specengine.runner.forward_graphs import prefill
@@ -172,10 +172,18 @@ class FakePlatform(CpuPlatform):
         self.num_captures += 1
         return FakeGraph(self, run, output, Counter(stream.seen)), output
 
+    def kernel_spans(self, run: Callable[[], object]) -> list[KernelSpan]:
+        """A kernel a replay."""
+        before = self.num_replays
+        run()
+        return [KernelSpan("replay", 2.0)] * (self.num_replays - before)
+
 
 def _tensors(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
+    if isinstance(output, list | tuple):
+        return [tensor for one in output for tensor in _tensors(one)]
     found = vars(output).values() if is_dataclass(output) else ()
     return [one for one in found if isinstance(one, Tensor)]
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import IO
 
+import torch
 from torch import Tensor
 
 from specengine.core.errors import ConfigError
@@ -79,9 +80,11 @@ class HostRegion(Region):
 
 
 def _spans(tensors: Iterable[Tensor]) -> Iterator[Span]:
-    """Of each storage once."""
+    """Of each storage once. What oneDNN has packed has none, and stays."""
     seen: set[int] = set()
     for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            continue
         storage = tensor.untyped_storage()
         if tensor.device.type == "cpu" and storage.nbytes() and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())

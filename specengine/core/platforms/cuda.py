@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specengine.core.platform import DeviceMemory, Event, Graph, Platform, Stream
+from specengine.core.platform import DeviceMemory, Event, Graph, KernelSpan, Platform, Stream
 from specengine.core.platforms.cuda_region import CudaRegion
 from specengine.core.region import Region
 
@@ -103,6 +103,11 @@ class CudaPlatform(Platform):
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             output = run()
         return graph, output
+
+    def kernel_spans(self, run: Callable[[], object]) -> list[KernelSpan]:
+        from specengine.core.platforms.cuda_profile import kernel_spans
+
+        return kernel_spans(run)
 
 
 @cache

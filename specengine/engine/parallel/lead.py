@@ -103,6 +103,10 @@ class LeadEngine(RankEngine):
         with self._telling(Do(self.number, "update_weights", [model, draft_model])):
             return super().update_weights(model, draft_model)
 
+    def finish_rounds(self) -> None:
+        with self._telling(Do(self.number, "finish_rounds", [])):
+            super().finish_rounds()
+
     def sleep(self, level: int = 1) -> int:
         raise ConfigError("the memory of several ranks is not given back: --tp-size 1")
 

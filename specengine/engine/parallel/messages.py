@@ -42,7 +42,9 @@ class Do(msgspec.Struct, tag=True):
     """A method of the engine, beside those that have messages of their own."""
 
     engine: int
-    method: Literal["abort", "add_embedding", "give_up", "flush_cache", "update_weights"]
+    method: Literal[
+        "abort", "add_embedding", "give_up", "flush_cache", "update_weights", "finish_rounds"
+    ]
     arguments: list[Any]
 
 

@@ -19,6 +19,7 @@ from specengine.engine.draft_nodes import path_ranks
 from specengine.engine.grammar.drafts import constrain
 from specengine.kernels.delta.types import StatePaths
 from specengine.kernels.kv.types import KVPaths
+from specengine.runner.fallbacks import HOOKED, OBSERVED
 from specengine.runner.worker import TpModelWorker
 
 if TYPE_CHECKING:
@@ -39,6 +40,13 @@ class HostRound:
         self.recorders: list[RoundRecorder] = []
         self.drafting = 0.0  # seconds that drafting took in the last round
         self.from_lookup: list[bool] | None = None  # of the last round, as in DraftProposal
+
+    @property
+    def why_watched(self) -> str | None:
+        """Why rounds have to run here: something looks at them that sees no others."""
+        if self.recorders:
+            return OBSERVED
+        return HOOKED if self.worker.runner.hooks.is_used else None
 
     def run(
         self,

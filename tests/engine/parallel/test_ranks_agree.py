@@ -144,7 +144,7 @@ def test_all_that_callers_do_is_told_to_other_ranks() -> None:
     """A new method of Engine that changes it needs one in LeadEngine."""
     telling = {
         *("add_request", "add_embedding", "abort", "give_up", "flush_cache", "advance"),
-        *("use_idle_moment", "update_weights"),
+        *("use_idle_moment", "update_weights", "finish_rounds"),
     }
     reading = {"stats", "choosers", "check", "call_if_stopped", "close", "take_changed"}
     reading |= {"has_work", "device_rounds", "step"}

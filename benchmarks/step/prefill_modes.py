@@ -1,0 +1,141 @@
+"""Time to the first token of one prompt by its length, and start-up, by --cuda-graph-mode.
+
+    python benchmarks/step/prefill_modes.py smollm2-shape llama-3.1-8b-shape
+    python benchmarks/step/prefill_modes.py --start-up llama-3.1-8b-shape
+
+Random weights, one request at a time, no prefix cache. Each mode's engine is built anew over the
+same weights. --start-up: two processes, one after the other, whose caches of compiled code are
+empty at first. Run it on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import report
+from by_turns import milliseconds
+
+from specengine.core.config import (
+    EngineConfig,
+    GraphConfig,
+    MemoryConfig,
+    ModelConfig,
+    ScheduleConfig,
+)
+from specengine.core.sampling import SamplingParams
+from specengine.engine.build import build_engine, load
+from specengine.engine.loop import Engine
+from specengine.engine.phases import Phases
+from specengine.runner.fallbacks import GraphStats
+
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+WHOLE = {"cuda_graph_bs": (1,)}  # graphs of decode steps are not what is measured
+PIECES = {"cuda_graph_mode": "piecewise", "piecewise_cuda_graph_tokens": LENGTHS}
+MODES: dict[str, dict[str, Any]] = {
+    "none": {"cuda_graph_mode": "none"},
+    "full": WHOLE,
+    "piecewise, eager": PIECES,
+    "piecewise, inductor": PIECES | {"piecewise_compiler": "inductor"},
+}
+REPEATS = 12
+
+
+def config_of(model: str, mode: str) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=model, load_format="dummy", context_length=8192),
+        memory=MemoryConfig(max_total_tokens=16384, disable_radix_cache=True),
+        schedule=ScheduleConfig(max_running_requests=8),
+        graph=GraphConfig(**MODES[mode]),
+    )
+
+
+def first_tokens(engine: Engine, vocab_size: int) -> Iterator[tuple[int, float]]:
+    """(length, milliseconds), the median of what follows the first third."""
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    for length in LENGTHS:
+        prompt = [5 + (7 * place) % (vocab_size - 5) for place in range(length)]
+        times = [sum(milliseconds(engine, [prompt], params)) for _ in range(REPEATS)]
+        yield length, statistics.median(times[REPEATS // 3 :])
+
+
+def measure(models: list[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for model in models:
+        loaded = load(config_of(model, "none"), Phases())
+        for mode in MODES:
+            start = perf_counter()
+            engine = build_engine(config_of(model, mode), loaded, Phases())
+            row: dict[str, Any] = {"model": model, "mode": mode, "start, s": perf_counter() - start}
+            found = first_tokens(engine, loaded.model.vocab_size)
+            row |= {str(length): spent for length, spent in found}
+            rows.append(row)
+            print(row, engine.stats().graphs.get("piecewise"), flush=True)
+            del engine, found
+            gc.collect()
+        del loaded
+        gc.collect()
+    return rows
+
+
+def start_once(model: str, mode: str) -> None:
+    """In a process of its own: prints seconds by phase, and pieces compiled and loaded."""
+    phases, begin = Phases(), perf_counter()
+    loaded = load(config_of(model, mode), phases)
+    engine = build_engine(config_of(model, mode), loaded, phases)
+    pieces = engine.parts.worker.runner.pieces
+    row: dict[str, Any] = {"all, s": perf_counter() - begin}
+    if pieces is not None:
+        made = pieces.compiled
+        row |= {"compiled": made.compiled, "loaded": made.loaded, "trace": pieces.seconds}
+        row["captured"] = GraphStats.of(pieces.counters).captures
+    print("START " + json.dumps(row), flush=True)
+
+
+def start_up(model: str) -> list[dict[str, Any]]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {name: f"{folder}/{name}" for name in ("SPECENGINE_CACHE_DIR",)}
+        kept |= {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/t"}
+        for when in ("cold", "warm"):
+            command = [sys.executable, __file__, "--once", model]
+            output = subprocess.run(
+                command, env={**os.environ, **kept}, check=True, text=True, stdout=subprocess.PIPE
+            ).stdout
+            (line,) = (one for one in output.splitlines() if one.startswith("START "))
+            rows.append({"model": model, "caches": when} | json.loads(line.removeprefix("START ")))
+            print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--start-up", action="store_true")
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.once:
+        start_once(given.models[0], "piecewise, inductor")
+    elif given.start_up:
+        rows = [row for model in given.models for row in start_up(model)]
+        title = "Start-up with compiled pieces, caches empty and filled"
+        print(report.write("prefill-modes", "start-up", title, rows, "Seconds."))
+    else:
+        title = "Time to the first token by the prompt's length and --cuda-graph-mode"
+        notes = "Milliseconds, medians of eight; columns are lengths of prompts in tokens."
+        print(report.write("prefill-modes", "first-token", title, measure(given.models), notes))
+
+
+if __name__ == "__main__":
+    main()

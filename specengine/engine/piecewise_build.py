@@ -1,0 +1,42 @@
+"""Forwards of the target in pieces, as the configuration asks for them."""
+
+from __future__ import annotations
+
+from specengine.core.errors import ModelLoadError
+from specengine.core.graph_config import GraphConfig
+from specengine.engine.phases import Phases
+from specengine.runner.model_runner import ModelRunner
+from specengine.runner.piecewise.forwards import PiecewiseForwards, PiecewiseOptions
+
+_PIECE = 64 << 10  # bytes of one piece's graph, a safe guess
+
+
+def add_pieces(graph: GraphConfig, runner: ModelRunner, phases: Phases) -> PiecewiseForwards | None:
+    """Trace the target and capture its largest size, before other graphs: those use its memory
+    again. Raises ModelLoadError for a model that torch.compile cannot trace as one graph."""
+    sizes, splits = graph.piecewise_cuda_graph_tokens, graph.piecewise_splitting_ops
+    if not graph.has_pieces or sizes is None or splits is None:
+        return None
+    from torch._dynamo.exc import TorchDynamoException
+
+    options = PiecewiseOptions(sizes, graph.piecewise_compiler, splits)
+    try:
+        with phases.phase("trace the model"):
+            runner.pieces = PiecewiseForwards(runner, options)
+    except TorchDynamoException as error:
+        raise ModelLoadError(
+            f"--cuda-graph-mode {graph.cuda_graph_mode}: the model cannot be traced as one graph: "
+            f"{error}"
+        ) from error
+    with phases.phase("capture pieces"):
+        runner.pieces.capture()
+    return runner.pieces
+
+
+def piece_bytes(graph: GraphConfig, num_layers: int, bytes_per_token: int) -> int:
+    """What graphs of pieces are expected to take: temporary tensors of the largest size, which the
+    others share, and the launches. bytes_per_token: of a forward."""
+    sizes = graph.piecewise_cuda_graph_tokens
+    if not graph.has_pieces or sizes is None:
+        return 0
+    return max(sizes) * bytes_per_token + len(sizes) * (num_layers + 1) * _PIECE
