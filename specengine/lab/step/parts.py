@@ -26,7 +26,7 @@ def captured_parts(engine: Engine, rounds: RoundExecutor) -> list[Watched]:
         Watched(drafter, "draft_tree_rows", "draft"),
         Watched(round.layout, "keep_kv", "keep"),
         Watched(rounds.sampling, "target_weights", "sample"),
-        Watched(rounds.sampling, "tokens", "sample"),
+        Watched(rounds.runner.sampler, "draw", "sample"),
         Watched(rounds.runner, "forward_extend", "verify"),
         Watched(round, "node_logits", "verify"),
         Watched(head, "best", "verify head"),
