@@ -84,7 +84,7 @@ class HybridDrafter(Drafter):
         self.suffix.observe(batch, output, result)
 
     def num_tree_nodes(self, num_steps: int) -> int:
-        """Of lookup alone."""
+        """Nodes of lookup's trees alone."""
         readers = [one for one in (self.inner, self.suffix) if one.drafts_on == "lookup"]
         return max(one.num_tree_nodes(num_steps) for one in readers)
 
@@ -145,7 +145,7 @@ def override(proposal: DraftProposal, drafts: Sequence[Draft | None]) -> DraftPr
 def _ranks(
     proposal: DraftProposal, drafts: Sequence[Draft | None], num_nodes: list[int]
 ) -> list[Sequence[int]] | None:
-    """Of suffixes' drafts, and of those chains and trees whose nodes stand best first."""
+    """Ranks of suffixes' drafts, and of those chains and trees whose nodes stand best first."""
     theirs = proposal.ranks
     if proposal.is_chain and proposal.draft_probs is None:
         theirs = [range(count) for count in num_nodes]

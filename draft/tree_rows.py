@@ -50,7 +50,7 @@ class TreeRows:
         self.rank_scores = ranks_1K[0] if worker.is_static else None
 
     def num_nodes(self, num_steps: int) -> int:
-        """Of a tree so deep, root included."""
+        """Nodes of a tree so deep, root included."""
         topk = self.worker.topk
         return min(self.worker.max_nodes, 1 + topk + (num_steps - 1) * topk**2)
 

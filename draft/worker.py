@@ -100,7 +100,7 @@ class DraftWorker(TpModelWorker, ModelDrafter):
         return grow(self, batch, levels, choice)
 
     def captures(self) -> Iterator[Callable[[], object]]:
-        """Of forwards in which the drafter reads prompts."""
+        """Captures of forwards in which the drafter reads prompts."""
         for graphs in filter(None, (runner.ragged_graphs for runner in self.runners)):
             for key in graphs.sizes.prefill_keys():
                 if key not in graphs.cache.captured:

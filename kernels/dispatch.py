@@ -89,7 +89,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Of shared memory, that a program may have at most."""
+    """Bytes of shared memory that a program may have at most."""
     if device.type != "cuda":
         return 1 << 30
     found: Any = torch.cuda.get_device_properties(device)

@@ -6,7 +6,9 @@ import gc
 import logging
 import os
 import shutil
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,6 +86,14 @@ def _log_level_stays() -> Iterator[None]:
 def _interpreter_keeps_its_language() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         keep_patched()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _authorities_are_read_once() -> Iterator[None]:
+    """Each client of httpx reads the certificates of all authorities, which takes it 20 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
 
 
 def kept_folder(config: pytest.Config, name: str, digest: str) -> Path:

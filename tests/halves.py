@@ -25,6 +25,25 @@ def thinned(step: int, *axes: Iterable[Any]) -> list[Any]:
     return found
 
 
+def each_value(walks: int, *axes: Iterable[Any]) -> list[Any]:
+    """The product of axes, of which the fast half runs some walks. In a walk each value of the
+    longest axis meets one value of each other axis, all of which are met; in the next walk it meets
+    others. A value that is a tuple stands for parameters of its own."""
+    lists = [[*axis] for axis in axes]
+    longest = max(map(len, lists))
+    fast = {
+        tuple((number + walk * place) % len(one) for place, one in enumerate(lists))
+        for walk in range(walks)
+        for number in range(longest)
+    }
+    found = []
+    for numbers in product(*(range(len(one)) for one in lists)):
+        values = [one[number] for one, number in zip(lists, numbers, strict=True)]
+        flat = [one for each in values for one in (each if isinstance(each, tuple) else (each,))]
+        found.append(pytest.param(*flat, marks=[] if numbers in fast else [pytest.mark.slow]))
+    return found
+
+
 def slow_but(kept: Iterable[Any], every: Iterable[Any]) -> list[Any]:
     """All values of a parameter, or of several as tuples, of which the fast half runs what is
     kept."""

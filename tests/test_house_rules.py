@@ -69,7 +69,7 @@ def test_no_code_asks_for_an_algorithm_by_name() -> None:
 
 
 def test_files_and_functions_are_short() -> None:
-    """Of kernels the length is the algorithm's."""
+    """Kernels are not counted: their length is the algorithm's."""
     texts = {short(path): path.read_text() for path in sources()}
     texts = {path: text for path, text in texts.items() if not path.startswith("kernels/")}
     assert len(texts) > 300

@@ -49,7 +49,7 @@ def load_dflash(target: DraftTarget) -> LoadedDraft:
 
 
 def dflash_field(checkpoint: EagleCheckpoint, name: str) -> Any:
-    """Of `dflash_config`, or else beside it; None where neither says it."""
+    """The field in `dflash_config`, or else beside it; None where neither says it."""
     own = checkpoint.raw.get("dflash_config") or {}
     return own.get(name, checkpoint.raw.get(name))
 

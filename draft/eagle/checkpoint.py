@@ -46,7 +46,7 @@ class EagleCheckpoint:
 
     @classmethod
     def read(cls, path: str, with_weights: bool = True) -> EagleCheckpoint:
-        """Of a local directory or a hub id. Raises ModelLoadError."""
+        """Read a local directory or a hub id. Raises ModelLoadError."""
         directory = draft_directory(path, with_weights)
         shapes = read_tensor_shapes(directory) if with_weights else {}
         named = {parameter_name(name): shape for name, shape in shapes.items()}
@@ -105,7 +105,7 @@ class EagleCheckpoint:
             )
 
     def layer_windows(self) -> tuple[int | None, ...]:
-        """Of each layer the tokens that a query sees, itself included; None is all."""
+        """The tokens that a query of each layer sees, itself included; None is all."""
         raw = self.layer_raw
         default = "sliding_attention" if raw.get("use_sliding_window") else "full_attention"
         types = raw.get("layer_types") or [default] * self.num_layers

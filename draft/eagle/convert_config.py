@@ -85,7 +85,7 @@ class Eagle3Config:
 
 
 def vllm_ids(layers: Sequence[int]) -> list[int]:
-    """Of layers counted by their output from 0."""
+    """vLLM's numbers of layers that are counted by their output from 0."""
     return [layer + 1 for layer in layers]
 
 
@@ -94,7 +94,8 @@ def is_speculators(raw: Raw) -> bool:
 
 
 def read_config(raw: Raw, name: str) -> Eagle3Config:
-    """Of either layout. Raises ModelLoadError, naming what is not understood."""
+    """Read a configuration of either layout. Raises ModelLoadError, naming what is not
+    understood."""
     return _read_speculators(raw, name) if is_speculators(raw) else _read_sglang(raw, name)
 
 

@@ -127,7 +127,7 @@ def _num_layers(shapes: dict[str, list[int]]) -> int:
 
 
 def _measures(raw: dict[str, Any], shapes: dict[str, list[int]]) -> TargetMeasures:
-    """Of a target that the draft fits."""
+    """The measures of a target that the draft fits."""
     own = raw.get("eagle_config") or {}
     outputs = own.get("eagle_aux_hidden_state_layer_ids")
     num_features = len(outputs or (0, 0, 0)) if "layers.0.hidden_norm.weight" in shapes else 2

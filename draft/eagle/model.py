@@ -129,7 +129,7 @@ class EagleModel(nn.Module):
                 yield parameter_name(name), self._mapped(parameter_name(name), tensor)
 
     def _mapped(self, name: str, tensor: Tensor) -> Tensor:
-        """Of a head the rows of the token map."""
+        """The rows of the token map, of a head's tensor."""
         ids = self.form.token_map
         return tensor[ids] if ids is not None and name == "lm_head.weight" else tensor
 

@@ -163,7 +163,7 @@ class EagleWorker(TreeDraftWorker):
 
 
 def _shifted(batch: ScheduleBatch, sampled: Sequence[int | None]) -> list[list[int]]:
-    """Of each request the token that follows each of its rows; the last one's was sampled where the
+    """The token that follows each row of each request; the last row's was sampled where the
     prompt has no more."""
     tokens = []
     lens = zip(batch.prefix_lens, batch.extend_lens, strict=True)

@@ -29,7 +29,7 @@ class RecordedDraft:
 
     @cached_property
     def children(self) -> list[list[int]]:
-        """Of each node, in order of preference."""
+        """The children of each node, in order of preference."""
         below: list[list[int]] = [[] for _ in self.tokens]
         for node in range(1, len(self.tokens)):
             below[self.parents[node]].append(node)
@@ -116,8 +116,8 @@ def _draft(trace: Trace, row: int, first: int) -> RecordedDraft:
 
 
 def _text(trace: Trace, rows: Array, first_token: Array) -> list[int]:
-    """Of one request. A position that no round was recorded of, as where a prefill batch carried
-    the request along, has the token -1, which no draft carries."""
+    """The text of one request. A position that no round was recorded of, as where a prefill batch
+    carried the request along, has the token -1, which no draft carries."""
     records, tokens = trace.rounds.records, trace.rounds.tokens
     first = int(records["position"][rows].min())
     ends = records["position"][rows].astype(np.int64) + records["num_tokens"][rows]

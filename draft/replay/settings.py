@@ -146,7 +146,8 @@ def grid(
 
 
 def most_nodes(num_steps: int, topk: int) -> int:
-    """Of a model's tree, root included: topk children of the root, and of topk nodes a level."""
+    """The most nodes of a model's tree, root included: topk children of the root, and of topk nodes
+    a level."""
     return 1 + topk + (num_steps - 1) * topk**2 if num_steps else 1
 
 

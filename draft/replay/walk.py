@@ -30,7 +30,7 @@ from specengine.draft.trace.format import Array
 
 @dataclass
 class Tally:
-    """Of one request under one setting. rounds and tokens are expected numbers, which may be broken
+    """One request under one setting. rounds and tokens are expected numbers, which may be broken
     ones. sizes: rounds by (levels drafted, nodes verified, root included). unknown: rounds whose
     draft would have gone on beyond what the trace holds of it, just where it agrees with the text
     up to there."""

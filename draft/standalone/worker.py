@@ -113,7 +113,7 @@ class StandaloneWorker(TreeDraftWorker):
         return "device" if self.device_rounds else "host"
 
     def root_states(self, rows: RowBatch) -> Tensor:
-        """Of the two that are run."""
+        """The states at the roots, [B, H]. The last two tokens of each request are run."""
         step = self.runner.new_row_batch(_one_back(rows), self._last_two(rows))
         return self.runner.forward_extend(step)[1::2]
 
@@ -140,7 +140,7 @@ class StandaloneWorker(TreeDraftWorker):
     def observe_rows(
         self, rows: RowBatch, output: RowsOutput, tokens_BN: Tensor, accepted_B: Tensor
     ) -> None:
-        """Of a path what lies before its last token is run again, as a chain; of shorter paths more
+        """What lies before a path's last token is run again, as a chain; of shorter paths more
         than that, which the next round writes over."""
         run_BN = torch.cat([rows.roots_B[:, None], tokens_BN], dim=1)
         self.previous[rows.rows_B] = run_BN.gather(1, accepted_B[:, None])[:, 0]
@@ -195,7 +195,7 @@ def _one_back(rows: RowBatch) -> RowBatch:
 
 
 def _agreed(proposal: DraftProposal | None, emitted: list[list[int]]) -> list[int | None]:
-    """Of each request how many emitted tokens the drafter has run as drafts of its own; None where
+    """How many emitted tokens of each request the drafter has run as its own drafts; None where
     it drafted nothing."""
     if proposal is None or proposal.is_empty:
         return [None] * len(emitted)

@@ -25,7 +25,7 @@ class ChainText(NativeReading[suffix.SuffixText]):
 
     @property
     def match_length(self) -> int:
-        """Of the longest suffix seen before, in tokens."""
+        """The length of the longest suffix seen before, in tokens."""
         return self.text.match_length
 
     def draft(self, max_tokens: int) -> Draft:

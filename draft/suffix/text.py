@@ -46,7 +46,7 @@ class RequestText:
 
     @property
     def match_length(self) -> int:
-        """Of the longest suffix seen before, in tokens."""
+        """The length of the longest suffix seen before, in tokens."""
         others = [follower.match.length for follower in self._followers.values()]
         return max([self._tree.length, *others])
 

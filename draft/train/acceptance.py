@@ -18,7 +18,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Judged:
-    """Of R rows of a batch. Row i drafts the token i + k + 2 at step k, past the root i + 1."""
+    """R rows of a batch. Row i drafts the token i + k + 2 at step k, past the root i + 1."""
 
     matches: Bools  # [K, R], the draft's best token is the target's
     missed: Bools  # [K, R], the target's best token is not in the draft vocabulary

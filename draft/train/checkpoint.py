@@ -107,7 +107,7 @@ def put_state(
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
-    """Of this process's generators."""
+    """The state of this process's generators."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)

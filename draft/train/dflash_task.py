@@ -107,7 +107,7 @@ class DFlashTask:
 
     @torch.no_grad()
     def evaluate(self, batch: PackedBatch) -> Sums:
-        """Of blocks at every anchor, a part at a time."""
+        """Evaluate blocks at every anchor, a part at a time."""
         rows = self._draft_rows(batch)
         sums = torch.zeros(2 + 2 * self.depth, device=batch.input_ids.device)
         for part in torch.split(self._anchors(rows), self.config.anchors):
@@ -187,7 +187,7 @@ class DFlashTask:
 
 @dataclass(frozen=True)
 class _Judged:
-    """Of A blocks and D drafts each. greedy: whether the document's token is the target's best."""
+    """A blocks of D drafts each. greedy: whether the document's token is the target's best."""
 
     losses: Tensor  # float32 [A, D], 0 where nothing is learned
     matches: Tensor  # bool

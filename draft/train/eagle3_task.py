@@ -151,8 +151,8 @@ def with_measures(config: Eagle3Config, given: GivenDrafter) -> Eagle3Config:
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
-    """Of the target, counted from 0 by their output: EAGLE-3's; spread evenly where a target is so
-    shallow that those would not ascend."""
+    """The target's feature layers, counted from 0 by output: EAGLE-3's; spread evenly where a
+    target is so shallow that those would not ascend."""
     usual = (1, num_layers // 2 - 1, num_layers - 4)
     if usual[0] < usual[1] < usual[2]:
         return usual

@@ -222,7 +222,8 @@ class Trainer:
             log.write(self.state.step, kind, values | {"seconds": self._seconds()})
 
     def _share_done(self, request: StopRequest) -> tuple[float, int]:
-        """Of the run, and the signal that asked for its end; the same in every process."""
+        """The share of the run that is done, and the signal that asked for its end; the same in
+        every process."""
         seconds, signum = self.processes.most(self._seconds(), float(request.signum))
         return self._share_of(seconds), int(signum)
 

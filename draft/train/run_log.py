@@ -45,7 +45,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _step(line: str) -> float:
-    """Of a line; past everything where the process was killed amid writing it."""
+    """The step of a line; past everything where the process was killed amid writing it."""
     try:
         return int(json.loads(line)["step"])
     except ValueError:

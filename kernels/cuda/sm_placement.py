@@ -72,7 +72,7 @@ class SMPlacement:
 
 
 def seconds_of_launch(launch: Callable[[], object]) -> float:
-    """Of a few in a row, the host being ahead."""
+    """Seconds of one of a few launches in a row, the host being ahead."""
     start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     launch()

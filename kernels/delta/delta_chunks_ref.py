@@ -93,7 +93,7 @@ def _cut(tokens: Tokens, part: slice) -> Tokens:
 
 
 def chunked(tokens: Tokens, memory: Tensor, size: int = CHUNK) -> tuple[Tensor, Tensor]:
-    """Of n tokens, at least one, and the memory before them [M, K, E] -> [n, M, E] and the memory
+    """n tokens, at least one, and the memory before them [M, K, E] -> [n, M, E] and the memory
     behind them. Padding at the end writes nothing, and keeps all that there is."""
     count = len(tokens.q)
     size = min(size, count)

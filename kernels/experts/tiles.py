@@ -11,7 +11,7 @@ PART_ROWS = 256  # up to these, the parts of a row's sum are left to the norm be
 
 @dataclass(frozen=True)
 class Tile:
-    """Of one program: rows, outputs (of gate, and as many of up), inputs of a step in half
+    """The tile of one program: rows, outputs (of gate, and as many of up), inputs of a step in half
     precision."""
 
     rows: int

@@ -63,7 +63,7 @@ class HeadForm:
 
     @property
     def stages(self) -> int:
-        """Of a warp's ring, as many as there is room for."""
+        """Stages of a warp's ring, as many as there is room for."""
         room = MOST_SHARED - self._beside_rings
         return min(room // (WARPS * self._stage_bytes), _MOST_STAGES)
 

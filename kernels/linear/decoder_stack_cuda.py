@@ -77,7 +77,7 @@ class Division:
 
     @property
     def jobs(self) -> list[int]:
-        """Of qkv, out, gate and up, down."""
+        """The jobs of qkv, out, gate and up, down."""
         tiles_hidden = self.outs_hidden // 8
         return [
             self.warps_hidden * (self.outs_qkv // 8),

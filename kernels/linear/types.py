@@ -23,7 +23,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class TailWeights:
-    """Of one layer: H hidden, A of the heads together, I intermediate."""
+    """The weights of one layer: H hidden, A of the heads together, I intermediate."""
 
     out: Tensor  # [H, A]
     gain: Tensor  # [H]
@@ -65,7 +65,8 @@ class StackShape:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Of one layer: H hidden, A of the heads together, Q of the projections, I intermediate."""
+    """The weights of one layer: H hidden, A of the heads together, Q of the projections, I
+    intermediate."""
 
     input_gain: Tensor  # [H]
     qkv: Tensor  # [Q, H]

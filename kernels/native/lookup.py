@@ -51,7 +51,7 @@ class LookupText(NativeText):
 
 
 def draft(texts: Sequence[LookupText], most: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Of each text, none of them empty, its last token and, where its end occurred before, the
+    """The last token of each text, none of them empty, and, where its end occurred before, the
     most[i] that followed -> int64 [B, 1 + the largest of most], padded with 0, and how many of each
     row these are."""
     places, limits, counts = pointers(texts), array("q", most), array("q", most)

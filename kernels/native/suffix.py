@@ -54,7 +54,7 @@ class SuffixText(NativeText):
 
     @property
     def match_length(self) -> int:
-        """Of the longest suffix seen before, in tokens, below max_depth."""
+        """The length of the longest suffix seen before, in tokens, below max_depth."""
         length: int = _function("text_match_length")(self.pointer)
         return length
 
@@ -104,7 +104,7 @@ def longest_match(texts: Sequence[SuffixText]) -> int:
 def draft(
     texts: Sequence[SuffixText], most: Sequence[int], rules: ChainRules
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """Of each text, none of them empty, its last token and at most most[i] that might follow ->
+    """The last token of each text, none of them empty, and at most most[i] that might follow ->
     int64 [B, N], padded with 0; their probabilities, float32 [B, N]; and how many of each row
     these are, at least 1, at most N."""
     shape = len(texts), _width(most, rules)
@@ -114,7 +114,7 @@ def draft(
 
 
 def _width(most: Sequence[int], rules: ChainRules) -> int:
-    """Of the longest draft, root included."""
+    """Tokens of the longest draft, root included."""
     return 1 + max(0, min(max(most), rules.longest))
 
 

@@ -101,7 +101,7 @@ def directory_of(model: str) -> Path:
 
 
 def architectures(target: str | None) -> list[str]:
-    """Of a target that is a directory; of others nothing is known."""
+    """The architectures of a target that is a directory; of others nothing is known."""
     if target is None or not Path(target).is_dir():
         return []
     from specengine.runner.loader.hf_directory import read_config

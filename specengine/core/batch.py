@@ -63,7 +63,7 @@ class ScheduleBatch:
 
     @property
     def prompt_reqs(self) -> list[Req]:
-        """Of a prefill: but for those that decode a token along with it."""
+        """A prefill's requests, without those that decode a token along with it."""
         return [req for req in self.reqs if req.state is not ReqState.RUNNING]
 
     def get_model_worker_batch(self) -> ModelWorkerBatch:
@@ -116,7 +116,7 @@ class ModelWorkerBatch:
 
     @classmethod
     def idle(cls) -> ModelWorkerBatch:
-        """Of no request and no token."""
+        """A batch of no request and no token."""
         no_tokens = torch.zeros(0, dtype=torch.int64)
         return cls(ForwardMode.IDLE, no_tokens, [], [], [], [], None)
 

@@ -31,7 +31,7 @@ def joined_columns(columns: Iterable[ArrayLike]) -> NDArray[np.int64]:
 
 
 def columns_size(sizes: Iterable[int]) -> int:
-    """Of the columns when they are joined."""
+    """Bytes of the columns when they are joined."""
     return sum(map(_room, sizes))
 
 

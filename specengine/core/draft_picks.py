@@ -49,6 +49,6 @@ class TreeDraws(Protocol):
     """Draws the children of nodes, of requests whose trees are sampled."""
 
     def take(self, logits_TV: Tensor, target_ids: Tensor | None) -> Drawn:
-        """Of each row. logits_TV: equally many rows a request, in order: the root's, then of each
-        level in turn those that are expanded. target_ids: as in DraftPicks.take."""
+        """Pick the drafts of each row. logits_TV: equally many rows a request: the root's, then of
+        each level in turn those that are expanded. target_ids: as in DraftPicks.take."""
         ...

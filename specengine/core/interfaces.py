@@ -42,7 +42,7 @@ class StatePool(Protocol):
     def state(self, layer_id: int) -> DeltaState: ...
 
     def updates(self, layer_id: int) -> NodeUpdates:
-        """Of the nodes of the last verification."""
+        """The updates of the nodes of the last verification."""
         ...
 
     def keep_paths(self, paths: StatePaths) -> None:

@@ -36,7 +36,7 @@ class Communicator(Protocol):
         ...
 
     def greatest(self, numbers: Sequence[int]) -> list[int]:
-        """Of each number, the greatest over ranks. On the host; takes a tenth of a millisecond."""
+        """The greatest of each number over ranks. On the host; takes a tenth of a millisecond."""
         ...
 
 
@@ -66,11 +66,11 @@ class Link(Protocol):
     leads: bool
 
     def load(self, config: EngineConfig) -> None:
-        """Of rank 0: the others read the weights, too."""
+        """Called on rank 0: the others read the weights, too."""
         ...
 
     def build(self, config: EngineConfig) -> None:
-        """Of rank 0: the others build an engine, too."""
+        """Called on rank 0: the others build an engine, too."""
         ...
 
     def decide(self, make: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ class Link(Protocol):
 
 
 class NoLink:
-    """Of an engine of one rank."""
+    """The link of an engine of one rank."""
 
     communicator: Communicator = Alone()
     leads = False
@@ -97,7 +97,7 @@ _splitting: ContextVar[Communicator] = ContextVar("splitting", default=NoLink.co
 
 
 def communicator() -> Communicator:
-    """Of the ranks that layers made in this thread are split over."""
+    """The communicator of the ranks that layers made in this thread are split over."""
     return _splitting.get()
 
 
@@ -125,7 +125,7 @@ class Cut:
         return self.stop - self.start
 
     def times(self, count: int) -> Cut:
-        """Of a tensor that has `count` entries for each of these."""
+        """The cut of a tensor that has `count` entries for each of these."""
         return Cut(self.dim, self.start * count, self.stop * count, self.whole * count)
 
     def along(self, dim: int) -> Cut:

@@ -16,7 +16,7 @@ class DepthChoice(Protocol):
 
     @property
     def num_nodes(self) -> int | None:
-        """Of trees that are cut to their best nodes, root included; None: as large as they are."""
+        """Nodes of trees that are cut to their best, root included; None: as large as they are."""
         ...
 
     @property

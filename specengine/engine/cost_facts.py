@@ -111,7 +111,7 @@ def _round_facts(rounds: RoundExecutor | None) -> Facts:
 
 
 def _digest(folder: Path) -> str:
-    """Of its sources: kernels change while the version stays."""
+    """A digest of the folder's sources: kernels change while the version stays."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.suffix in _SOURCES:

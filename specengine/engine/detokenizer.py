@@ -35,7 +35,7 @@ class IncrementalDecoder:
 
 
 def decoder_of(tokenizer: Any, sampling: SamplingParams) -> IncrementalDecoder:
-    """Of the text that a request shows, in which its stop strings are looked for."""
+    """A decoder of the text that a request shows, which is searched for its stop strings."""
     return IncrementalDecoder(tokenizer, sampling.skip_special_tokens, sampling.visible_special_ids)
 
 

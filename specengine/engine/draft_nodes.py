@@ -84,7 +84,7 @@ def best_nodes(proposal: DraftProposal, most: int) -> DraftProposal:
 
 
 def path_ranks(proposal: DraftProposal, result: VerifyResult) -> list[list[int]] | None:
-    """Of the drafts that stand, root left out; None where the proposal has no ranks."""
+    """Ranks of the accepted drafts, without the root; None where the proposal has no ranks."""
     if proposal.ranks is None:
         return None
     chains = [list(range(1 + count)) for count in result.num_accepted]

@@ -54,8 +54,8 @@ def graph_bytes(config: EngineConfig, target: DecoderModel, bytes_per_token: int
 
 
 def _kept_weights(spec: SpecConfig) -> int:
-    """Of sampled drafts a row of each; of trees, beside these, one of each node gone on with. Of
-    relaxed drafts the target's logits, which are sampled from out of place."""
+    """Rows of weights that are kept beside each node's: one of its sampled draft; in trees also one
+    of each expanded node. For relaxed drafts the target's logits, sampled from out of place."""
     kept = 1 if spec.verify == "relaxed" else 0
     if not spec.draft_sampling or spec.num_steps is None:
         return kept

@@ -37,8 +37,8 @@ class Launched:
 
     @property
     def most_levels(self) -> list[int]:
-        """Of each request. Nodes do not tell the levels of trees, nor what is counted those of
-        chains, whose padding is a draft where it stood."""
+        """The most levels of each request. Nodes do not tell the levels of trees, nor counts those
+        of chains, whose padding is a draft where it stood."""
         in_flight = self.in_flight
         if in_flight.drafted_nodes is not None:
             return depths_within(in_flight.reqs, self.choice.num_steps)

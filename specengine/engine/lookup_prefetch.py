@@ -32,7 +32,7 @@ class LookupPrefetch:
         self._going: dict[Req, tuple[list[int], int]] = {}  # tokens emitted and tokens left
 
     def follow(self, reqs: Sequence[Req], emitted: Sequence[list[int]], slots: int) -> list[Req]:
-        """Of the requests of a round, those to launch another for. emitted: in that round."""
+        """The requests of a round that another is launched for. emitted: tokens of that round."""
         left_after = self.scheduler.policy.left_after(reqs, emitted)
         self._going = {
             req: (new, left)

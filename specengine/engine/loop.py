@@ -66,7 +66,7 @@ class Engine:
         """Raises EngineStoppedError where it cannot go on."""
 
     def call_if_stopped(self, tell: Callable[[], object]) -> None:
-        """Of an engine that may stop by itself, from any thread: `check` says why."""
+        """Call `tell`, from any thread, if the engine stops by itself: `check` says why."""
 
     def close(self) -> None:
         """Nothing runs afterwards. Learned costs of rounds are kept, where a file was named."""

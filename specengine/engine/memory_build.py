@@ -72,7 +72,7 @@ def allocate(
 
 
 def state_sizes(config: EngineConfig, model: DecoderModel) -> StateSizes:
-    """Of the state pool, for as many requests as may run. All sizes are 0 where the model keeps no
+    """Sizes of the state pool, for as many requests as may run. All are 0 where the model keeps no
     recurrent state."""
     if state_shape_of(model) is None:
         return StateSizes(0)

@@ -210,7 +210,7 @@ class RoundPipeline:
             raise
 
     def _is_done(self, in_flight: InFlightRound) -> bool:
-        """Of several ranks, whose clocks differ, each does all of what it might do meanwhile."""
+        """Whether the round has ended; False for several ranks, which must do the same."""
         return self.link.communicator.size == 1 and self.executor.is_done(in_flight)
 
     def send_masks(self) -> None:
@@ -219,8 +219,8 @@ class RoundPipeline:
             self.executor.send_masks(self.launched.in_flight)
 
     def _useful_levels(self, in_flight: InFlightRound) -> list[int]:
-        """Of its drafts. Where an output ends, a graph drafts past it. The host would not, so that
-        is not counted. Requests are committed up to this round; called while it is in flight."""
+        """Levels of drafts that count: a graph drafts past the end of an output, and the host does
+        not. Requests are committed up to this round; called while it is in flight."""
         if self._lookup is not None and not self._beside_model:
             return in_flight.num_drafted
         reqs = in_flight.reqs

@@ -68,7 +68,7 @@ def _without_context(rounds: RoundExecutor) -> StepCosts:
 
 
 def _context_cost(rounds: RoundExecutor, table: StepCosts) -> ContextCost | None:
-    """Of a few batch sizes, the largest first and the smallest last."""
+    """Measured at a few batch sizes, the largest first and the smallest last."""
     context = min(_CONTEXT, max_context(rounds))
     sizes = [size for size in rounds.batch_sizes if size < len(rounds.table)]
     if context < _LEAST_CONTEXT or not sizes:

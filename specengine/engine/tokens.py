@@ -84,7 +84,8 @@ class Pieces:
         self.of = _Kept(count, find).__getitem__
 
     def joined(self, tokens: Sequence[int]) -> bytes:
-        """Of whole answers, with no call of ours for a token that was asked for before."""
+        """The bytes of a whole answer, without a Python call for a token that was asked for
+        before."""
         return b"".join(map(self.of, tokens))
 
 

@@ -59,7 +59,7 @@ def process_seconds() -> float | None:
 
 
 def sha256_of_files(paths: list[Path]) -> str:
-    """Of a file its SHA-256, as sha256sum prints it; of several that of their names and hashes, a
+    """A file's SHA-256, as sha256sum prints it; for several that of their names and hashes, a
     `hash  name` line each, in order of names."""
     if len(paths) == 1:
         return file_sha256(paths[0])

@@ -103,7 +103,7 @@ class OnPolicyTrainer:
         return directory
 
     def _prompts(self) -> Iterator[Sequence[ProbePrompt]]:
-        """Of each round, others as long as there are others."""
+        """The prompts of each round, others as long as there are others."""
         run = self.config.run
         count, found = run.on_policy_prompts, self.asked
         for number in range(run.on_policy_rounds):

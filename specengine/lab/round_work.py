@@ -44,8 +44,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Weights:
-    """Of a model, in bytes and elements: what each forward reads; what fuses the target's features,
-    once a round; the head."""
+    """A model's weights, in bytes and elements: what each forward reads; what fuses the target's
+    features, once a round; the head."""
 
     body: tuple[float, float]
     fuse: tuple[float, float]
@@ -53,7 +53,7 @@ class Weights:
     experts: tuple[ExpertLayer, ...] = ()
 
     def body_work(self, rows: float) -> Work:
-        """Of a forward."""
+        """The work of a forward."""
         routed = (one.work(rows) for one in self.experts)
         return sum(routed, _multiply(self.body, rows))
 
@@ -76,7 +76,7 @@ class ExpertLayer:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Of each request in a round, possibly means."""
+    """The drafts of each request in a round, possibly means."""
 
     nodes: float  # but the root
     levels: float  # of steps that found them
@@ -84,7 +84,7 @@ class Drafts:
 
     @classmethod
     def of(cls, engine: Engine, nodes: float) -> Drafts:
-        """Of a tree that is cut to fewer nodes, the deepest that has so many; between two sizes,
+        """The drafts of a tree cut to fewer nodes: the deepest that has so many; between two sizes,
         for rounds of both, in proportion."""
         drafter: Any = engine.drafter
         if not getattr(drafter, "proposes_tree", False):

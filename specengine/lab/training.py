@@ -60,7 +60,7 @@ TARGET = "target"
 
 
 def config_class(kind: str) -> type[TrainSection]:
-    """Of the section `task`. Raises ConfigError for a kind that is not known."""
+    """The class of the section `task`. Raises ConfigError for a kind that is not known."""
     if kind == TARGET:
         return TargetConfig
     if kind in DRAFT_KINDS:

@@ -51,7 +51,7 @@ class LinearWeights:
 
     @classmethod
     def of(cls, linear: Linear) -> LinearWeights:
-        """Of one that multiplies a plain weight."""
+        """The weights of a layer that multiplies a plain weight."""
         return cls(linear.plain, linear.bias)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def tail_weights(attention: ProjectedAttention, norm: RMSNorm, mlp: GatedMLP) -> TailWeights:
-    """Of what stands behind attention in a layer without biases there, unpacked."""
+    """The weights behind attention in a layer without biases there, unpacked."""
     return TailWeights(
         attention.o_proj.plain, norm.weight, mlp.gate_up_proj.plain, mlp.down_proj.plain
     )

@@ -121,7 +121,7 @@ class Experts(nn.Module):
 
     @property
     def weights(self) -> ExpertWeights:
-        """Of experts that have not been packed."""
+        """The weights of experts that have not been packed."""
         assert self.gate_up is not None, "the weights were packed"
         assert self.down is not None
         biases = self.gate_up_bias, self.down_bias

@@ -160,7 +160,8 @@ class LayerSpec:
 
     @classmethod
     def from_config(cls, config: Any, **family: Any) -> LayerSpec:
-        """Of a Hugging Face configuration; `family`: fields that its model states by itself."""
+        """The layer of a Hugging Face configuration; `family`: fields that its model states by
+        itself."""
         stated: dict[str, Any] = {
             "activation": config_activation(config),
             "tp_size": communicator().size,
@@ -227,8 +228,8 @@ class LayerSpec:
         return _times(stream, self.residual_multiplier)
 
     def num_weights(self, input_size: int | None = None) -> int:
-        """Of a layer's matrices, but for experts, which have kernels of their own. input_size: of
-        what attention reads, if not hidden_size."""
+        """Weights of a layer's matrices, without experts, which have kernels of their own.
+        input_size: of what attention reads, if not hidden_size."""
         matrices = 0 if self.experts is not None else 3 if self.gated_mlp else 2
         feed_forward = matrices * self.hidden_size * self.intermediate_size
         return self._attention_weights(input_size or self.hidden_size) + feed_forward
@@ -259,7 +260,7 @@ _ACTIVATIONS = {
 
 
 def config_activation(config: Any) -> str:
-    """Of the feed-forward layers, whichever field states it."""
+    """The activation of the feed-forward layers, whichever field states it."""
     found = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     return _ACTIVATIONS.get(found or "silu", found or "silu")
 

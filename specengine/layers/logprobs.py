@@ -28,7 +28,7 @@ def token_logprobs(
 
 
 def unpack_logprobs(table: list[list[float]], num_top: list[int]) -> list[TokenLogprob]:
-    """Of rows as pack_logprobs makes them, with alternatives as far as asked for."""
+    """Logprobs from rows that pack_logprobs made, with as many alternatives as were asked for."""
     return [
         TokenLogprob(
             token=int(row[0]),

@@ -148,7 +148,7 @@ class HeadNorm(LayerNorm):
 
 @dataclass(frozen=True)
 class PreNorms:
-    """Of a layer with RMS norms: before attention, and before feed-forward."""
+    """The norms of a layer with RMS norms: before attention, and before feed-forward."""
 
     input: RMSNorm
     middle: RMSNorm

@@ -107,7 +107,7 @@ class SelfAttention(ProjectedAttention):
         )
 
     def _qk_norms(self, spec: LayerSpec) -> tuple[Norm | None, Norm | None]:
-        """Of each head, or of all heads of q and all of k together."""
+        """Norms of each head, or of all heads of q and all of k together."""
         q_size, k_size, _ = self.sizes if spec.qk_norm_whole else [spec.head_dim] * 3
         eps = spec.rms_norm_eps
         if spec.qk_norm_by_head:

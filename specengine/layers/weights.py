@@ -29,7 +29,7 @@ class CutPlace:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the checkpoint's tensor."""
+        """The shape of the checkpoint's tensor."""
         shape = list(self.tensor.shape)
         shape[self.cut.dim] = self.cut.whole
         return torch.Size(shape)
@@ -224,8 +224,8 @@ def weight_places(model: nn.Module, packed: PackedModules) -> dict[str, Place]:
 
 
 def module_places(module: nn.Module, kind: str, parameter: Tensor) -> Sequence[Place]:
-    """Of one parameter of a module, by the checkpoint's tensors that fill it: one, or one a merged
-    layer. A module that ranks share tells by `cuts` what this one has of each."""
+    """Places in one parameter of a module, by the checkpoint's tensors that fill it: one, or one a
+    merged layer. A module that ranks share tells by `cuts` what this one has of each."""
     if kind == "weight" and isinstance(module, Linear) and module.incoming is not None:
         return module.incoming
     if isinstance(module, Experts):

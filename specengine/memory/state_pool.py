@@ -23,7 +23,7 @@ class StateShape:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Of a request, or of a snapshot."""
+        """Bytes of a request's state, or of a snapshot."""
         delta = self.delta
         memory = delta.num_heads * delta.key_dim * delta.value_dim * 4
         inputs = (delta.conv_width - 1) * delta.channels * self.dtype.itemsize

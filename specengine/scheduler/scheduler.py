@@ -115,7 +115,7 @@ class Scheduler:
         return batch
 
     def follow(self, reqs: list[Req], slots: int) -> list[Req]:
-        """Of requests whose round is on its way, those to run a further round of before that one's
+        """Which requests, whose round is in flight, to run a further round of before that one's
         outcome is known, with slots for `slots` tokens more than are committed; none, where
         something else is to run first or memory is short."""
         if self.holds or self._prompt_is_due():
@@ -198,12 +198,12 @@ class Scheduler:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of requests admitted since start."""
+        """Prompt tokens of requests admitted since start."""
         return self.admission.num_prompt_tokens
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of the prompt tokens, those found in the prefix cache."""
+        """Prompt tokens found in the prefix cache."""
         return self.admission.num_cached_tokens
 
     @property

@@ -75,7 +75,7 @@ def _text_sizes(body: Any) -> Iterator[tuple[str, int]]:
 
 
 def _texts(turn: Any) -> Iterator[str]:
-    """Of a message, or of an item that is none."""
+    """The texts of a message, or of an item that is no message."""
     for name in ("content", "output", "summary") if isinstance(turn, dict) else ():
         content = turn.get(name)
         for part in content if isinstance(content, list) else [content]:

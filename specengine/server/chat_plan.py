@@ -85,8 +85,8 @@ def _prompt(tokenizer: Any, dialect: Dialect, body: ChatRequest) -> str:
 
 
 def _variables(template: str, body: ChatRequest) -> dict[str, Any]:
-    """Of the template. reasoning_effort is one where the template has it; where it can only switch
-    reasoning on and off, "none" is off."""
+    """The template's variables. reasoning_effort is one where the template has it; where it can
+    only switch reasoning on and off, "none" is off."""
     effort, variables = body.reasoning_effort, dict[str, Any]()
     if effort is not None:
         switches = [name for name in _SWITCHES if re.search(rf"\b{name}\b", template)]

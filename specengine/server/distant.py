@@ -60,7 +60,7 @@ class DistantEngine(ABC):
         return self._end is None
 
     def stats(self) -> EngineStats:
-        """As of the last `refresh`."""
+        """The engine's figures at the last `refresh`."""
         return self._stats
 
     async def refresh(self) -> None:

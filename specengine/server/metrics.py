@@ -184,7 +184,7 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
 
 
 def _snapshots(stats: EngineStats) -> Iterable[Metric]:
-    """Of targets that keep recurrent state."""
+    """Metrics of snapshots, which targets with recurrent state have."""
     if stats.num_state_snapshots is not None:
         text = "Snapshots of recurrent state in the prefix cache"
         yield GaugeMetricFamily(PREFIX + "state_snapshots", text, value=stats.num_state_snapshots)

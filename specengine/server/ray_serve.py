@@ -145,7 +145,7 @@ class EngineReplica:
 
 
 def num_ended(reply: Reply, num_open: int) -> int:
-    """Of the choices of one request, those that end with this reply."""
+    """How many of a request's choices end with this reply."""
     if isinstance(reply, Gained):
         return sum(one.ending is not None for one in reply.details)
     return num_open

@@ -56,8 +56,8 @@ def latent_layer(config: Any, has_pairs: bool) -> LayerSpec:
 
 
 def latent_scale(config: Any) -> float:
-    """Of scores. YaRN's mscale_all_dim, squared, is in it: cosines and sines have what is left of
-    mscale, and rotate a part of q and k alone."""
+    """The scale of scores. YaRN's mscale_all_dim, squared, is in it: cosines and sines have what is
+    left of mscale, and rotate a part of q and k alone."""
     scale: float = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     rope = rope_parameters(config)
     extent, factor = rope.get("mscale_all_dim"), rope.get("factor") or 1.0

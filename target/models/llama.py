@@ -194,7 +194,7 @@ class LlamaForCausalLM(nn.Module):
 
     @classmethod
     def experts(cls, config: Any) -> list[ExpertsSpec | None]:
-        """Of each layer; None is one feed-forward layer."""
+        """The experts of each layer; None is one feed-forward layer."""
         return [None] * config.num_hidden_layers
 
     @classmethod
@@ -221,7 +221,7 @@ class LlamaForCausalLM(nn.Module):
 
     @classmethod
     def mtp_spec(cls, config: Any) -> LayerSpec:
-        """Of layers that predict further tokens (MTP): as the last one."""
+        """Layers that predict further tokens (MTP): as the last one."""
         return cls.layer_specs(config)[-1]
 
     @property

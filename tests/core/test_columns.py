@@ -31,7 +31,7 @@ def test_columns_come_back_and_begin_at_sixteen_bytes(columns: list[list[int]]) 
 
 
 def offsets(batch: Any) -> set[int]:
-    """Of whatever tensors it has, in bytes from 16."""
+    """Offsets of whatever tensors it has, in bytes from 16."""
     tensors = [one for one in vars(batch).values() if isinstance(one, torch.Tensor)]
     assert len(tensors) > 3
     return {one.storage_offset() * one.element_size() % 16 for one in tensors}

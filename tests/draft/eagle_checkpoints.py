@@ -53,7 +53,7 @@ def layer_tensors(prefix: str, size: int, input_size: int) -> Tensors:
 
 
 def weight(*shape: int) -> Tensor:
-    """Of a matrix, or of a norm."""
+    """The weight of a matrix, or of a norm."""
     return 1 + 0.2 * torch.randn(shape) if len(shape) == 1 else 0.1 * torch.randn(shape)
 
 

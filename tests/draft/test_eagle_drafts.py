@@ -148,7 +148,7 @@ def check(rounds: list[Round], reading: EagleReading) -> int:
 
 
 def paths_of(one: Round) -> list[set[tuple[int, ...]]]:
-    """Of each request the tokens from the root's child down to each node that is to be verified."""
+    """The tokens from the root's child down to each node that is to be verified, by request."""
     if one.proposal is None or one.proposal.is_empty:
         return []
     found = []

@@ -44,7 +44,7 @@ def in_python(**options: int) -> NgramDrafter:
 def test_drafts_are_the_same(
     rounds: list[list[list[int]]], low: int, more: int, first: int, data: st.DataObject
 ) -> None:
-    """Of a batch whose texts grow, and are read piece by piece."""
+    """The texts of a batch grow, and are read piece by piece."""
     options = {"ngram_min_match": low, "ngram_max_match": low + more, "num_draft_tokens": 6}
     ours, theirs = drafter(lambda req: len(req.output_ids) % 7, **options), in_python(**options)
     assert (ours._in_c, theirs._in_c) == (True, False)

@@ -60,7 +60,7 @@ def test_lookup_is_longest_then_latest(
 
 
 def test_no_lookup_splits_many_ends_at_once() -> None:
-    """Of text that says one thing over and over, whose contexts of every length are frequent."""
+    """Text that says one thing over and over has frequent contexts of every length."""
     index = NgramIndex(2, 12)
     index.extend([1] * 5000)
     node = index._contexts[1, 1]

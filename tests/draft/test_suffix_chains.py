@@ -92,7 +92,7 @@ def test_drafts_are_the_same(
     first: int,
     data: st.DataObject,
 ) -> None:
-    """Of a batch whose texts grow, and are read piece by piece."""
+    """The texts of a batch grow, and are read piece by piece."""
     options |= {"num_draft_tokens": most, "min_match": data.draw(st.sampled_from([0, 0, 2, 4]))}
     ours, theirs = suffix_drafter(limit, **options), in_python(**options)
     for batch in growing(rounds, first, first + 1, ours, data):

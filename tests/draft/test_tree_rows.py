@@ -102,7 +102,7 @@ def test_trees_of_the_host(
 def check_limited(
     drawn: st.DataObject, backend: Backend, batch_size: int, topk: int, steps: int
 ) -> None:
-    """Of requests that may say so many more tokens, and want no deeper drafts."""
+    """Trees of requests that may emit so many more tokens, and want no deeper drafts."""
     nodes = drawn.draw(st.integers(2, 1 + topk + (steps - 1) * topk**2))
     most = drawn.draw(st.lists(st.integers(1, nodes + 2), min_size=batch_size, max_size=batch_size))
     depths = drawn.draw(st.lists(st.integers(0, steps), min_size=batch_size, max_size=batch_size))

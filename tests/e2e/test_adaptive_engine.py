@@ -26,7 +26,7 @@ NGRAM: dict[str, Any] = {"algorithm": "NGRAM", "ngram_min_match": 1, "num_draft_
 
 def make(folders: dict[str, Path], case: Case | None, **more: Any) -> LLM:
     """Rounds that the host runs, on any machine: graphs choose among their own depths, which
-    tests/engine/test_flights.py looks at."""
+    tests/engine/test_pipeline.py looks at."""
     flags: dict[str, Any] = {
         "dtype": "float32",
         "max_total_tokens": 2048,

@@ -88,7 +88,7 @@ class World:
 
 
 def answers(engine: Engine, state: State) -> list[RequestOutput]:
-    """Of every prompt, sampled and greedy, whatever is asked for; in one batch."""
+    """Answers to every prompt, sampled and greedy, whatever is asked for; in one batch."""
     letters = [engine.parts.tokenizer(letter)["input_ids"][0] for letter in LETTERS]
     prompts = [engine.parts.tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     for index, options in enumerate(ASKED.values()):

@@ -4,6 +4,7 @@ expected."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from specengine import LLM, SamplingParams, SpecConfig
 TINY = Path(__file__).parents[2] / "target" / "zoo" / "tiny"
 PROMPT = "The cat sat on the"
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 1.3, 8, 0.97, 0.03
-SAMPLES = 5000
-FIRST, COUNT = 1, 3  # the tokens that are looked at: the first one comes from the prefill
+SAMPLES = 3600
+# The tokens that are looked at: the first one comes from the prefill, and later ones show less of a
+# mistake, as drafts are better there.
+FIRST, COUNT = 1, 3
 CELLS = 4  # for each of these tokens, CELLS ** COUNT in all
+ALONE = 16  # cells of tokens one by one
 CHAIN: dict[str, Any] = {"num_steps": 3, "draft_sampling": True}
 TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 3, "num_draft_tokens": 7}
-_known: dict[tuple[int, ...], Tensor] = {}  # probabilities by text: rules share most texts
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("rejection", CHAIN),
     ("block", CHAIN),
@@ -32,31 +35,37 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def filtered(logits_RV: Tensor) -> Tensor:
-    """float64 [R, V]: the probabilities after temperature, top-k, top-p and min-p, in this order.
-    top-p keeps the best tokens up to the one that reaches it; min-p counts from the best token."""
-    probs_RV = (logits_RV.double() / TEMPERATURE).softmax(-1)
-    sorted_RV, order_RV = probs_RV.sort(-1, descending=True)
-    sorted_RV[:, TOP_K:] = 0
-    sorted_RV /= sorted_RV.sum(-1, keepdim=True)
-    sorted_RV[sorted_RV.cumsum(-1) - sorted_RV >= TOP_P] = 0
-    sorted_RV[sorted_RV < MIN_P * sorted_RV[:, :1]] = 0
-    sorted_RV /= sorted_RV.sum(-1, keepdim=True)
-    return torch.zeros_like(probs_RV).scatter_(1, order_RV, sorted_RV)
+@dataclass(frozen=True)
+class Best:
+    """The TOP_K likeliest tokens of each row, all that may be sampled."""
+
+    probs_RK: Tensor  # float64
+    ids_RK: Tensor  # int64
 
 
-def next_probs(prompt: list[int], texts_SL: Tensor) -> Tensor:
-    """float64 [S, COUNT, V]: of the tokens from place FIRST on, given those before them."""
+def filtered(logits_RV: Tensor) -> Best:
+    """The probabilities after temperature, top-k, top-p and min-p, in this order. top-p keeps the
+    best tokens up to the one that reaches it; min-p counts from the best token."""
+    best = logits_RV.double().topk(TOP_K)
+    probs_RK = (best.values / TEMPERATURE).softmax(-1)
+    probs_RK[probs_RK.cumsum(-1) - probs_RK >= TOP_P] = 0
+    probs_RK[probs_RK < MIN_P * probs_RK[:, :1]] = 0
+    return Best(probs_RK / probs_RK.sum(-1, keepdim=True), best.indices)
+
+
+def next_probs(prompt: list[int], texts_SL: Tensor) -> Best:
+    """Probabilities of the tokens that are looked at, each given those before it: S * COUNT
+    rows."""
     unique_UL, where_S = texts_SL[:, : FIRST + COUNT - 1].unique(dim=0, return_inverse=True)
-    texts = [tuple(text) for text in unique_UL.tolist()]
-    new = torch.tensor([text for text in texts if text not in _known])
-    for part_RL in new.split(256) if len(new) else ():
-        rows_RT = torch.cat([torch.tensor(prompt).expand(len(part_RL), -1), part_RL], dim=1)
+    rows_UT = torch.cat([torch.tensor(prompt).expand(len(unique_UL), -1), unique_UL], dim=1)
+    found = list[Best]()
+    for part_RT in rows_UT.split(64):
         with torch.inference_mode():
-            logits_RCV = reference_model()(rows_RT).logits[:, -COUNT:]
-        probs_RCV = filtered(logits_RCV.flatten(0, 1)).view(len(part_RL), COUNT, -1)
-        _known.update(zip(map(tuple, part_RL.tolist()), probs_RCV, strict=True))
-    return torch.stack([_known[text] for text in texts])[where_S]
+            logits_RCV = reference_model()(part_RT, logits_to_keep=COUNT).logits
+        found.append(filtered(logits_RCV.flatten(0, 1)))
+    rows_R = (where_S[:, None] * COUNT + torch.arange(COUNT)).flatten()
+    probs_RK = torch.cat([one.probs_RK for one in found])
+    return Best(probs_RK[rows_R], torch.cat([one.ids_RK for one in found])[rows_R])
 
 
 @cache
@@ -66,28 +75,27 @@ def reference_model() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(TINY).float().eval()
 
 
-def uniforms(probs_SCV: Tensor, tokens_SC: Tensor) -> Tensor:
-    """float64 [S, COUNT]: the randomised probability integral transform (Brockwell 2007), tokens
-    ordered from the likeliest on. Independent and uniform where the tokens follow the
-    probabilities."""
-    own_SC1 = probs_SCV.gather(2, tokens_SC[:, :, None])
-    assert bool((own_SC1 > 0).all()), "a token that the filters remove was sampled"
-    above_SC = (probs_SCV * (probs_SCV > own_SC1)).sum(-1)
-    ids_V = torch.arange(probs_SCV.shape[2])
-    tied_SCV = (probs_SCV == own_SC1) & (ids_V < tokens_SC[:, :, None])
-    below_SC = above_SC + (probs_SCV * tied_SCV).sum(-1)
-    share_SC = torch.rand(tokens_SC.shape, generator=torch.Generator().manual_seed(0)).double()
-    return below_SC + share_SC * own_SC1[:, :, 0]
+def uniforms(best: Best, tokens_R: Tensor) -> Tensor:
+    """float64 [R]: the randomised probability integral transform (Brockwell 2007), tokens ordered
+    from the likeliest on. Independent and uniform where the tokens follow the probabilities."""
+    probs_RK, is_own_RK = best.probs_RK, best.ids_RK == tokens_R[:, None]
+    own_R1 = (probs_RK * is_own_RK).sum(-1, keepdim=True)
+    assert bool((own_R1 > 0).all()), "a token that the filters remove was sampled"
+    is_above_RK = (probs_RK > own_R1) | ((probs_RK == own_R1) & (best.ids_RK < tokens_R[:, None]))
+    share_R = torch.rand(len(tokens_R), generator=torch.Generator().manual_seed(0)).double()
+    return (probs_RK * is_above_RK).sum(-1) + share_R * own_R1[:, 0]
 
 
 def p_value(texts_SL: Tensor, prompt: list[int]) -> float:
-    """χ² of the joint of COUNT tokens, in cells of equal chance that do not depend on the data."""
-    probs_SCV = next_probs(prompt, texts_SL)
-    uniforms_SC = uniforms(probs_SCV, texts_SL[:, FIRST : FIRST + COUNT])
-    cells_SC = (uniforms_SC * CELLS).long().clamp(max=CELLS - 1)
+    """The least of two χ², in cells of equal chance that do not depend on the data: of the joint of
+    COUNT tokens, and of tokens one by one, of which fewer show a mistake."""
+    tokens_R = texts_SL[:, FIRST : FIRST + COUNT].flatten()
+    uniforms_R = uniforms(next_probs(prompt, texts_SL), tokens_R)
+    cells_SC = (uniforms_R * CELLS).long().clamp(max=CELLS - 1).view(-1, COUNT)
     place_S = (cells_SC * CELLS ** torch.arange(COUNT)).sum(-1)
-    counts = torch.bincount(place_S, minlength=CELLS**COUNT)
-    return float(chisquare(counts.numpy()).pvalue)
+    alone_R = (uniforms_R * ALONE).long().clamp(max=ALONE - 1)
+    counts = torch.bincount(place_S, minlength=CELLS**COUNT), alone_R.bincount(minlength=ALONE)
+    return min(float(chisquare(one.numpy()).pvalue) for one in counts)
 
 
 def make(verify: str, shape: dict[str, Any]) -> LLM:
@@ -118,6 +126,6 @@ def draw(llm: LLM, prompt: list[int]) -> Tensor:
 def test_samples_follow_the_filtered_target(verify: str, shape: dict[str, Any]) -> None:
     llm = make(verify, shape)
     prompt = llm.tokenizer(PROMPT)["input_ids"]
-    assert p_value(draw(llm, prompt), prompt) > 1e-3
+    assert p_value(draw(llm, prompt), prompt) > 5e-4
     totals = llm.engine.stats().spec
     assert 0.5 * SAMPLES < totals.num_accepted_tokens < 0.9 * totals.num_draft_tokens

@@ -241,7 +241,7 @@ def test_drafts_outside_the_grammar_are_never_verified(small_models: dict[str, P
     llm = make(small_models["llama"], spec=CHAIN)
     prompt = "a1a1b1b1" * 4
     asked: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
-    free, ruled = llm.generate(
+    free, constrained = llm.generate(
         [prompt] * 2,
         [
             SamplingParams(**asked),
@@ -249,10 +249,10 @@ def test_drafts_outside_the_grammar_are_never_verified(small_models: dict[str, P
         ],
     )
     assert free.spec.num_draft_tokens > 0
-    assert re.fullmatch("([ab][23]){20}", ruled.text)
+    assert re.fullmatch("([ab][23]){20}", constrained.text)
     forbidden = llm.tokenizer("1")["input_ids"]
-    assert not set(forbidden) & set(ruled.token_ids)
-    assert ruled.spec.num_accepted > 0
+    assert not set(forbidden) & set(constrained.token_ids)
+    assert constrained.spec.num_accepted > 0
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

@@ -103,7 +103,7 @@ def test_tokens_without_logits(
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_more_trees(make: Any, num_prompts: int, num_shares: list[int]) -> None:
-    """Of 16 nodes, whose rows attention takes in tiles from two requests on; and of MTP."""
+    """Trees of 16 nodes, whose rows attention takes in tiles from two requests on; and MTP's."""
     expected = answers(make(None), num_prompts)
     apart = {}
     for name, spec in MORE_TREES.items():

@@ -9,6 +9,7 @@ import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
 from tests.draft.eagle_checkpoints import eagle3
+from tests.halves import each_value
 from tests.support.families import FAMILIES, has_experts
 
 NEW_TOKENS = 32
@@ -26,8 +27,7 @@ def greedy(folder: Path, spec: SpecConfig | None = None, **flags: Any) -> list[l
     return found
 
 
-@pytest.mark.parametrize("topk", [1, 3], ids=["chain", "tree"])
-@pytest.mark.parametrize("family", WITH_EXPERTS)
+@pytest.mark.parametrize(("family", "topk"), each_value(1, WITH_EXPERTS, [1, 3]))
 def test_random_eagle3_changes_no_token(
     family: str, topk: int, small_models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -46,7 +46,7 @@ def test_random_eagle3_changes_no_token(
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_experts_in_few_bits_answer(quantization: str, small_models: dict[str, Path]) -> None:
-    """Of a CPU: a GPU has no such products of experts, and refuses them."""
+    """A CPU has such products of experts; a GPU has none, and refuses them."""
     folder = str(small_models["qwen3moe"])
     llm = LLM(folder, dtype="bfloat16", quantization=quantization, device="cpu")
     experts = llm.engine.parts.worker.runner.model.model.layers[0].mlp.experts

@@ -28,7 +28,7 @@ LONG = {"max_tokens": 3000}
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of 127.0.0.1, and its key."""
+    """A certificate of 127.0.0.1, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("needs the program openssl, to make a certificate")
     folder = tmp_path_factory.mktemp("tls")

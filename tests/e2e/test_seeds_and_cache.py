@@ -18,6 +18,7 @@ from specengine.engine.proof.runs import Ask, complete
 from specengine.engine.proof.subjects import FRESH, State
 from specengine.engine.proof.tiny_model import save_tiny_models
 from specengine.runner.loader.loaded_model import LoadedModel
+from tests.halves import each_value
 
 SHARED = "You are a tiny model, and say what comes to mind. "  # 50 tokens
 ENDINGS = ("a cat", "the dog", "0123", "x", "hello", "more, more")
@@ -65,8 +66,7 @@ def texts(engine: Engine, endings: Sequence[str]) -> list[list[int]]:
     return [run.outputs[0] for run in runs]
 
 
-@pytest.mark.parametrize("page_size", [1, 2])
-@pytest.mark.parametrize(("name", "verify"), CASES)
+@pytest.mark.parametrize(("name", "verify", "page_size"), each_value(1, CASES, [1, 2]))
 def test_a_seed_says_the_same_whatever_is_cached(
     name: str, verify: str, page_size: int, world: World
 ) -> None:
@@ -81,12 +81,15 @@ def test_a_seed_says_the_same_whatever_is_cached(
     assert 0 < stats.spec.num_accepted_tokens < stats.spec.num_draft_tokens
 
 
-@pytest.mark.parametrize("page_size", [1, 2])
-@pytest.mark.parametrize("name", ["EAGLE sampled chain", "MTP, a layer a step: sampled chain"])
+@pytest.mark.parametrize(
+    ("name", "page_size"),
+    each_value(1, ["EAGLE sampled chain", "MTP, a layer a step: sampled chain"], [1, 2]),
+)
 def test_it_costs_no_more_than_the_tokens_that_were_seen(
     name: str, page_size: int, world: World
 ) -> None:
-    """Of each request that parts from what is cached; nothing where the rule only matches."""
+    """Each request that parts from what is cached loses so many; none does where the rule only
+    matches."""
     block, match = (world.engine(name, verify, page_size) for verify in ("block", "match"))
     for engine in (block, match):
         texts(engine, ENDINGS)

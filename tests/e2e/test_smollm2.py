@@ -73,16 +73,16 @@ def says_the_same(reference: Any, prompt: list[int], output: list[int]) -> None:
 @pytest.fixture(scope="module")
 def plain(reference: Any, smollm2_llm: Make) -> Pairs:
     """Eight prompts, one token at a time; as transformers answers them."""
-    results = generate(smollm2_llm, 8, 48)
+    results = generate(smollm2_llm, 8, 32)
     for prompt, output in results:
-        assert len(output) == 48
+        assert len(output) == 32
         says_the_same(reference, prompt, output)
     return results
 
 
 @pytest.mark.model
 def test_prompts_in_a_batch(smollm2_llm: Make, plain: Pairs) -> None:
-    assert generate(smollm2_llm, 8, 48, spec=CHAIN) == plain
+    assert generate(smollm2_llm, 8, 32, spec=CHAIN) == plain
 
 
 def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
@@ -105,7 +105,7 @@ def test_all_prompts_in_a_batch(reference: Any, smollm2_llm: Make) -> None:
     ids=["tree and pages", "chunks", "little memory", "mixed"],
 )
 def test_however_it_gets_there(smollm2_llm: Make, plain: Pairs, flags: dict[str, Any]) -> None:
-    assert generate(smollm2_llm, 4, 48, **flags) == plain[:4]
+    assert generate(smollm2_llm, 4, 32, **flags) == plain[:4]
 
 
 @pytest.mark.model

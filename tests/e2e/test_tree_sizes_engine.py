@@ -101,13 +101,13 @@ def test_what_smaller_trees_accept_is_known_from_whole_ones(
     assert any(any(below) for below, _ in told)
 
 
-@pytest.mark.parametrize("ruled", [False, True], ids=["free", "ruled"])
+@pytest.mark.parametrize("constrained", [False, True], ids=["free", "constrained"])
 def test_left_to_itself_it_learns_of_sizes(
-    ruled: bool, folders: dict[str, Path], plain: list[list[int]]
+    constrained: bool, folders: dict[str, Path], plain: list[list[int]]
 ) -> None:
     llm = make(folders, ("EAGLE3", TREE))
-    asks: dict[str, Any] = {"grammar": GrammarSpec.regex("[a-z ]{8,40}")} if ruled else {}
-    expected = run(make(folders, None), **asks) if ruled else plain
+    asks: dict[str, Any] = {"grammar": GrammarSpec.regex("[a-z ]{8,40}")} if constrained else {}
+    expected = run(make(folders, None), **asks) if constrained else plain
     for _ in range(2):
         assert run(llm, **asks) == expected
     assert adaptive_of(llm).chooser.acceptance.has_ranks

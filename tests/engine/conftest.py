@@ -40,7 +40,7 @@ def folders(
     small_models: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, tuple[Path, SpecConfig]]:
-    """Of each drafter the target, and how it drafts."""
+    """Each drafter's target, and how it drafts."""
     found, folder = {}, tmp_path_factory.mktemp("weighed")
     unsure = almost_bigram(folder / "standalone", target, 3.0)  # says other things, now and then
     for name, path in (drafters | {"STANDALONE": str(unsure)}).items():

@@ -37,7 +37,7 @@ def tokens(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
 
 
 def sampling_sizes(rounds: RoundExecutor) -> list[int]:
-    """Of the graphs of rounds that sample, in the order of their capture."""
+    """Batch sizes of the graphs of rounds that sample, in the order of their capture."""
     return [one.batch_size for one in rounds.captured if one.sampling == rounds.sampling.sampled]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from specengine.engine.precompile import precompile_calls, representative_sizes
 from specengine.kernels import compilations, precompile
+from tests.halves import slow_but
 from tests.kernels import offline_triton
 from tests.support.rounds import ON_CPU, ON_GPU
 
@@ -36,6 +37,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 HYBRIDS = [name for name, kind in KINDS.items() if "hybrid_suffix" in kind]
+# Their rules, layouts and sources are all among those of other kinds.
+SLOW = [
+    "relaxed chains",
+    "STANDALONE hybrid",
+    "EAGLE3 hybrid trees",
+    "EAGLE3 chains, lookup trees",
+]
+FAST = [name for name in KINDS if name not in SLOW]
 
 
 def spec_of(kind: dict[str, Any], drafters: dict[str, str]) -> dict[str, Any]:
@@ -44,22 +53,32 @@ def spec_of(kind: dict[str, Any], drafters: dict[str, str]) -> dict[str, Any]:
     return spec if path is None else spec | {"draft_model_path": path}
 
 
+class AskedByKind(dict[str, Asked]):
+    """In a process for each half of the kinds, which takes longer to start than to answer."""
+
+    def __init__(self, folder: Path, target: Path, drafters: dict[str, str]) -> None:
+        self._folder, self._target, self._drafters = folder, target, drafters
+
+    def __missing__(self, name: str) -> Asked:
+        names = SLOW if name in SLOW else FAST
+        specs = [json.dumps(spec_of(KINDS[one], self._drafters)) for one in names]
+        found: list[Asked] = offline_triton.run(
+            "tests.engine.offline_capture", self._folder, str(self._target), *specs
+        )
+        self |= zip(names, found, strict=True)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def asked_by_kind(
     target: Path, drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Asked]:
-    """In one process, which takes longer to start than to answer."""
+) -> AskedByKind:
     pytest.importorskip("triton")
-    specs = [json.dumps(spec_of(kind, drafters)) for kind in KINDS.values()]
-    folder = tmp_path_factory.mktemp("caches")
-    found: list[Asked] = offline_triton.run(
-        "tests.engine.offline_capture", folder, str(target), *specs
-    )
-    return dict(zip(KINDS, found, strict=True))
+    return AskedByKind(tmp_path_factory.mktemp("caches"), target, drafters)
 
 
 @pytest.fixture(params=["chains", "trees"])
-def asked(asked_by_kind: dict[str, Asked], request: pytest.FixtureRequest) -> Asked:
+def asked(asked_by_kind: AskedByKind, request: pytest.FixtureRequest) -> Asked:
     """Kernels that precompiling EAGLE-3's graphs asks for, and those that it missed."""
     return asked_by_kind[request.param]
 
@@ -75,7 +94,7 @@ def test_precompiling_asks_for_all_that_captures_need(asked: Asked) -> None:
 
 
 @ON_CPU
-def test_precompiling_lookup_trees_misses_nothing(asked_by_kind: dict[str, Asked]) -> None:
+def test_precompiling_lookup_trees_misses_nothing(asked_by_kind: AskedByKind) -> None:
     asked = asked_by_kind["lookup trees"]
     assert asked["rounds"] == ["LookupDraft", "Branching", "NoneType"]
     assert not asked["missed"]
@@ -83,11 +102,9 @@ def test_precompiling_lookup_trees_misses_nothing(asked_by_kind: dict[str, Asked
 
 
 @ON_CPU
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_precompiling_hybrid_rounds_misses_nothing(
-    name: str, asked_by_kind: dict[str, Asked]
-) -> None:
-    """Of rounds in which lookup drafts for some requests, or for all."""
+@pytest.mark.parametrize("name", slow_but([one for one in HYBRIDS if one in FAST], HYBRIDS))
+def test_precompiling_hybrid_rounds_misses_nothing(name: str, asked_by_kind: AskedByKind) -> None:
+    """Lookup drafts for some requests of a round, or for all."""
     asked = asked_by_kind[name]
     assert asked["rounds"] == [
         "HybridDraft",
@@ -104,11 +121,9 @@ def test_precompiling_runs_a_quarter_of_the_graphs(asked: Asked) -> None:
 
 
 @ON_CPU
-@pytest.mark.parametrize("kind", KINDS)
-def test_captured_rounds_never_wait_for_the_device(
-    kind: str, asked_by_kind: dict[str, Asked]
-) -> None:
-    """Nor does a shape follow from values that lie there."""
+@pytest.mark.parametrize("kind", slow_but(FAST, KINDS))
+def test_captured_rounds_never_wait_for_the_device(kind: str, asked_by_kind: AskedByKind) -> None:
+    """No shape follows from values that lie there."""
     operators = set(asked_by_kind[kind]["operators"])
     assert operators > {"linear"}
     waiting = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "masked_select", "unique"}
@@ -116,7 +131,7 @@ def test_captured_rounds_never_wait_for_the_device(
 
 
 @ON_CPU
-def test_stochastic_rule_of_chains_is_precompiled(asked_by_kind: dict[str, Asked]) -> None:
+def test_stochastic_rule_of_chains_is_precompiled(asked_by_kind: AskedByKind) -> None:
     kernels, missed = (asked_by_kind["stochastic chains"][name] for name in ("kernels", "missed"))
     of_rule = {"_begin_kernel", "_judge_block_kernel", "_draw_kernel"}
     assert of_rule <= kernels.keys()
@@ -133,7 +148,7 @@ def test_stochastic_rule_of_chains_is_precompiled(asked_by_kind: dict[str, Asked
     ],
 )
 def test_stochastic_rules_of_trees_are_precompiled(
-    kind: str, of_kind: set[str], asked_by_kind: dict[str, Asked]
+    kind: str, of_kind: set[str], asked_by_kind: AskedByKind
 ) -> None:
     asked = asked_by_kind[kind]
     assert asked["rounds"] == ["DeviceDraft", "Branching", "Stochastic"]
@@ -145,11 +160,12 @@ def test_stochastic_rules_of_trees_are_precompiled(
 @ON_CPU
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [("relaxed chains", "Chain"), ("relaxed trees", "Branching")],
+    slow_but(
+        [("relaxed trees", "Branching")],
+        [("relaxed chains", "Chain"), ("relaxed trees", "Branching")],
+    ),
 )
-def test_relaxed_rounds_are_precompiled(
-    kind: str, layout: str, asked_by_kind: dict[str, Asked]
-) -> None:
+def test_relaxed_rounds_are_precompiled(kind: str, layout: str, asked_by_kind: AskedByKind) -> None:
     """Those of greedy requests as well."""
     asked = asked_by_kind[kind]
     assert asked["rounds"] == ["DeviceDraft", layout, "Relaxed"]

@@ -24,7 +24,7 @@ ON_GPU = DEVICE.type == "cuda"
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of every call of a compiled layer. On a CPU, without a graph's compiler."""
+    """Rows of every call of a compiled layer. On a CPU, without a graph's compiler."""
     if not ON_GPU:
         monkeypatch.setattr(load, "pack_linears", lambda *_: None)
 

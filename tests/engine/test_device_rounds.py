@@ -26,7 +26,7 @@ from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round import sampling
 from specengine.engine.round.key import InFlightRound
 from specengine.kernels.kv.keep_rows import keep_rows
-from tests.halves import thinned
+from tests.halves import each_value, thinned
 from tests.support.device_rounds import (
     come_and_go,
     make_eager_rounds,
@@ -155,10 +155,10 @@ def test_device_rounds_without_overlap_change_no_token(
 ) -> None:
     folder, spec = spec_of(kind)
     llm, rounds = make_on_device(where, folder, spec, overlaps=False)
-    for params in (PARAMS["greedy"], SAMPLED[:3], EDITED):
-        for count in (1, 3, 2):
-            found = llm.generate(PROMPTS[:count], params[:count])
-            assert_plain(found, folder, PROMPTS[:count], params[:count])
+    batches = [(PARAMS["greedy"], count) for count in (1, 3, 2)]
+    for params, count in [*batches, (SAMPLED, 3), (EDITED, 3), (EDITED, 1)]:
+        found = llm.generate(PROMPTS[:count], params[:count])
+        assert_plain(found, folder, PROMPTS[:count], params[:count])
     assert not fallbacks(rounds)
 
 
@@ -195,8 +195,7 @@ def test_device_trees_are_those_of_the_host(kind: str, asked: str, spec_of: Spec
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("asked", ["greedy", "biased"])
+@pytest.mark.parametrize(("kind", "asked"), each_value(1, TREES, ["greedy", "biased"]))
 def test_device_trees_accept_what_host_trees_do(
     kind: str, asked: str, where: str, spec_of: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

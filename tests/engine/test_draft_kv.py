@@ -24,7 +24,7 @@ Folders = dict[str, tuple[Path, SpecConfig]]
 
 @pytest.fixture(scope="module")
 def specs(folders: Folders, target: Path) -> dict[str, SpecConfig]:
-    """Of "for itself" the drafter is the target, so that all drafts are accepted."""
+    """In "for itself" the drafter is the target, so that all drafts are accepted."""
     found = specs_of(folders)
     itself = replace(found["2"], draft_model_path=str(target), static_tree=True)
     return found | {"for itself": itself}

@@ -36,7 +36,10 @@ WITH_GRAMMAR = [
     GREEDY,
     WITH_LOGPROBS[0],
 ]
-BATCHES = [[GREEDY] * 3, SAMPLED[:3], EDITED, WITH_LOGPROBS, WITH_GRAMMAR]
+BATCHES = [
+    [replace(one, max_tokens=12) for one in params]
+    for params in ([GREEDY] * 3, SAMPLED[:3], EDITED, WITH_LOGPROBS, WITH_GRAMMAR)
+]
 CHAIN: dict[str, Any] = {"adaptive": False, "num_steps": 3}
 TREE: dict[str, Any] = {"adaptive": False, "num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 8}
 SHAPES = {

@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture
 def rows(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each call of the kernel, which heads take from now on."""
+    """Rows of each call of the kernel, which heads take from now on."""
     monkeypatch.setattr(load, "pack_linears", lambda *_: None)  # as on a GPU
     emulate_head(emulated, 3, monkeypatch)
     let_heads_take_it(monkeypatch)
@@ -38,7 +38,7 @@ def rows(emulated: Compiled, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def tree_rows(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each call of the kernel that finds the top-k of the draft's logits."""
+    """Rows of each call of the kernel that finds the top-k of the draft's logits."""
     return count_rows(head_topk_cuda, "head_topk", monkeypatch)
 
 

@@ -27,7 +27,7 @@ from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundPlan
 from specengine.engine.round.sampling import PLAIN
 from specengine.kernels.native import suffix
-from tests.halves import slow_but
+from tests.halves import each_value, slow_but
 from tests.support.device_rounds import come_and_go, make_on_device
 from tests.support.draft_kv import assert_same_kv
 from tests.support.hybrid import (
@@ -93,9 +93,21 @@ FEATURES = {
     "grammars": [replace(LONG, grammar=GRAMMAR), replace(SURE, grammar=GRAMMAR), SURE, LONG],
 }
 # Drafter, nodes of the deepest match, parameters: as deep as the model drafts, and deeper.
-FAST = [(name, 8, "greedy") for name in NAMES]
-FAST += [(name, 8, ("sampled", "limited")[n % 2]) for n, name in enumerate(NAMES)]
+FAST = [(name, 8, [*CHAIN_PARAMS][n % 3]) for n, name in enumerate(NAMES)]
+FAST += [("EAGLE3", 8, "greedy"), ("EAGLE3", 4, "sampled")]
+FAST_TREES = [*TREE_CASES[2:4], *TREE_CASES[-3:]]  # each name, each kind
 EVERY = [(name, nodes, one) for name in NAMES for nodes in (4, 8) for one in CHAIN_PARAMS]
+
+
+COMING = [
+    ("EAGLE3", None, 3),
+    ("EAGLE3", None, 8),
+    ("STANDALONE", None, 7),
+    ("MTP layers", None, 3),
+    ("EAGLE3", "both", 16),
+    ("STANDALONE", "model", 3),
+    ("MTP layers", "text", 3),
+]
 
 
 def on_device(
@@ -154,8 +166,13 @@ def test_hybrid_chains_emit_and_accept_what_host_rounds_do(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("asked", [pytest.param("greedy", marks=pytest.mark.slow), "mixed"])
-@pytest.mark.parametrize(("name", "kind"), TREE_CASES)
+@pytest.mark.parametrize(
+    ("name", "kind", "asked"),
+    slow_but(
+        [(*case, "mixed") for case in FAST_TREES],
+        [(*case, asked) for case in TREE_CASES for asked in TREE_PARAMS],
+    ),
+)
 def test_hybrid_trees_emit_and_accept_what_host_rounds_do(
     name: str,
     kind: str,
@@ -220,10 +237,13 @@ def test_hybrid_rounds_without_drafts_ahead_are_those_of_the_host(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("asked", FEATURES)
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("EAGLE3", None), ("STANDALONE", None), ("EAGLE3", "both"), ("STANDALONE", "text")],
+    ("name", "kind", "asked"),
+    each_value(
+        2,
+        [("EAGLE3", None), ("STANDALONE", None), ("EAGLE3", "both"), ("STANDALONE", "text")],
+        FEATURES,
+    ),
 )
 def test_hybrid_rounds_serve_every_sampling_feature(
     name: str,
@@ -244,16 +264,7 @@ def test_hybrid_rounds_serve_every_sampling_feature(
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize(
-    ("name", "kind", "min_match"),
-    [
-        ("EAGLE3", None, 3),
-        ("EAGLE3", None, 8),
-        ("STANDALONE", None, 7),
-        ("MTP layers", None, 3),
-        ("EAGLE3", "both", 16),
-        ("STANDALONE", "model", 3),
-        ("MTP layers", "text", 3),
-    ],
+    ("name", "kind", "min_match"), slow_but([COMING[0], COMING[2], *COMING[-2:]], COMING)
 )
 def test_requests_come_and_go_between_host_and_device_hybrid_rounds(
     name: str,
@@ -282,8 +293,9 @@ def test_requests_come_and_go_between_host_and_device_hybrid_rounds(
 
 
 @ON_CPU
-@pytest.mark.parametrize("is_compiled", [True, False])
-@pytest.mark.parametrize("name", ["EAGLE3", "STANDALONE"])
+@pytest.mark.parametrize(
+    ("name", "is_compiled"), each_value(1, ["EAGLE3", "STANDALONE"], [True, False])
+)
 def test_rounds_of_the_model_follow_at_once_where_no_match_can_be_long_enough(
     name: str, is_compiled: bool, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +425,10 @@ def test_no_chain_is_deeper_than_the_depth_that_was_chosen(
 
 @ON_CPU
 @pytest.mark.parametrize(
-    ("kind", "nodes"), [(None, 4), (None, 8), ("model", NODES), ("text", NODES)]
+    ("kind", "nodes"),
+    slow_but(
+        [(None, 8), ("text", NODES)], [(None, 4), (None, 8), ("model", NODES), ("text", NODES)]
+    ),
 )
 def test_start_and_background_captures_are_all_that_rounds_need(
     kind: str | None,

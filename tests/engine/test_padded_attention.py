@@ -17,7 +17,7 @@ from tests.support.padded_attention import padded_attention
 def test_it_is_the_references(
     seed: int, num_past: int | None, has_first: bool, window: int | None
 ) -> None:
-    """Of requests of no query among others, and of drafts past the context."""
+    """Requests of no query are among others, and drafts past the context."""
     torch.manual_seed(seed)
     counts = torch.tensor([[1, 4, 0, 3], [5, 5, 5, 5], [0, 0, 2, 0], [7, 1, 1, 1]][seed])
     past = num_past or 0

@@ -42,7 +42,7 @@ from specengine.engine.proof.tiny_model import TinyModels, save_tiny_models
 from specengine.target.verify.match import MatchVerifier
 from specengine.target.verify.walk import Walk
 
-EFFORT = Effort(num_requests=60, mutant_requests=6000, draft_requests=1000, greedy_tokens=12)
+EFFORT = Effort(num_requests=60, mutant_requests=6000, draft_requests=600, greedy_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_the_matrix_is_whole(proof: EngineProof, tiny: TinyModels) -> None:
         ("NGRAM tree", State(RETRACTED, 16)),
         ("SUFFIX tree", State(CHUNKED, 16)),
         ("NGRAM chain + suffix", State(RETRACTED)),
-        ("STANDALONE sampled chain", State(RETRACTED, 16)),
+        pytest.param("STANDALONE sampled chain", State(RETRACTED, 16), marks=pytest.mark.slow),
         ("STANDALONE sampled tree", State(PREFIX_HIT, 16)),
         ("EAGLE tree", State(RETRACTED)),
         ("EAGLE3 sampled chain", State(CHUNKED)),

@@ -84,8 +84,6 @@ FAST = [
     ("rejection", "STANDALONE", CHAIN, True),
     ("block", "EAGLE3", CHAIN, True),
     ("target_only", "MTP layers", CHAIN, False),
-    ("target_only, best drafts", "EAGLE3", CHAIN, True),
-    ("relaxed", "EAGLE3", CHAIN, False),
     ("sibling", "EAGLE3", "both", True),
     ("sibling", "STANDALONE", "text", True),
     ("target_only", "STANDALONE", "model", False),

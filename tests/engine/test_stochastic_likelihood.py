@@ -47,7 +47,7 @@ def joint(plain: LLM, prompt: list[int]) -> dict[Text, float]:
 
 
 def repeating_prompt(plain: LLM) -> list[int]:
-    """Of which lookup drafts what may be emitted next."""
+    """A prompt of which lookup drafts what may be emitted next."""
     params = [replace(HOT, seed=1000 + seed) for seed in range(4)]
     outputs = plain.generate([PROMPT] * 4, params)
     start = plain.tokenizer.encode(PROMPT)
@@ -67,7 +67,8 @@ def p_value(llm: LLM, expected: dict[Text, float], prompt: list[int]) -> float:
 
 
 def device_rounds(folders: Folders, spec: SpecConfig) -> tuple[LLM, RoundExecutor]:
-    given = {"max_running_requests": 64, "max_total_tokens": 16384, "disable_radix_cache": True}
+    """All requests but the first find their prompt in the cache."""
+    given = {"max_running_requests": 64, "max_total_tokens": 16384}
     llm = make(folders["EAGLE3"][0], spec, **given)
     return llm, run_on_device(llm, sizes=(1, 2, 64))
 
@@ -94,7 +95,7 @@ def test_texts_of_trees_are_as_likely_as_the_target_says(rule: str, folders: Fol
 def test_rule_that_accepts_too_much_is_caught(
     rule: str, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every third request, a root's first child stands where all have been rejected."""
+    """In every third request, a root's first child stands where all have been rejected."""
     plain = make(folders["EAGLE3"][0], None)
     prompt = plain.tokenizer.encode(PROMPT)
     llm, rounds = device_rounds(folders, tree_spec(folders, rule))

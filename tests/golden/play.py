@@ -96,7 +96,7 @@ def differences(recorded: Any, found: Any, is_same_machine: bool, where: str = "
 
 
 def fingerprint() -> dict[str, Any]:
-    """Of what may change the last bits of a logprob."""
+    """What may change the last bits of a logprob."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
     names = ("vendor_id", "cpu family", "model", "model name", "stepping")
     found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)

@@ -11,7 +11,7 @@ from specengine.kernels.linear import few_row
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """Of a second run: the first compiles."""
+    """A graph of a second run: the first compiles."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -44,7 +44,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def row_backend(
     request: pytest.FixtureRequest, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> Backend:
-    """Of operations that have a kernel in either; on a CPU both are emulated."""
+    """Backends of operations that have a kernel in either; on a CPU both are emulated."""
     if request.param == "cuda" and device.type == "cpu":
         emulate_rows(request.getfixturevalue("emulated"), monkeypatch)
     backend: Backend = request.param

@@ -26,7 +26,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of a request: tokens whose KV stands, and new ones."""
+    """A request's tokens whose KV stands, and its new ones."""
 
     prefix: int
     new: int

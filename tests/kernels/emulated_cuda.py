@@ -60,7 +60,7 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_floa
 
 
 def digest_of_sources() -> str:
-    """Of all that a library is made of, but its name: another digest, another library."""
+    """A digest of all that a library is made of, but its name: another digest, another library."""
     version = subprocess.run([str(COMPILER), "--version"], check=True, capture_output=True).stdout
     found = hashlib.sha256(version + " ".join(_FLAGS).encode())
     for path in sorted([*_SOURCES.glob("*.cu*"), *_HEADERS.iterdir(), Path(__file__)]):

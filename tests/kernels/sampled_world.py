@@ -120,7 +120,7 @@ class Tables:
 
     @classmethod
     def apart(cls) -> Tables:
-        """Of three tokens; they agree so little that few rounds tell a wrong rule."""
+        """Tables of three tokens; they agree so little that few rounds tell a wrong rule."""
         return cls(
             torch.tensor([[0.3, 0.6, 0.1], [0.0, 0.4, 0.6], [0.6, 0.1, 0.3]]),
             torch.tensor([[0.7, 0.1, 0.2], [0.2, 0.7, 0.1], [0.1, 0.2, 0.7]]),

@@ -118,7 +118,7 @@ def test_what_is_fair(backend: Backend, device: torch.device) -> None:
 def test_delta_is_of_probabilities(
     backend: Backend, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the whole row, though a program sees a part of it."""
+    """Probabilities are of the whole row, though a program sees a part of it."""
     from specengine.kernels.accept import accept_relaxed_triton
 
     monkeypatch.setattr(accept_relaxed_triton, "_MAX_BLOCK", 4)

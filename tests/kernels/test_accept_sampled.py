@@ -167,7 +167,7 @@ def test_what_both_say_alike_stands(name: str, backend: Backend, device: torch.d
 def test_what_the_target_never_says_never_stands(
     name: str, backend: Backend, device: torch.device
 ) -> None:
-    """Nor does what neither can say; from a residual of nothing, the target speaks."""
+    """What neither can say does not stand; from a residual of nothing, the target is sampled."""
     after = torch.tensor([0.0, 0.0, 0.0, 1.0])
     cases = [
         ([0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], 0, {1}),

@@ -47,7 +47,7 @@ def test_it_decides_as_the_reference(vocab: int, tree: bool) -> None:
 
 @pytest.mark.usefixtures("seeded")
 def test_coins_follow_numbers() -> None:
-    """Of nodes that are not numbered by their places, too."""
+    """Also of nodes that are not numbered by their places."""
     apart = 0
     for seed in range(20):
         drafts = random_round(random.Random(seed), 3, 6, 40, tree=True)
@@ -74,7 +74,7 @@ def test_tensors_may_lie_anyhow() -> None:
 
 
 def test_a_target_that_says_nothing() -> None:
-    """As of a request that has ended, whose rows are whatever lay in memory: its token exists, and
+    """A request that has ended has rows of whatever lay in memory: its token exists, and
     no other request feels it."""
     drafts = random_round(random.Random(2), 4, 6, 300, tree=True)
     expected = decided(drafts, 7)

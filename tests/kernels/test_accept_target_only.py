@@ -27,7 +27,7 @@ def rounds(parents: list[int], tokens: list[int], target: list[list[float]]) -> 
 
 @backends
 def test_children_that_fell_are_not_drawn(backend: Backend, device: torch.device) -> None:
-    """Nor does what the target never says stand, whatever stands beside it."""
+    """What the target never says does not stand, whatever stands beside it."""
     leaf = [0.0, 0.0, 0.0, 0.0, 1.0]
     rows = [[0.0, 0.5, 0.0, 0.2, 0.3], leaf, leaf, leaf]
     drafts = rounds([0, 0, 0, 0], [4, 0, 1, 2], rows)

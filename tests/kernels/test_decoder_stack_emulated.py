@@ -16,6 +16,7 @@ from specengine.kernels.cuda.sm_placement import SMPlacement
 from specengine.kernels.linear import decoder_stack_cuda, few_row, few_row_cuda
 from specengine.kernels.linear.decoder_stack_cuda import StackBuffers
 from specengine.kernels.linear.types import StackOutput, StackShape
+from tests.halves import each_value
 from tests.kernels.decoder_stack_cases import EPS, Lengths, World, draw_weights
 from tests.kernels.emulated_cuda import Compiled
 from tests.kernels.half_precision import close
@@ -90,17 +91,19 @@ def test_blocks_that_have_no_share_of_a_product(monkeypatch: pytest.MonkeyPatch)
     agree(world.run(weights, "cuda"), world.run(weights, "torch"))
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [[3, 0, 7, 1, 6, 2, 5, 4], [5] * 8, [0, 1, 2, 3, -1, -1, -1, -1], [5, 1, 2, 3, 4, 6, 7, 5]],
-    ids=["as said", "one for all", "half of them", "one again, late"],
-)
-@pytest.mark.parametrize("spare", [0, 3])
-def test_wherever_blocks_sit(
-    spare: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+PLACEMENTS = {
+    "as said": [3, 0, 7, 1, 6, 2, 5, 4],
+    "one for all": [5] * 8,
+    "half of them": [0, 1, 2, 3, -1, -1, -1, -1],
+    "one again, late": [5, 1, 2, 3, 4, 6, 7, 5],
+}
+
+
+@pytest.mark.parametrize(("said", "spare"), each_value(1, PLACEMENTS, [0, 3]))
+def test_wherever_blocks_sit(said: str, spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """None has the number of another, whichever block comes where and when, and though some
     blocks have nothing to do; and all are free afterwards."""
+    numbers = PLACEMENTS[said]
     monkeypatch.setattr(decoder_stack_cuda, "spare_of", lambda blocks: spare)
     weights = draw_weights(StackShape(96, 2, 1, 64, 128, 3), 800, "cpu")
     world = World.draw(weights, [Lengths(20, 2)])
@@ -153,7 +156,7 @@ def test_seats_are_chosen_where_all_rows_belong_to_requests(
 
 
 def test_products_have_the_bits_of_few_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of requests that see but their own token, whose heads are its values."""
+    """Requests see their own token alone, so that heads are its values."""
 
     def tile_for(hidden: int, gated: bool) -> few_row_cuda.Tile:
         """More warps share the depth of the heads than a block has here."""

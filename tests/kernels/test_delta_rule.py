@@ -226,7 +226,8 @@ def test_triton_takes_prompts_in_as_the_reference(world: World) -> None:
 
 @pytest.mark.slow
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    """Of Qwen3-Next's shape, too. Shared memory is for sums alone: states stay in registers."""
+    """Qwen3-Next's shape is among them. Shared memory is for sums alone: states stay in
+    registers."""
     pytest.importorskip("triton")
     shared = offline_triton.run("tests.kernels.offline_delta", tmp_path)
     assert set(shared) == {

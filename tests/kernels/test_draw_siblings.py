@@ -15,7 +15,7 @@ from specengine.kernels.sample.sample_rows_ref import LEAST_WEIGHT
 
 
 def random_weights(rows: int, vocab: int, seed: int = 5) -> Tensor:
-    """Of some rows few tokens have any weight, of some one has nearly all of it."""
+    """In some rows few tokens have any weight, in some one has nearly all of it."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(rows, vocab, generator=generator) ** 4
     weights[::3, 4:] = 0.0

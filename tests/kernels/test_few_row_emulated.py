@@ -55,7 +55,8 @@ def test_bias_and_float_results() -> None:
     ("rows", "eights"), [(16, 3), (80, 3), (81, 4), (96, 4), (97, 4), (112, 4), (113, 5), (256, 3)]
 )
 def test_blocks_are_wider_where_that_spares_a_wave(rows: int, eights: int) -> None:
-    """Of down, as a 135M model has it, on 132 multiprocessors; else they stay as they are."""
+    """The down projection of a 135M model on 132 multiprocessors; elsewhere blocks stay as they
+    are."""
     tile = few_row_cuda.tile_for(1536, gated=False)
     assert few_row_cuda.widened(tile, 576, rows, 132) == replace(tile, eights=eights)
     small = few_row_cuda.tile_for(576, gated=False)

@@ -78,7 +78,7 @@ def test_the_first_among_equals(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("outs", [5, 16384, 49152])
 def test_logits_below_zero(outs: int, dtype: torch.dtype) -> None:
-    """Of 16,384 outputs some warps see none."""
+    """Some warps see none of 16,384 outputs."""
     x, weight = small(dtype, 3, 576).abs() + 1, -small(dtype, outs, 576).abs() - 1
     chosen = head_best(x, weight, slots_for(x.device), backend="cuda")
     assert torch.equal(chosen, best_of(x, weight))

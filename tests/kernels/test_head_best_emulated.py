@@ -74,7 +74,7 @@ def test_more_blocks_than_are_looked_at_in_one_go(
 
 @pytest.mark.parametrize("outs", [5, 40, 1000])
 def test_logits_below_zero(outs: int) -> None:
-    """Of few outputs most warps see none, and must not speak for them."""
+    """Where outputs are few, most warps see none, and must not speak for them."""
     x, weight = draw(3, 64).abs() + 1, -draw(outs, 64).abs() - 1
     assert torch.equal(head_best(x, weight, slots(), backend="cuda"), best_of(x, weight))
     endless = torch.full_like(weight, float("-inf"))

@@ -139,7 +139,7 @@ def test_partials_of_logits(num_blocks: int, width: int) -> None:
 
 @pytest.mark.parametrize("outs", [5, 40, 1000])
 def test_logits_below_zero(like: Tensor, outs: int) -> None:
-    """Of few outputs most warps see none, and must not speak for them."""
+    """Where outputs are few, most warps see none, and must not speak for them."""
     x, weight = small(like, 3, 64).abs() + 1, -small(like, outs, 64).abs() - 1
     assert_tells(run(x, weight, 5), logits_of(x, weight), 5)
 

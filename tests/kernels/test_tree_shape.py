@@ -66,7 +66,7 @@ def test_a_tree(backend: Backend, device: torch.device) -> None:
 @BACKENDS
 @pytest.mark.parametrize("count", [2, 3, 16, 17, 40])
 def test_what_follows_from_parents(count: int, backend: Backend, device: torch.device) -> None:
-    """Of the first nodes of larger trees, too, and of rows that lie apart."""
+    """Also of the first nodes of larger trees, and of rows that lie apart."""
     trees = random_nodes(random.Random(count), 5, 40)
     nodes = given(trees, device)
     roots = torch.arange(50, 55, device=device)

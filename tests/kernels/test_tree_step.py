@@ -127,7 +127,7 @@ def test_beams_know_where_they_come_from(by: Given, device: torch.device) -> Non
 
 
 def paths_of(found: Found, every: list[Beams]) -> list[list[list[bool]]]:
-    """Of the last level's beams, which beams of all levels lie on their paths."""
+    """Which beams of all levels lie on the paths of the last level's beams."""
     columns = torch.cat([beams.candidates_BK for beams in every], dim=1).tolist()
     parents = found.parents_BC.tolist()
     masks = []
@@ -246,7 +246,7 @@ def test_limited_trees_of_both_backends(topk: int, num_nodes: int, device: torch
 
 
 def test_children_that_were_drawn(by: Given, device: torch.device) -> None:
-    """Of the second request and the third; the first wants the best."""
+    """The second request and the third have drawn children; the first wants the best."""
     backend, num_blocks, width = by
     logits = logits_of(3, 3, 40, device)[1].flatten(0, 1)
     roots = torch.zeros(3, 40, device=device)

@@ -251,7 +251,7 @@ def walk_by_coins(chances: list[list[float]], uniforms: list[float]) -> int:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_target_only_sampling_gives_the_same_tokens(seed: int) -> None:
-    """Of ragged trees, under every filter, the token after the path included."""
+    """In ragged trees, under every filter, the token after the path included."""
     options: list[dict[str, Any]] = [
         {"temperature": 0.7},
         {"temperature": 0.0},

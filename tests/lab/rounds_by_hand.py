@@ -13,7 +13,7 @@ from specengine.lab.accept.statistics import Sample
 
 @dataclass
 class Round:
-    """Of one request: `tokens` are emitted, the bonus token included."""
+    """A round of one request: `tokens` are emitted, the bonus token included."""
 
     request: int
     start: int

@@ -61,7 +61,7 @@ def test_experts_are_read_as_rows_choose_them(small_models: dict[str, Path]) -> 
 
 
 def engine_of(folder: str, draft: Path, topk: int, nodes: int | None) -> Engine:
-    """Of three steps."""
+    """An engine that drafts three steps."""
     eagle3(draft, Path(folder), draft_vocab=100)
     spec = SpecConfig(
         algorithm="EAGLE3",

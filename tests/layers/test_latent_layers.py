@@ -45,7 +45,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def logits(model: Any, expands: bool, monkeypatch: pytest.MonkeyPatch, backend: Any) -> Tensor:
-    """Of prompts whose first part was there before."""
+    """Logits of prompts whose first part was there before."""
     monkeypatch.setattr(expansion, "_pays", lambda *_: expands)
     runner = MiniRunner(model)
     runner.backend = backend
@@ -91,7 +91,7 @@ def test_bfloat16_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_token_leaves_one_latent(small_models: dict[str, Path]) -> None:
-    """Of 3 layers: 32 numbers for all heads together, and 8 that are rotated."""
+    """In each of 3 layers: 32 numbers for all heads together, and 8 that are rotated."""
     shape = kv_shape_of([load(small_models["deepseekv3"])], torch.bfloat16)
     assert (shape.num_kv_heads, shape.head_dim, shape.value_dim) == (1, 40, 32)
     assert shape.bytes_per_token == 3 * 40 * 2

@@ -225,7 +225,7 @@ def test_heads_with_gains_of_their_own_are_normed_alike(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("shared", [False, True])
 def test_shared_experts_are_the_whole_ones(size: int, shared: bool) -> None:
-    """Of dummy weights, which are the same on any number of ranks."""
+    """Dummy weights are the same on any number of ranks."""
     torch.manual_seed(0)
     x = torch.randn(7, 16)
     more = {"shared_size": 12, "shared_gate": True} if shared else {"expert_bias": True}

@@ -16,7 +16,7 @@ Prefix = tuple[int, ...]
 
 
 def insert(cache: RadixCache, tokens: list[int], slots: Any) -> int:
-    """Of a whole sequence. Returns how many leading tokens were known."""
+    """Insert a whole sequence. Returns how many leading tokens were known."""
     return len(cache.append(cache.root, tokens, slots)[0])
 
 

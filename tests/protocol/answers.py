@@ -27,7 +27,7 @@ Answers = dict[str, Any]
 
 
 def flags_of(folder: Path) -> dict[str, Any]:
-    """Of a server that takes every body. folder: its chat template goes there."""
+    """Flags of a server that takes every body. folder: its chat template goes there."""
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
     return {

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> Answers:
-    """Of all cases by name."""
+    """Answers to all cases by name."""
     return answers_of_one_process(folder, None)
 
 

@@ -111,7 +111,7 @@ class Event:
         """Nothing is ever late."""
 
     def record(self, stream: object) -> None:
-        """Nor waited for."""
+        """Nothing is recorded or waited for."""
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def finish_requests(service: Service, count: int) -> None:
 
 
 def drawn_pixels(page: Any) -> list[int]:
-    """Of each chart, how many pixels are drawn."""
+    """How many pixels of each chart are drawn."""
     counted = page.evaluate(
         """() => [...document.querySelectorAll("canvas")].map((canvas) => {
             const { width, height } = canvas;

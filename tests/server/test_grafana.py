@@ -27,7 +27,7 @@ def dashboard() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def labels() -> dict[str, set[str]]:
-    """Of each sample that the server may show."""
+    """Labels of each sample that the server may show."""
     graphs = {"round": GraphStats(captures=1, replays=2, fallbacks={"grammar": 3})}
     metrics = ServerMetrics(lambda: full_stats(graphs=graphs))
     metrics.http.labels("/health", "200").inc()

@@ -39,7 +39,7 @@ def mostly(chosen: Sequence[T]) -> T:
 
 
 def changes(run: Callable[[], object], steps: AdaptiveSteps) -> int:
-    """Of the kept shape, in 800 rounds."""
+    """How often the kept shape changes in 800 rounds."""
     stood = []
     for _ in range(800):
         run()
@@ -142,7 +142,7 @@ def tree_of(chances: Sequence[float], shape: DraftShape) -> list[Path]:
 
 
 def ranks_of(tree: list[Path], text: Path) -> list[int]:
-    """Of the accepted path. text: the children that the target takes; -1 is none of them."""
+    """Ranks of the accepted path. text: the children that the target takes; -1 is none of them."""
     ranks = []
     for depth in range(1, len(text) + 1):
         if text[:depth] not in tree:
@@ -190,7 +190,7 @@ class TreeWorld:
         return shape
 
     def tokens(self, shape: DraftShape, draws: int = 4000) -> float:
-        """Of a request and round, the mean of such rounds alone."""
+        """Mean tokens of a request and round, over such rounds alone."""
         tree = tree_of(self.chances, shape)
         return 1 + sum(len(ranks_of(tree, self.draw())) for _ in range(draws)) / draws
 

@@ -89,7 +89,7 @@ def growing(
 
 @contextmanager
 def short_of_memory(kind: type[NativeText], taken: list[int]) -> Iterator[None]:
-    """Of what a batch of texts is given, each takes so many tokens."""
+    """Each text of a batch takes so many tokens of what it is given."""
     given = kind.functions
 
     def extend(pointers: int, tokens: int, counts: int, num_texts: int) -> int:

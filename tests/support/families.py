@@ -101,9 +101,9 @@ class SmallModels(dict[str, Path]):
 
 
 def reference_model(folder: Path, family: str) -> Any:
-    """Of such a folder, in float32. Two mistakes of transformers 5.17 are mended: SDPA, its default
-    there, drops the soft capping of scores (Gemma 2), and experts of gpt-oss clamp at 7 whatever
-    the configuration says."""
+    """The model of such a folder, in float32. Two mistakes of transformers 5.17 are mended: SDPA,
+    its default there, drops the soft capping of scores (Gemma 2), and experts of gpt-oss clamp at 7
+    whatever the configuration says."""
     kind = reference_class(family)
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     limit = getattr(model.config, "swiglu_limit", None)

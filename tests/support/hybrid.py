@@ -108,7 +108,7 @@ def watched_rounds(
 
 @dataclass
 class Drafted:
-    """Of each request, round by round: drafts, and those that were accepted."""
+    """Drafts of each request, round by round, and how many were accepted."""
 
     counts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -150,7 +150,8 @@ class Drafted:
         return sorted(self.counts, key=lambda rid: int(rid.partition("#")[0].rpartition("-")[2]))
 
     def until(self, rid: str, num_tokens: int) -> list[tuple[int, int]]:
-        """Of rounds that began before so many tokens were emitted; the prefill emits the first."""
+        """Counts of rounds that began before so many tokens were emitted; the prefill emits the
+        first."""
         emitted, found = 1, []
         for one in self.counts[rid]:
             if emitted >= num_tokens:
@@ -161,8 +162,8 @@ class Drafted:
 
 
 def compare_drafted(mine: Drafted, its: Drafted, results: Sequence[Generation]) -> int:
-    """Of all rounds but the last ones, where the host drafts smaller trees. Returns how many were
-    compared."""
+    """Compare all rounds but the last ones, where the host drafts smaller trees. Returns how many
+    were compared."""
     count = 0
     pairs = zip(mine.rids(), its.rids(), strict=True)
     for (rid, other), one in zip(pairs, results, strict=True):

@@ -15,7 +15,7 @@ _SAID: dict[str, list[Generation]] = {}
 def plain_says(
     folder: Path, prompts: Sequence[str | list[int]], params: Sequence[SamplingParams], **flags: Any
 ) -> list[Generation]:
-    """Of a target of random weights, in rounds of the host where graphs are off."""
+    """What a target of random weights generates, in rounds of the host where graphs are off."""
     asked = repr((str(folder), prompts, params, sorted(flags.items())))
     if asked not in _SAID:
         llm = LLM(str(folder), None, **{"dtype": "float32", "max_total_tokens": 2048} | flags)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PretendedRanks:
-    """Of several ranks that all hold what this one does. A sum that was not made shows."""
+    """Several ranks that all hold what this one does. A sum that was not made shows."""
 
     def __init__(self, size: int, rank: int = 0) -> None:
         self.size, self.rank = size, rank
@@ -32,7 +32,7 @@ class PretendedRanks:
 
 
 class ThreadRanks:
-    """Of ranks that are threads of this process."""
+    """Ranks that are threads of this process."""
 
     def __init__(self, rank: int, size: int, meeting: threading.Barrier, table: list[Any]) -> None:
         self.rank, self.size = rank, size

@@ -127,7 +127,8 @@ class ScriptedDepths:
 
 
 class NoDrafter:
-    """Of rounds whose drafts the device makes. Where `lookup` is set, the host drafts."""
+    """The drafter of rounds whose drafts the device makes. Where `lookup` is set, the host
+    drafts."""
 
     lookup = None
 

@@ -83,7 +83,7 @@ def load(folder: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool = False)
 
 
 def reference(folder: Path) -> tuple[Forward, Tensor]:
-    """Of transformers, and its logits [T, V]."""
+    """A forward of transformers, and its logits [T, V]."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(model, transformers.GraniteForCausalLM)
     with torch.no_grad():

@@ -118,7 +118,7 @@ def test_a_request_does_not_feel_its_batch(name: str) -> None:
 
 
 class OtherCoins(KeyedCoins):
-    """Of the same numbers; no kernel knows them."""
+    """Coins of the same numbers, which no kernel knows."""
 
 
 class NoCoins(KeyedCoins):
@@ -127,7 +127,7 @@ class NoCoins(KeyedCoins):
 
 
 def decided(verifier: SampledVerifier, name: str) -> Iterator[Accepted]:
-    """Of a target that says every token at times."""
+    """Decisions for a target that says every token at times."""
     target, options = TableTarget(VOCAB, seed=5, sharpness=0.5), [{}, {"top_p": 0.9}, *MIXED[2:]]
     for first_seed in range(20, 50):
         reqs = [make_req(seed=first_seed + i, **one) for i, one in enumerate(options)]

@@ -72,7 +72,7 @@ def test_everything_is_answered_once() -> None:
 
 
 def test_new_requests_wait_for_a_burst() -> None:
-    """Of 32, two at a time: one that finishes alone is not replaced before the next one."""
+    """32 run, two at a time: one that finishes alone is not replaced before the next one."""
     engine, driver = new_driver(32)
     for key in range(32):
         driver.submit(key, ask(1 + key))

@@ -8,8 +8,8 @@ from typing import Any
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """Of the vocabulary and the rules. Padding and truncation, which any user of the tokenizer may
-    set, do not count."""
+    """A hash of the vocabulary and the rules. Padding and truncation, which any user of the
+    tokenizer may set, do not count."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     kept = {k: v for k, v in description.items() if k not in ("truncation", "padding")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -86,7 +86,7 @@ class PackedBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Of the epoch at hand; shuffling moves it by a few."""
+        """Batches of this epoch; shuffling moves the number by a few."""
         return len(self._plan)
 
     def __iter__(self) -> Iterator[PackedBatch]:

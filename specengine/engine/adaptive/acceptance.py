@@ -69,7 +69,7 @@ class RoundObservation:
         return self.num_steps, self.num_nodes, self.path_ranks is None, self.cut_size
 
     def of_requests(self, kept: Sequence[bool]) -> RoundObservation:
-        """Of these requests alone, without from_lookup."""
+        """The observation of these requests alone, without from_lookup."""
         columns: dict[str, Any] = {"from_lookup": None}
         for name in ("num_drafted", "num_accepted", "path_ranks", "limits"):
             column = getattr(self, name)
@@ -256,7 +256,7 @@ class HybridAcceptance:
 
     @property
     def lookup_share(self) -> float:
-        """Of the requests that have drafts, those whose drafts are from lookup."""
+        """The share of drafted requests whose drafts are from lookup."""
         return self._matches.value / self.coverage if self.coverage else 0.0
 
     def mean_levels(self, num_steps: int, batch_size: int = 1) -> float:

@@ -86,6 +86,7 @@ def _model_steps(spec: SpecConfig, drafter: Drafter, most: int) -> int | None:
 
 
 def _most_nodes(drafter: Drafter, num_steps: int) -> int:
-    """Of a tree so deep, root included. Lookup's trees may be as large at any depth."""
+    """The most nodes of a tree so deep, root included. Lookup's trees may be as large at any
+    depth."""
     has_lookup = drafter.drafts_on == "lookup" or drafter.lookup is not None
     return drafter.max_nodes if has_lookup else drafter.num_tree_nodes(num_steps)

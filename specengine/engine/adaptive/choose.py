@@ -245,7 +245,8 @@ class DrafterPause:
         self._rounds = 0  # since plain decoding stands
 
     def is_paused(self, kept_steps: int | None) -> bool:
-        """Of the next round; call it once a round. kept_steps: num_steps of the kept choice."""
+        """Whether the next round is paused; call it once a round. kept_steps: num_steps of the kept
+        choice."""
         if kept_steps != 0:
             self._rounds = 0
             return False

@@ -64,7 +64,7 @@ class AdaptiveSteps:
         self._last: Decision | None = None
 
     def choose(self, batch_size: int) -> Decision:
-        """Of the next round, of so many requests."""
+        """Choose the depth of the next round of so many requests."""
         state = self._bucket(batch_size)
         state.round += 1
         decision = None

@@ -81,8 +81,8 @@ class ConstrainedDraft:
 
 
 def add_masks(builder: MaskBuilder, first_row: int, req: Req, tree: HostTree) -> None:
-    """Of a request that has a grammar: a row a node, from `first_row` on. Rows of nodes that it
-    forbids are not added: no path leads there."""
+    """Add the masks of a request with a grammar: a row a node, from `first_row` on. Rows of nodes
+    that it forbids are not added: no path leads there."""
     state = _grammar(req)
     if tree.is_chain and isinstance(state, LlguidanceState) and state.error is None:
         builder.add_chain(first_row, req, state, tree.tokens[1:])
@@ -98,13 +98,13 @@ def constrain(batch: ScheduleBatch, proposal: DraftProposal) -> ConstrainedDraft
     leaf: its verifier must see it to reject it, and to draw from the residual in its place. Without
     it the output would be biased towards tokens that the draft allows.
     """
-    ruled = [index for index, req in enumerate(batch.reqs) if req.grammar is not None]
-    if not ruled:
+    constrained = [index for index, req in enumerate(batch.reqs) if req.grammar is not None]
+    if not constrained:
         return ConstrainedDraft(proposal)
     tokens, parents = proposal.tokens.tolist(), proposal.parents.tolist()
     kept = [list(range(count)) for count in proposal.num_nodes]
     trees = {}
-    for index in ruled:
+    for index in constrained:
         count = proposal.num_nodes[index]
         tree = HostTree(tokens[index][:count], parents[index][:count])
         req = batch.reqs[index]

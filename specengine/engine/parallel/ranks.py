@@ -206,7 +206,7 @@ def _end(
 
 
 def _threads(device: torch.device, size: int) -> int | None:
-    """Of each rank, which share a CPU; None where they do not."""
+    """Threads of each rank, where ranks share a CPU; None where they do not."""
     if platform_of(device).is_accelerator:
         return None
     threads = max(1, len(os.sched_getaffinity(0)) // size)

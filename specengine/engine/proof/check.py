@@ -36,7 +36,8 @@ class Check:
 
 
 def combined_p(p_values: Sequence[float]) -> float:
-    """Of independent tests taken together (Fisher 1925): small where many are a little small."""
+    """The p-value of independent tests taken together (Fisher 1925): small where many are a little
+    small."""
     least = 1e-300  # a p-value of 0 is one that underflowed
     total = -sum(math.log(max(p, least)) for p in p_values)
     size = torch.tensor(float(len(p_values)), dtype=torch.float64)
@@ -61,8 +62,8 @@ def chi_squared_p(observed: Tensor, expected: Tensor) -> float:
 
 
 def _groups(expected: list[float], least: float = 5.0) -> list[int]:
-    """Of each cell the number of its group: runs that expect `least` or more; what is left at the
-    end joins the last one."""
+    """The number of each cell's group. Groups are runs that expect `least` or more; what is left at
+    the end joins the last one."""
     groups, number, due = [], 0, 0.0
     left = sum(expected)
     for one in expected:

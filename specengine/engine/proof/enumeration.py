@@ -87,7 +87,7 @@ class Outcomes:
 
 
 def judged(verifier: SampledVerifier, pair: TablePair, shape: Shape, drafts: Drafts) -> Outcomes:
-    """Of a rule that tosses coins: all drafts times all scripts."""
+    """Outcomes of a rule that tosses coins: all drafts times all scripts."""
     num_events = _num_events(verifier, pair, shape, drafts)
     scripts_SN = _scripts(shape, num_events)
     coins = ScriptedCoins(scripts_SN.repeat(len(drafts.tokens_XN), 1), num_events)
@@ -101,7 +101,8 @@ def judged(verifier: SampledVerifier, pair: TablePair, shape: Shape, drafts: Dra
 
 
 def matched(pair: TablePair, shape: Shape, drafts: Drafts) -> Outcomes:
-    """Of the rule of MatchVerifier: all drafts times all tokens that the target says at nodes."""
+    """Outcomes of MatchVerifier's rule: all drafts times all tokens that the target says at
+    nodes."""
     said_SN = torch.tensor(list(product(range(pair.vocab), repeat=shape.num_nodes)))
     said_BN = said_SN.repeat(len(drafts.tokens_XN), 1)
     drafts = drafts.repeat(len(said_SN))

@@ -219,7 +219,8 @@ class EngineProof:
         return first, second
 
     def _p(self, seen: Seen, setting: str) -> float:
-        """Of the less likely of the two histograms, corrected for there being two (Šidák 1967)."""
+        """The p-value of the less likely of two histograms, corrected for there being two (Šidák
+        1967)."""
         columns = zip(self.texts, seen, self._params(setting), strict=True)
         least = min(texts.p_value(one, params) for texts, one, params in columns)
         return least * (2 - least)
@@ -245,7 +246,7 @@ class EngineProof:
         return found
 
     def _few_prompts(self) -> list[list[int]]:
-        """Of the few tokens, which repeat often enough for drafts from the prompt's own text. They
+        """Prompts of the few tokens, which repeat often enough to be drafted from. They
         begin alike and go on each in its own way."""
         generator = torch.Generator().manual_seed(0)
         orders = torch.randint(_NUM_TOKENS, (2, max(_PROMPT_LENGTHS)), generator=generator)

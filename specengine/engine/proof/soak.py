@@ -122,7 +122,7 @@ class _Run:
             del self.alive[output.rid]
 
     def _count(self) -> None:
-        """Of this run, by an engine that had done nothing before."""
+        """Count this run, of an engine that had done nothing before."""
         stats = self.engine.stats()
         self.done.num_retractions = stats.num_retractions
         self.done.num_cached_tokens = stats.num_cached_tokens

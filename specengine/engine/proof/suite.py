@@ -66,7 +66,7 @@ class Section:
 
 
 def sections(config: EngineConfig, subjects: list[Subject], plan: Plan) -> Iterator[Section]:
-    """Of the verifier that the configuration names, or of all. Raises ConfigError or
+    """Sections of the verifier that the configuration names, or of all. Raises ConfigError or
     ModelLoadError."""
     asked = config.spec.verify
     if asked != "auto" and make_registered(asked, config.spec).is_lossy:

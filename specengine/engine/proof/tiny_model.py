@@ -193,7 +193,7 @@ def _layer(name: str, input_size: int) -> _Tensors:
 
 
 def _weight(*shape: int) -> Tensor:
-    """Of a matrix, or of a norm."""
+    """The weight of a matrix, or of a norm."""
     return 0.12 * torch.randn(shape) if len(shape) > 1 else 1 + 0.2 * torch.randn(shape)
 
 

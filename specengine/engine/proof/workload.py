@@ -62,7 +62,7 @@ class Workload:
         )
 
     def _text(self, rng: random.Random, length: int) -> list[int]:
-        """Of some tokens that repeat: there is something to draft from."""
+        """A text of some tokens that repeat: there is something to draft from."""
         few = rng.sample(self._tokens, 3)
         return [rng.choice(few) for _ in range(length)]
 

@@ -178,7 +178,7 @@ class LogitEditState:
         return edit_rows_(logits_RV, self.tables, drafted)
 
     def count(self, rows: RowBatch, tokens_BN: Tensor, accepted_B: Tensor) -> None:
-        """Of the tokens at each node of the accepted paths."""
+        """Count the tokens at each node of the accepted paths."""
         count_tokens_(self.tables, rows.rows_B, tokens_BN, accepted_B)
 
     def note(self, reqs: list[Req], tokens: list[list[int]]) -> None:

@@ -102,7 +102,7 @@ class RoundExecutor:
             self.graph(key, logging.DEBUG)
 
     def keys(self, batch_size: int, features: SamplingFeatures) -> list[RoundKey]:
-        """Of all rounds of one batch size."""
+        """Keys of all rounds of one batch size."""
         smaller = self.smaller_trees(batch_size).items()
         keys = [
             RoundKey(batch_size, k, features, num_nodes=n) for k, found in smaller for n in found
@@ -114,7 +114,7 @@ class RoundExecutor:
         return keys + [RoundKey(batch_size, k, features, model_steps=m) for k, m in variants]
 
     def plain_key(self, batch_size: int, num_steps: int, num_nodes: int | None = None) -> RoundKey:
-        """Of greedy requests; where rounds without steps may be paused, of those."""
+        """The key of greedy requests, paused where rounds without steps may be."""
         paused = self.may_pause and num_steps == 0
         return RoundKey(batch_size, num_steps, self.sampling.greedy, paused, num_nodes)
 
@@ -232,7 +232,7 @@ class RoundExecutor:
         return self.batch_sizes[bisect.bisect_left(self.batch_sizes, batch_size)]
 
     def _key(self, reqs: list[Req], plan: RoundPlan) -> RoundKey:
-        """Of the whole tree where there is no graph of smaller ones, nor memory for it."""
+        """It has the whole tree where there is no graph of smaller ones, nor memory for it."""
         key = RoundKey(
             batch_size=self._size(len(reqs)),
             num_steps=self.steps[bisect.bisect_left(self.steps, max(plan.num_drafted))],
@@ -308,7 +308,7 @@ class RoundExecutor:
         return result
 
     def num_drafts(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
-        """Of a round in which each request drafted so many levels."""
+        """Drafts of each request in a round in which it drafted so many levels."""
         if not self.source.is_tree:
             return in_flight.kept(levels, levels)
         if self.round.rule_of(in_flight.key) is not None:  # as many as the rule saw

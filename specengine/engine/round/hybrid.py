@@ -150,7 +150,7 @@ class HybridDraft:
         return max(self._model_num_nodes(num_steps), self.lookup.num_nodes(num_steps))
 
     def _model_num_nodes(self, num_steps: int) -> int:
-        """Of the model's tree where so many levels are drafted, root included."""
+        """Nodes of the model's tree where so many levels are drafted, root included."""
         return self.model.num_nodes(min(num_steps, self.model_steps))
 
     def tree_sizes(self, num_steps: int) -> set[int]:

@@ -91,7 +91,8 @@ class InFlightRound(NamedTuple):
     from_lookup: list[bool] | None = None
 
     def kept(self, counts: list[int], levels: list[int]) -> list[int]:
-        """Of so many drafts of each request, of so many levels, those that grammars leave."""
+        """How many drafts of each request grammars leave. counts, levels: drafts and levels of
+        each."""
         depths = self.kept_depths
         if not depths:
             return counts

@@ -291,7 +291,7 @@ def _path(paths: AcceptedPaths) -> Path:
 
 
 def kept_depths(reqs: list[Req], trees: list[HostTree], kept_BN: Flags) -> KeptDepths:
-    """Of requests with a grammar, the depths of the nodes that it leaves."""
+    """The depths of the nodes that its grammar leaves, by request that has one."""
     rows = zip(reqs, trees, kept_BN.tolist(), strict=True)
     return {
         i: tree.depths_of(kept) for i, (req, tree, kept) in enumerate(rows) if is_constrained(req)

@@ -12,9 +12,9 @@ from specengine.layers.logprobs import pack_logprobs, unpack_logprobs
 
 
 class DeviceLogprobs:
-    """Of the token at every node of a path, with as many alternatives as a request may ask for.
-    Rounds take turns with two halves of a buffer on the host. The buffers are made when a request
-    first asks."""
+    """Logprobs of the token at every node of a path, with as many alternatives as a request may ask
+    for. Rounds take turns with two halves of a buffer on the host. The buffers are made when a
+    request first asks."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         """num_rows: nodes of the largest round."""

@@ -215,7 +215,7 @@ def _different(rows: int, columns: int, vocab_size: int, device: torch.device) -
 
 
 def _depth(parents: list[int]) -> int:
-    """Of the deepest node; parents stand before their children."""
+    """The depth of the deepest node; parents stand before their children."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(1 + depths[parent])

@@ -268,7 +268,7 @@ class Round:
         return self.layout.send_kept(reqs, trees, self._kept(legal_BN, reqs, trees))
 
     def _kept(self, legal_BN: Flags, reqs: list[Req], trees: list[HostTree]) -> Flags:
-        """Of sampled drafts a rule must see the first that a grammar forbids as well."""
+        """Which nodes a rule sees: of sampled drafts also the first that a grammar forbids."""
         were_drawn = [self.source.draws and not req.sampling.is_greedy for req in reqs]
         return kept_nodes(legal_BN, trees, were_drawn)
 

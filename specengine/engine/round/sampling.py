@@ -75,12 +75,12 @@ class SamplingState:
 
     @property
     def greedy(self) -> SamplingFeatures:
-        """Of greedy requests without any other feature."""
+        """Features of greedy requests without any other feature."""
         return SamplingFeatures(stochastic=self.stochastic_greedy)
 
     @property
     def sampled(self) -> SamplingFeatures:
-        """Of requests that sample, without any other feature."""
+        """Features of requests that sample, without any other feature."""
         return SamplingFeatures(samples=True, stochastic=self.stochastic)
 
     def fits(self, reqs: list[Req]) -> bool:
@@ -148,13 +148,13 @@ def end_of(req: Req, context: int) -> int:
 
 
 def rows_of(reqs: list[Req]) -> list[int]:
-    """Of the page table."""
+    """Rows of the page table."""
     rows = [req.req_pool_idx for req in reqs]
     assert None not in rows, "a request has no row in the request pool"
     return cast(list[int], rows)
 
 
 def row_of(req: Req) -> int:
-    """Of the page table."""
+    """A row of the page table."""
     assert req.req_pool_idx is not None, f"{req.rid} has no row in the request pool"
     return req.req_pool_idx

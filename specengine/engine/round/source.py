@@ -36,7 +36,7 @@ class DraftOptions:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Of the requests in `rows`: chains, or trees of N nodes each."""
+    """The drafts of the requests in `rows`: chains, or trees of N nodes each."""
 
     rows: RowBatch
     tokens_BK: Tensor  # int64, the drafts without the root
@@ -81,7 +81,7 @@ class Source(Protocol):
         ...
 
     def num_nodes(self, num_steps: int) -> int:
-        """Of the largest tree so deep, root included."""
+        """Nodes of the largest tree so deep, root included."""
         ...
 
     def tree_sizes(self, num_steps: int) -> set[int]:

@@ -42,7 +42,7 @@ def seconds_of(
 
 
 def _pretend_tokens(rounds: RoundExecutor, batch_size: int) -> None:
-    """Of each request another one, and other drafts where the host finds them."""
+    """Give each request another root, and other drafts where the host finds them."""
     state, vocab = rounds.state, rounds.runner.model.vocab_size
     places = torch.arange(len(state.roots), device=state.roots.device)
     state.roots.copy_(places * _APART % vocab)
@@ -56,7 +56,7 @@ def max_context(rounds: RoundExecutor) -> int:
 
 
 def num_kv_slots(rounds: RoundExecutor) -> int:
-    """Of the KV pool, the reserved page included."""
+    """Slots of the KV pool, the reserved page included."""
     runner = rounds.runner
     if not runner.attn_layers:
         return 0
@@ -95,7 +95,7 @@ def pretend_context(
 def least_seconds(
     graph: Graph, replays: int, platform: Platform, before: Callable[[], None] = lambda: None
 ) -> float:
-    """Of a replay. before: called ahead of each, not timed."""
+    """Seconds of a replay. before: called ahead of each, not timed."""
     times = []
     for _ in range(replays):
         before()

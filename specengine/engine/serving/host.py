@@ -243,7 +243,7 @@ class EngineHost:
         return Answer(message.number, msgspec.Raw(found))
 
     def _pool(self) -> GrammarPool:
-        """Of the first grammar on: most engines meet none."""
+        """Made for the first grammar: most engines meet none."""
         if self._grammars is None:
             parts = self._engine.parts
             self._grammars = GrammarPool(parts.grammars, parts.config.limits)

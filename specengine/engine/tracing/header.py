@@ -48,7 +48,7 @@ def trace_header(
 
 
 def fingerprint(path: Path) -> str:
-    """Of a weights' file, or of those of a directory: SHA-256 of names, sizes, and the first and
+    """A hash of a weights' file, or of a directory's: SHA-256 of names, sizes, and the first and
     last MiB of each. Tells files apart without reading them whole."""
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Client processes: started, given their share, heard while they run, and read at the end."""
+"""Client processes: started, given their share, listened to while they run, and read at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tell = Callable[[int, int], object]  # how many requests have ended, with how ma
 
 
 @dataclass(frozen=True)
-class Heard:
+class ClientLine:
     """A line of a client; None at its end."""
 
     client: int
@@ -48,13 +48,13 @@ def run_clients(jobs: list[ClientJob], tell: Tell) -> list[ClientReport]:
 
 def _follow(clients: list[subprocess.Popen[str]], tell: Tell) -> None:
     """Start them once all are ready, and wait for their ends."""
-    heard: SimpleQueue[Heard] = SimpleQueue()
+    said: SimpleQueue[ClientLine] = SimpleQueue()
     for number, client in enumerate(clients):
-        Thread(target=_listen, args=(number, client, heard), daemon=True).start()
+        Thread(target=_listen, args=(number, client, said), daemon=True).start()
     ended, tokens = [0] * len(clients), [0] * len(clients)
     ready, running = 0, len(clients)
     while running:
-        one = heard.get()
+        one = said.get()
         if one.line is None:
             running -= 1
             _check(clients[one.client].wait())
@@ -80,12 +80,12 @@ def _check(status: int) -> None:
         raise SpecEngineError(f"a client process of the bench failed, with status {status}")
 
 
-def _listen(number: int, client: subprocess.Popen[str], heard: SimpleQueue[Heard]) -> None:
+def _listen(number: int, client: subprocess.Popen[str], said: SimpleQueue[ClientLine]) -> None:
     assert client.stdout is not None
     with client.stdout as lines:
         for line in lines:
-            heard.put(Heard(number, line.strip()))
-    heard.put(Heard(number, None))
+            said.put(ClientLine(number, line.strip()))
+    said.put(ClientLine(number, None))
 
 
 @contextmanager

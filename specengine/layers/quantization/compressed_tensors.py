@@ -27,7 +27,7 @@ _FORMATS = ("float-quantized", "naive-quantized", "pack-quantized", "mixed-preci
 
 @dataclass(frozen=True)
 class _Weights:
-    """Of one group. group_size 0: a scale a row."""
+    """How the weights of one group are quantised. group_size 0: a scale a row."""
 
     is_float: bool
     bits: int

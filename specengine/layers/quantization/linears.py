@@ -51,7 +51,7 @@ class QuantisedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Of what a product reads."""
+        """Bytes that a product reads."""
         return sum(_bytes(part) for part in self.parts)
 
     @property
@@ -137,7 +137,8 @@ def _read_parts(module: Linear, method: Quantization, dtype: torch.dtype) -> lis
 
 
 def _behind_each_other(cuts: Sequence[Cut | None], sizes: Sequence[int]) -> list[Cut | None]:
-    """Of a tensor in which those of the sizes stand one below the other; [None] is all of it."""
+    """Cuts of a tensor in which those of the sizes stand one below the other; [None] is all of
+    it."""
     if all(cut is None for cut in cuts):
         return [None]
     starts = [sum(sizes[:index]) for index in range(len(sizes))]

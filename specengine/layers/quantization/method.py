@@ -114,8 +114,8 @@ class Quantization(ABC):
         return self.random(rows, columns, generator)
 
     def encode(self, weight: Tensor) -> QuantisedWeight | None:
-        """Of a layer in floating point, [N, K], for methods that quantise while they load. None:
-        it stays as it is."""
+        """The quantised weight of a floating point layer, [N, K], for methods that quantise at
+        load. None: it stays as it is."""
         return None
 
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AttentionBackends:
-    """Of one engine: the target's, and that of a drafter's model, mostly the same object."""
+    """The backends of one engine: the target's, and the draft model's, mostly the same object."""
 
     target: AttentionBackend
     draft: AttentionBackend

@@ -44,7 +44,7 @@ class PhasedAttentionBackend:
         self.for_mode(batch.forward_mode).init_forward_metadata_replay(batch, plan)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Of decode graphs: those of prompts and of drafts fill their own lengths."""
+        """For decode graphs: graphs of prompts and of drafts fill their own lengths."""
         return self.decode.get_cuda_graph_seq_len_fill_value()
 
     def forward_fused(

@@ -29,7 +29,7 @@ LARGEST = 512 << 10  # bytes; of more, NCCL's transfer is the faster one
 
 
 class OneShotCommunicator(TorchCommunicator):
-    """Of two ranks. Each reads what both have written, and adds it up: two numbers have one sum in
+    """For two ranks. Each reads what both have written, and adds it up: two numbers have one sum in
     either order, so that both ranks have the same bits, and those of NCCL.
 
     The kernel is PyTorch's (symmetric memory), and waits for the other rank's at its start and at

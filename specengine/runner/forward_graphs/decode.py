@@ -21,7 +21,7 @@ from specengine.runner.graph_guard import GraphGuard
 
 @dataclass(frozen=True)
 class DecodeBuffers:
-    """Of one batch size. `batch` views the inputs that all sizes share."""
+    """The buffers of one batch size. `batch` views the inputs that all sizes share."""
 
     batch: ForwardBatch
     output: LogitsOutput  # rows of padding included

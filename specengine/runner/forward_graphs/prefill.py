@@ -32,7 +32,7 @@ from specengine.runner.graph_guard import GraphGuard
 
 @dataclass(frozen=True)
 class PrefillBuffers:
-    """Of one key. `inputs` views the buffer that all keys share."""
+    """The buffers of one key. `inputs` views the buffer that all keys share."""
 
     batch: ForwardBatch
     output: LogitsOutput  # rows of padding included

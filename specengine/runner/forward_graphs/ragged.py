@@ -187,7 +187,8 @@ class RaggedGraphs:
     def _planned_batch(
         self, features: Tensor | None, key: ForwardKey
     ) -> tuple[Tensor, ForwardInputs, ForwardBatch]:
-        """Of padding requests alone, which overwrite no request's KV; and what its inputs view."""
+        """A batch of padding requests alone, which overwrite no request's KV; and what its inputs
+        view."""
         empty = ModelWorkerBatch(key.mode, torch.empty(0), [], [], [], [], None)
         device = self.context.device
         buffer = torch.zeros(num_forward_inputs(key), dtype=torch.int64, device=device)

@@ -32,7 +32,7 @@ def fill_with_random(model: nn.Module, seed: int, std: float = 0.02) -> None:
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, Tensor | CutPlace]]:
-    """Of each parameter once, those of merged layers one by one; but for weights of quantised
+    """Each parameter once, parts of merged layers one by one. Leaves out weights of quantised
     layers, which layers/quantization/linears.py fills."""
     seen: set[int] = set()
     for path, module in model.named_modules():

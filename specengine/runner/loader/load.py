@@ -79,7 +79,7 @@ def load_model(
 
 
 def quantization_of(source: ModelSource, wanted: str | None) -> Quantization | None:
-    """Of the files, or the one of LOAD_QUANTIZATIONS that is wanted of weights in floating point.
+    """The files' method, or the one of LOAD_QUANTIZATIONS that is wanted of floating point weights.
     Raises ModelLoadError for a method that is not known, ConfigError where both are there."""
     fields = source.quantization
     if fields and wanted is not None and wanted != fields.get("quant_method"):

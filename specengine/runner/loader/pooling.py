@@ -43,7 +43,7 @@ def as_decoder(hf_config: Any) -> Any:
 
 
 def as_decoder_name(name: str) -> str:
-    """Of a weight."""
+    """The name that a decoder's checkpoint gives to a weight."""
     return name if name.startswith(("model.", "lm_head.")) else "model." + name
 
 

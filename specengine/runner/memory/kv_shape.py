@@ -11,8 +11,9 @@ from specengine.memory.kv_cache import KVShape
 
 
 def kv_shape_of(models: Sequence[object], dtype: torch.dtype) -> KVShape:
-    """Of models that share a pool, each with layers of its own there: KV of this rank's heads
-    alone. Raises ValueError where layers keep KV of several forms, which one pool does not hold."""
+    """The KV shape of models that share a pool, each with layers of its own there: this rank's
+    heads alone. Raises ValueError where layers keep KV of several forms, which one pool does not
+    hold."""
     layers = [layer for model in models for layer in attention_layers(model)]
     if not layers:
         return KVShape(0, 1, 1, dtype)

@@ -148,7 +148,7 @@ class ParsedAnswer:
         self.calls.append(call)
 
     def add_arguments(self, text: str) -> None:
-        """Of the call that was opened last, as JSON."""
+        """Add to the arguments of the call that was opened last, as JSON."""
         if not self._dropped:
             self._say("arguments", self.calls[-1].lane.add(text))
 

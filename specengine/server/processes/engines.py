@@ -72,7 +72,7 @@ class Engines:
 
     @property
     def infos(self) -> list[EngineInfo]:
-        """Of those that serve."""
+        """What each engine that serves says of itself."""
         return [one.info for one in self.slots if one.info is not None]
 
     @property

@@ -207,7 +207,7 @@ class Mutations:
         return f"an odd {key}"
 
     def _nudged(self, value: Any) -> Any:
-        """Of the same type, so that it may well be taken."""
+        """A value of the same type, which may well be taken."""
         choose = self._random.choice
         if isinstance(value, bool):
             return not value

@@ -60,7 +60,7 @@ class Connection:
 
 
 def statuses(answer: bytes) -> list[int]:
-    """Of all the answers on a connection."""
+    """The statuses of all the answers on a connection."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
 
 

@@ -26,8 +26,8 @@ def served(folder: Path) -> Iterator[Served]:
 
 
 def test_hostile_requests_cost_nothing_but_refusals(served: Served) -> None:
-    outcome = attack.attack(served, 120, warm_up=0)
-    assert outcome.num_sent == 120
+    outcome = attack.attack(served, 80, warm_up=0)
+    assert outcome.num_sent == 80
     assert outcome.bad == []
     assert outcome.probes.failed == []
     assert (outcome.used_slots, outcome.restarted) == (0, 0)

@@ -154,5 +154,5 @@ class Load:
     waited: float = field(default_factory=pressure)
 
     def share(self) -> float:
-        """Of the time since, that in which something waited for a core."""
+        """The share of the time since in which something waited for a core."""
         return (pressure() - self.waited) / (time.monotonic() - self.began)

@@ -175,7 +175,7 @@ def test_requests_with_a_limit_tell_nothing_of_deeper_positions() -> None:
 
 @pytest.mark.parametrize("size", [2, 5, 8])
 def test_a_smaller_tree_keeps_its_nodes_of_every_path(size: int) -> None:
-    """Of the simulated trees: what the other tests rely on."""
+    """The other tests rely on this of the simulated trees."""
     world, whole = TreeWorld(TREE, tree_cost), tree_of(TREE, WHOLE)
     small = tree_of(TREE, DraftShape(DEPTH, size))
     assert small == whole[: size - 1]

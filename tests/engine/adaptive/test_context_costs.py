@@ -22,7 +22,7 @@ from tests.support.rounds import PROMPTS, make
 
 @pytest.fixture
 def rounds(target: Path, drafters: dict[str, str]) -> RoundExecutor:
-    """Of at most four requests."""
+    """Rounds of at most four requests."""
     return run_on_device(make(target, chain_of("EAGLE3", drafters), device="cpu"))
 
 

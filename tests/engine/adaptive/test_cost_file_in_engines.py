@@ -52,7 +52,8 @@ def make(target: Path, spec: SpecConfig, **flags: Any) -> LLM:
 
 
 class Start:
-    """Of an engine with device rounds on a CPU: `build` does the same where there is a GPU."""
+    """The start of an engine with device rounds on a CPU: `build` does the same where there is a
+    GPU."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ def test_rounds_of_the_host_do_not_take_the_devices_costs(
 def test_costs_of_fewer_graphs_than_wanted_are_not_kept(
     target: Path, layer: SpecConfig, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor read: a small batch takes as long as a large one there."""
+    """They are not read either: a small batch takes as long as a large one there."""
     cut = Start(target, layer, monkeypatch, left=[4])
     assert cut.asked == [(4, 0), (4, 1), (4, 3)]
     assert not path.exists()

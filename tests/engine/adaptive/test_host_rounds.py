@@ -20,7 +20,7 @@ SLOW = 0.05  # seconds
 def test_observation_of_host_round_has_the_seconds_of_drafting(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rounds with drafts, of a slow drafter; 0 of rounds without."""
+    """The seconds of a slow drafter in rounds with drafts; 0 in rounds without."""
     llm = make(target, SPEC)
     steered = steer(llm, lambda number: number % 2)
     observe, told = steered.observe, list[RoundObservation]()
@@ -60,7 +60,7 @@ def test_observation_of_hybrid_round_says_which_drafts_are_from_lookup(
     folders: dict[str, tuple[Path, SpecConfig]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of chains and of trees."""
+    """In chains and in trees."""
     folder, spec = folders[name]
     spec = hybrid.hybrid(spec, 12, adaptive=True, eagle_topk=topk)
     llm = hybrid.make(folder, spec)

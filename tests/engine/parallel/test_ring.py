@@ -18,7 +18,7 @@ from specengine.engine.parallel.ring import Ring
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Ring, Ring]]:
-    """Of a ring of 100 bytes."""
+    """The two ends of a ring of 100 bytes."""
     writer = Ring.create(100)
     reader = Ring(os.dup(writer.file))
     yield writer, reader
