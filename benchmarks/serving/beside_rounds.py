@@ -36,6 +36,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.engine.build import build_engine, load
 from specengine.engine.loop import Engine
 from specengine.engine.phases import Phases
+from specengine.lab.environment import environment
 from specengine.lab.throughput.random_draft import write_random_eagle3
 from specengine.runner.loader.source import resolve_model
 
@@ -193,7 +194,7 @@ def config_of(args: argparse.Namespace, folder: Path) -> EngineConfig:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
+    parser.add_argument("model", nargs="?", default="llama-3.1-8b-shape")
     parser.add_argument("--random-draft", type=int, metavar="VOCABULARY")
     parser.add_argument("--accept-length", type=float, default=2.5)
     parser.add_argument("--streams", type=int, default=32)
@@ -203,7 +204,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--ways", nargs="+", default=list(WAYS)[:4], choices=WAYS)
     parser.add_argument("--out", type=Path, help="write the rows here instead of filing them")
+    parser.add_argument("--file", type=Path, help="file such rows, and measure nothing")
     args = parser.parse_args()
+    if args.file is not None:
+        found = json.loads(args.file.read_text())
+        print(report.write(TOPIC, TABLE, TITLE, found["rows"], NOTES, found["facts"]))
+        return
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(message)s")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -212,9 +218,9 @@ def main() -> None:
         for name in args.ways:
             rows += run_way(name, config, loaded, args)
             if args.out is not None:
-                args.out.write_text(json.dumps(rows, indent=1))
+                args.out.write_text(json.dumps({"facts": environment(), "rows": rows}, indent=1))
     if args.out is None:
-        print(report.write("serving-robustness", "beside rounds", TITLE, rows, NOTES))
+        print(report.write(TOPIC, TABLE, TITLE, rows, NOTES))
 
 
 def run_way(name: str, config: EngineConfig, loaded: Any, args: argparse.Namespace) -> list[Any]:
@@ -241,6 +247,7 @@ def run_way(name: str, config: EngineConfig, loaded: Any, args: argparse.Namespa
             torch.cuda.empty_cache()
 
 
+TOPIC, TABLE = "long-prompts", "beside-rounds"
 TITLE = "Long prompts beside streams that decode with drafts"
 NOTES = """Milliseconds. TPOT: of a request, from its first token to its last; a gap: between two
 outputs of a request. Alone: the same engine without the other kind of request."""
