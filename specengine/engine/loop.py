@@ -257,7 +257,7 @@ class Engine:
         self.scheduler.commit_round(reqs, result)
         self.watch.check(self.scheduler.spec_totals)
         if self.split is not None:
-            self.split.saw_round(len(reqs))
+            self.split.saw_round(reqs)
         self._release_requests()
 
     def stats(self) -> EngineStats:

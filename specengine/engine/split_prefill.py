@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specengine.core.batch import AttentionBackend, ForwardBatch, ScheduleBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.core.request import Req
 from specengine.core.transfer import int64, sent
 from specengine.engine.round.lanes import RoundLanes
 from specengine.runner.fallbacks import count_fallback
@@ -120,9 +121,12 @@ class SplitPrefills:
         if self.lanes is not None:
             self.lanes.share = self.decision.share if self._running and self.decision else None
 
-    def saw_round(self, batch_size: int) -> None:
-        """A round has ended."""
-        now = perf_counter()
+    def saw_round(self, reqs: Sequence[Req]) -> None:
+        """A round of these has ended, and is committed."""
+        now, batch_size = perf_counter(), len(reqs)
+        for req in reqs:
+            if req.is_finished and req.finish_time is not None and req.first_token_time is not None:
+                self.policy.saw_answer(req.finish_time - req.first_token_time)
         if self._round_ended is not None:
             took = now - self._round_ended - self._in_turn
             self.policy.saw_round(batch_size, took, self._beside, self._in_turn)

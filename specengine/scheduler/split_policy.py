@@ -12,8 +12,9 @@ _NEW = 0.25
 _MARGIN = 0.9
 # A prompt that nobody waits behind may take so many times what it takes alone.
 PROMPT_RATIO = 1.4
-# Seconds over which rounds are held to the ratio: shorter than most answers take.
-_LATELY = 2.0
+# Seconds over which rounds are held to the ratio: a part of what answers take, so that short ones
+# keep to it, too; before any has ended, and at least and at most.
+_PART_OF_ANSWER, _UNSEEN_ANSWER, _LEAST, _MOST = 0.5, 4.0, 0.05, 4.0
 # No call delays a round by more than so many rounds, whatever the time before allows.
 _MOST_DELAY = 3.0
 # By how much of a share rounds beside it become slower, where nothing was measured yet.
@@ -59,14 +60,15 @@ class _Lately:
 
     taken: float = 0.0
     alone: float = 0.0
+    seconds: float = _PART_OF_ANSWER * _UNSEEN_ANSWER  # after which little of a round is left
 
     def add(self, taken: float, alone: float) -> None:
-        kept = math.exp(-taken / _LATELY)
+        kept = math.exp(-taken / self.seconds)
         self.taken, self.alone = self.taken * kept + taken, self.alone * kept + alone
 
     def after(self, seconds: float, slowdown: float) -> float:
         """The quotient, once rounds have been so much slower for so many seconds more."""
-        kept = math.exp(-seconds / _LATELY)
+        kept = math.exp(-seconds / self.seconds)
         return (self.taken * kept + seconds) / (self.alone * kept + seconds / slowdown)
 
 
@@ -90,6 +92,7 @@ class SplitPrefillPolicy:
     _rounds: dict[int, _Mean] = field(default_factory=dict)  # seconds, by batch sizes doubled
     _slowdowns: dict[float | None, _Mean] = field(default_factory=dict)  # of rounds, by share
     _layers: dict[float | None, _Mean] = field(default_factory=dict)  # seconds a layer and token
+    _answers: _Mean = field(default_factory=_Mean)  # seconds
     _lately: _Lately = field(default_factory=_Lately)
 
     def saw_round(
@@ -109,6 +112,12 @@ class SplitPrefillPolicy:
         if beside is not None:
             self._slowdowns.setdefault(beside.share, _Mean()).add(seconds / alone)
         self._lately.add(seconds + delay, seconds if beside is None else alone)
+
+    def saw_answer(self, seconds: float) -> None:
+        """From a request's first token to its last."""
+        self._answers.add(seconds)
+        assert self._answers.value is not None
+        self._lately.seconds = min(max(_PART_OF_ANSWER * self._answers.value, _LEAST), _MOST)
 
     def saw_layers(self, call: SplitDecision, num_tokens: int, seconds: float) -> None:
         """How long a call took."""

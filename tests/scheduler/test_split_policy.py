@@ -109,6 +109,18 @@ def test_in_turns_a_prompt_now_and_then_is_given_much() -> None:
     assert endless > 3.0  # at most a third of the time is theirs
 
 
+def test_where_answers_are_short_a_prompt_is_given_less() -> None:
+    policy, device = SplitPrefillPolicy(32), Device(layer=0.001)
+    counts = []
+    for seconds in (8.0, 1.0, 0.1):
+        for _ in range(30):
+            policy.saw_answer(seconds)
+        counts.append(device.play(policy, QUEUE, 30).layers)
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == 30  # three rounds
+    assert counts[-1] * 0.001 <= 0.5 * device.round  # about what every round bears
+
+
 def test_on_shares_tokens_keep_to_the_ratio() -> None:
     harmful = Device(harm=1.5)  # rounds of 1.75 and 1.98 times
     slower, prompt = Traffic(1.0, harmful, (0.5, 0.65)).run(20.0)
