@@ -98,7 +98,6 @@ def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
         "--disable-cuda-graph-padding": config.graph.disable_cuda_graph_padding,
         "--cuda-graph-mode": config.graph.has_pieces,
         "--speculative-cost-table": config.spec.cost_table is not None,
-        f"--cuda-graph-mode {config.graph.cuda_graph_mode}": config.graph.has_pieces,
     }
     for flag, is_given in refused.items():
         if is_given:

@@ -207,7 +207,7 @@ def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
         on_threads(2, lambda: make(dense, None, ExpertSharers(communicator())))
     given = {**SMALL, "model": str(small_models["qwen3moe"]), "cuda_graph_mode": "piecewise"}
     config = config_from_flags(given)
-    with pytest.raises(ConfigError, match="--cuda-graph-mode piecewise does not go with"):
+    with pytest.raises(ConfigError, match="--cuda-graph-mode does not go with"):
         on_threads(2, lambda: load(config, Phases(), None, ExpertSharers(communicator())))
     with pytest.raises(ConfigError, match="--dp-size is for `serve`"):
         LLM("tiny", dp_size=2, **SMALL)
