@@ -1,12 +1,13 @@
 """Experts in 8 and 4 bits in Triton beside those in bfloat16: errors, and microseconds by rows.
 
-    python -m benchmarks.kernels.packed_experts [--json FILE] [--shape qwen3-30b-a3b] [--sweep]
-        [--formats fp8-blocks …] [--compile PART/PARTS]
+    python -m benchmarks.kernels.packed_experts [--json FILE] [--sweep] [--compile PART/PARTS]
+        [--cases qwen3-30b-a3b:fp8-blocks …]
 
 As benchmarks/kernels/experts.py: a layer's two products in a CUDA graph, over the weights of
 several layers; rows choose experts evenly. "limit" is the time to read the chosen experts once at
 the speed that this card copies at. --sweep: tiles too. --compile only compiles a part of what would
-be timed, so that several processes can do it side by side before.
+be timed, so that several processes can do it side by side before. A format that is wrong is said
+so, and not timed.
 """
 
 from __future__ import annotations
@@ -37,10 +38,16 @@ from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.formats import fp8
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
-from specengine.kernels.experts.types import Chosen, ExpertWeights, Router, Routing
+from specengine.kernels.experts.types import Chosen, Router, Routing
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
 
+CASES = [
+    "qwen3-30b-a3b:fp8-blocks",
+    "qwen3-30b-a3b:int4",
+    "gpt-oss-20b:mxfp4",
+    "qwen3-30b-a3b:fp8-rows",
+]
 CUDA = "cuda"
 LAYERS = 4  # whose weights take turns
 ROWS = (1, 4, 16, 64, 256, 2048)
@@ -112,9 +119,12 @@ def pack(shape: Shape, name: str, seeds: Iterator[int]) -> PackedExpertWeights:
     return PackedExpertWeights(*both, *biases, activation=shape.activation)
 
 
-def check(shape: Shape, router: Router, weights: PackedExpertWeights) -> list[Any]:
-    """Against the reference, which rounds inputs and activations alike. Raises SystemExit."""
-    found = []
+def check(
+    shape: Shape, router: Router, weights: PackedExpertWeights, found: dict[str, Any]
+) -> str | None:
+    """Against the reference, which rounds inputs and activations alike. found: takes the errors.
+    Returns what is wrong."""
+    found["errors"] = {}
     for rows in (1, 16, 64, 300):
         x = rows_of(shape, rows)
         chosen = route_triton.route(x, router, Routing(shape.chosen))
@@ -123,15 +133,12 @@ def check(shape: Shape, router: Router, weights: PackedExpertWeights) -> list[An
         expected = experts(x[some], own, weights, backend="torch").double()
         out = summed(experts_triton.experts(x, chosen, weights))[some].double()
         error = ((out - expected).norm() / expected.norm()).item()
-        found.append({"rows": rows, "error": error})
-        print("error", found[-1], flush=True)
+        found["errors"][rows] = error
         if not error < 0.015:  # what falls on the other side of a middle is a step of FP8 off
-            raise SystemExit(f"wrong: {found[-1]}")
+            return f"{rows} rows, error {error:.3g}"
     alone = experts_triton.experts(x[:1], _cut(chosen, 1), weights)[:, 0]
     beside = experts_triton.experts(x[:64], _cut(chosen, 64), weights)[:, 0]
-    if not torch.equal(alone, beside):
-        raise SystemExit("a row depends on the rows beside it")
-    return found
+    return None if torch.equal(alone, beside) else "a row depends on the rows beside it"
 
 
 def _cut(chosen: Chosen, rows: int) -> Chosen:
@@ -143,6 +150,14 @@ class Bench:
     shape: Shape
     routers: list[Router]
     speed: float  # bytes a second
+    dense_us: dict[int, float]  # by rows, of weights in bfloat16
+
+    @classmethod
+    def of(cls, shape: Shape, speed: float) -> Bench:
+        drawn = [draw(shape, seed) for seed in range(LAYERS)]
+        made = cls(shape, [router for router, _ in drawn], speed, {})
+        made.dense_us |= {rows: made.us(rows, [one for _, one in drawn]) for rows in ROWS}
+        return made
 
     def picked(self, rows: int) -> list[Chosen]:
         x, routing = rows_of(self.shape, rows), Routing(self.shape.chosen)
@@ -188,43 +203,57 @@ def compile_part(shape: Shape, weights: PackedExpertWeights, router: Router, par
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b-a3b")
-    parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=list(FORMATS))
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="SHAPE:FORMAT")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--compile")
+    parser.add_argument("--compile", metavar="PART/PARTS")
     args = parser.parse_args()
-    shape, seeds = SHAPES[args.shape], count()
-    names = [one for one in args.formats if one != "int4" or shape.hidden % 128 == 0]
+    cases = [tuple(one.split(":")) for one in args.cases]
     if args.compile:
-        router, _ = draw(replace(shape, inner=32), 0)
-        for name in names:
-            compile_part(shape, pack(shape, name, seeds), router, args.compile)
+        for name, form in cases:
+            router, _ = draw(replace(SHAPES[name], inner=32), 0)
+            compile_part(SHAPES[name], pack(SHAPES[name], form, count()), router, args.compile)
         return
-    drawn = [draw(shape, seed) for seed in range(LAYERS)]
-    bench = Bench(shape, [router for router, _ in drawn], copy_speed())
-    report: dict[str, Any] = {"card": torch.cuda.get_device_name(), "shape": args.shape}
-    print(report["card"], f"a copy moves {bench.speed / 1e12:.2f} TB/s", flush=True)
-    dense: list[ExpertWeights] = [weights for _, weights in drawn]
-    report["bf16"] = {rows: bench.us(rows, dense) for rows in ROWS}
-    print("bf16 us", {rows: round(us, 1) for rows, us in report["bf16"].items()}, flush=True)
-    for name in names:
-        layers = [pack(shape, name, seeds) for _ in range(LAYERS)]
-        found: dict[str, Any] = {"errors": check(shape, bench.routers[0], layers[0])}
-        size = layers[0].gate_up.num_bytes + layers[0].down.num_bytes
-        found["us"] = {rows: bench.us(rows, layers) for rows in ROWS}
-        found["limit us"] = {rows: bench.limit_us(rows, size) for rows in ROWS}
-        for kind in ("us", "limit us"):
-            print(name, kind, {rows: round(us, 1) for rows, us in found[kind].items()}, flush=True)
-        if name.startswith("fp8"):
-            found |= variants(bench, layers)
-            for kind in ("widened us", "rounded first us"):
-                shown = {rows: round(us, 1) for rows, us in found[kind].items()}
-                print(name, kind, shown, flush=True)
-        found["sweep"] = list(sweep(bench, layers)) if args.sweep else []
-        report[name] = found
-        if args.json:
-            args.json.write_text(json.dumps(report, indent=1))
+    speed = copy_speed()
+    report: dict[str, Any] = {"card": torch.cuda.get_device_name(), "copy": speed, "cases": []}
+    print(report["card"], f"a copy moves {speed / 1e12:.2f} TB/s", flush=True)
+    bench, swept = None, []
+    for name, form in cases:
+        if bench is None or bench.shape is not SHAPES[name]:
+            bench = Bench.of(SHAPES[name], speed)
+        layers = [pack(bench.shape, form, count()) for _ in range(LAYERS)]
+        report["cases"].append({"shape": name, "format": form} | measure(bench, form, layers))
+        swept.append((bench, layers, report["cases"][-1]))
+        write(args.json, report)
+    for bench, layers, case in swept if args.sweep else ():
+        print(case["shape"], case["format"], flush=True)
+        case["sweep"] = list(sweep(bench, layers))
+        write(args.json, report)
+    raise SystemExit(int(any("us" not in one for one in report["cases"])))
+
+
+def write(path: Path | None, report: dict[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(report, indent=1))
+
+
+def measure(bench: Bench, form: str, layers: list[PackedExpertWeights]) -> dict[str, Any]:
+    found: dict[str, Any] = {"bf16 us": bench.dense_us}
+    try:
+        wrong = check(bench.shape, bench.routers[0], layers[0], found)
+    except Exception as error:  # it does not compile, say
+        wrong = f"{type(error).__name__} {error}"[:300]
+    if wrong is not None:
+        print(form, "is wrong:", wrong, flush=True)
+        return found
+    size = layers[0].gate_up.num_bytes + layers[0].down.num_bytes
+    found["limit us"] = {rows: bench.limit_us(rows, size) for rows in ROWS}
+    found["us"] = {rows: bench.us(rows, layers) for rows in ROWS}
+    found |= variants(bench, layers) if form.startswith("fp8") else {}
+    for kind, values in found.items():
+        if kind != "errors":
+            print(form, kind, {rows: round(us, 1) for rows, us in values.items()}, flush=True)
+    return found
 
 
 def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[int, float]]:
