@@ -49,7 +49,7 @@ MODES: dict[str, dict[str, Any]] = {
     "piecewise, eager": PIECES,
     "piecewise, inductor": PIECES | {"piecewise_compiler": "inductor"},
 }
-REPEATS = 12
+REPEATS = 9
 
 
 def config_of(model: str, mode: str) -> EngineConfig:
@@ -70,11 +70,11 @@ def first_tokens(engine: Engine, vocab_size: int) -> Iterator[tuple[int, float]]
         yield length, statistics.median(times[REPEATS // 3 :])
 
 
-def measure(models: list[str]) -> list[dict[str, Any]]:
+def measure(models: list[str], modes: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for model in models:
         loaded = load(config_of(model, "none"), Phases())
-        for mode in MODES:
+        for mode in modes:
             start = perf_counter()
             engine = build_engine(config_of(model, mode), loaded, Phases())
             row: dict[str, Any] = {"model": model, "mode": mode, "start, s": perf_counter() - start}
@@ -122,6 +122,7 @@ def start_up(model: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
     parser.add_argument("--start-up", action="store_true")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -133,8 +134,12 @@ def main() -> None:
         print(report.write("prefill-modes", "start-up", title, rows, "Seconds."))
     else:
         title = "Time to the first token by the prompt's length and --cuda-graph-mode"
-        notes = "Milliseconds, medians of eight; columns are lengths of prompts in tokens."
-        print(report.write("prefill-modes", "first-token", title, measure(given.models), notes))
+        notes = "Milliseconds, medians of six; columns are lengths of prompts in tokens."
+        print(
+            report.write(
+                "prefill-modes", "first-token", title, measure(given.models, given.modes), notes
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -90,6 +90,16 @@ def test_updated_engine_answers_as_a_new_one(name: str, other: Path) -> None:
     assert llm.generate(PROMPTS, GREEDY)[0].spec == fresh.generate(PROMPTS, GREEDY)[0].spec
 
 
+@pytest.mark.slow
+def test_updated_engine_in_pieces_answers_as_a_new_one(other: Path) -> None:
+    """What was traced holds the weights, on a CPU perhaps in another form than the new ones."""
+    llm = LLM(TINY, **FLAGS, cuda_graph_mode="piecewise")
+    before = answers(llm)
+    llm.update_weights(str(other))
+    assert answers(llm) == answers(LLM(str(other), **FLAGS)) != before
+    assert llm.engine.stats().num_eager_forwards == 0
+
+
 def test_weights_of_before_give_the_answers_of_before(other: Path) -> None:
     llm = LLM(TINY, SPECS["EAGLE3"], **FLAGS)
     before = answers(llm)
