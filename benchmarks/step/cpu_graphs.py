@@ -27,7 +27,9 @@ Milliseconds of processor time of one thread of a decode forward, head included,
 in turns; contexts of about 40 tokens. native: weights packed, small operations in C. unpacked: the
 same layers on plain weights. compiled: those through torch.compile, each size by itself, attention
 outside. products: the packed products alone, below which no graph gets. ratio: native to compiled;
-above 1 a graph runner would pay. s to compile: of one size.
+above 1 a graph runner would pay. seconds to compile: of one size. Random float32 weights are no
+bfloat16 numbers, so MKL packs them, and loses to plain products at 1 and 2 requests: there the
+graph is behind `unpacked`, which runs the same products. A graph runner for CPUs was not kept.
 """
 SIZES = [1, 2, 4, 8, 16, 32]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from specengine.kernels.dispatch import Backend, use_triton
-from specengine.kernels.opaque import is_traced, opaque
+from specengine.kernels.custom_op import CustomOp
+from specengine.kernels.dispatch import Backend
 
 
 def embed_rows(weight: Tensor, ids_T: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -15,23 +15,27 @@ def embed_rows(weight: Tensor, ids_T: Tensor, *, backend: Backend = "auto") -> T
     weight: [V, H], rows contiguous; ids_T: int64 [T], strided if need be, all in 0 .. V - 1 ->
     [T, H]. Any device; Triton on CUDA.
     """
-    if is_traced():
-        traced: Tensor = _embed_rows(weight, ids_T)
-        return traced
-    if use_triton(backend, ids_T):
-        from specengine.kernels.head import embed_rows_triton
-
-        return embed_rows_triton.embed_rows(weight, ids_T)
-    return F.embedding(ids_T, weight)
+    out: Tensor = _embed_rows(weight, ids_T, backend=backend)
+    return out
 
 
 def _plain(weight: Tensor, ids_T: Tensor) -> Tensor:
     return F.embedding(ids_T, weight)
 
 
-_embed_rows = opaque(
-    "embed_rows(Tensor weight, Tensor ids_T) -> Tensor",
-    embed_rows,
-    lambda weight, ids_T: weight.new_empty(ids_T.shape[0], weight.shape[1]),
-    _plain,
-)
+class _EmbedRows(CustomOp):
+    schema = "embed_rows(Tensor weight, Tensor ids_T) -> Tensor"
+    torch = staticmethod(_plain)
+
+    @staticmethod
+    def fake(weight: Tensor, ids_T: Tensor) -> Tensor:
+        return weight.new_empty(ids_T.shape[0], weight.shape[1])
+
+    @staticmethod
+    def triton(weight: Tensor, ids_T: Tensor) -> Tensor:
+        from specengine.kernels.head import embed_rows_triton
+
+        return embed_rows_triton.embed_rows(weight, ids_T)
+
+
+_embed_rows = _EmbedRows()

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from specengine.kernels.dispatch import Backend, use_native, use_triton
+from specengine.kernels.custom_op import CustomOp
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.linear import activation_ref
 from specengine.kernels.native import ops as native
-from specengine.kernels.opaque import is_traced, opaque
 
 
 def silu_and_mul(x: Tensor, *, backend: Backend = "auto") -> Tensor:
@@ -19,13 +19,7 @@ def silu_and_mul(x: Tensor, *, backend: Backend = "auto") -> Tensor:
     x: [T, 2I], rows contiguous -> [T, I]. Any device; Triton on CUDA, C for few
     rows on a CPU.
     """
-    if use_triton(backend, x):
-        from specengine.kernels.linear import activation_triton
-
-        return activation_triton.silu_and_mul(x)
-    if use_native(backend, x):
-        return native.silu_and_mul(x)
-    return activation_ref.silu_and_mul(x)
+    return act_and_mul(x, "silu", backend=backend)
 
 
 def act_and_mul(x: Tensor, activation: str, *, backend: Backend = "auto") -> Tensor:
@@ -34,16 +28,8 @@ def act_and_mul(x: Tensor, activation: str, *, backend: Backend = "auto") -> Ten
     x: [T, 2I], rows contiguous -> [T, I]. activation: a key of ACTIVATIONS. Any device; Triton on
     CUDA, for silu also C for few rows on a CPU.
     """
-    if is_traced():
-        traced: Tensor = _act_and_mul(x, activation)
-        return traced
-    if activation == "silu":
-        return silu_and_mul(x, backend=backend)
-    if activation in _TRITON and use_triton(backend, x):
-        from specengine.kernels.linear import activation_triton
-
-        return activation_triton.act_and_mul(x, activation)
-    return activation_ref.act_and_mul(x, ACTIVATIONS[activation])
+    out: Tensor = _act_and_mul(x, activation, backend=backend)
+    return out
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -64,18 +50,40 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": relu2,
 }
-_TRITON = ("gelu_tanh", "gelu")
+_TRITON = ("silu", "gelu_tanh", "gelu")
 
 
 def _plain(x: Tensor, activation: str) -> Tensor:
-    if activation == "silu":
-        return activation_ref.silu_and_mul(x)
     return activation_ref.act_and_mul(x, ACTIVATIONS[activation])
 
 
-_act_and_mul = opaque(
-    "act_and_mul(Tensor x, str activation) -> Tensor",
-    act_and_mul,
-    lambda x, _: x.new_empty(*x.shape[:-1], x.shape[-1] // 2),
-    _plain,
-)
+class _ActAndMul(CustomOp):
+    schema = "act_and_mul(Tensor x, str activation) -> Tensor"
+    torch = staticmethod(_plain)
+
+    @staticmethod
+    def fake(x: Tensor, activation: str) -> Tensor:
+        return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+    @staticmethod
+    def triton(x: Tensor, activation: str) -> Tensor:
+        from specengine.kernels.linear import activation_triton
+
+        if activation == "silu":
+            return activation_triton.silu_and_mul(x)
+        return activation_triton.act_and_mul(x, activation)
+
+    @staticmethod
+    def takes_triton(x: Tensor, activation: str) -> bool:
+        return activation in _TRITON
+
+    @staticmethod
+    def native(x: Tensor, activation: str) -> Tensor:
+        return native.silu_and_mul(x)
+
+    @staticmethod
+    def takes_native(x: Tensor, activation: str) -> bool:
+        return activation == "silu"
+
+
+_act_and_mul = _ActAndMul()

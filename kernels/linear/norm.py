@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from specengine.kernels.dispatch import Backend, use_native, use_triton
+from specengine.kernels.custom_op import CustomOp
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.linear import norm_ref
 from specengine.kernels.native import ops as native
-from specengine.kernels.opaque import is_traced, opaque
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto") -> Tensor:
@@ -21,16 +23,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend = "auto"
     as of Llama, or float32, as of Gemma, which rounds once. Returns a contiguous tensor of x's
     shape. Any device; Triton on CUDA.
     """
-    if is_traced():
-        traced: Tensor = _rms_norm(x, weight, eps)
-        return traced
-    if use_triton(backend, x):
-        from specengine.kernels.linear import norm_triton
-
-        return norm_triton.rms_norm(x, weight, eps)
-    if x.dim() == 2 and weight.dtype == x.dtype and use_native(backend, x):
-        return native.rms_norm(x, weight, eps)
-    return norm_ref.rms_norm(x, weight, eps)
+    out: Tensor = _rms_norm(x, weight, eps, backend=backend)
+    return out
 
 
 def fused_add_rms_norm(
@@ -41,17 +35,8 @@ def fused_add_rms_norm(
     x, residual: [T, H] of one dtype, rows contiguous; neither is modified. Any device; Triton on
     CUDA, where both results take one kernel.
     """
-    if is_traced():
-        normed, total = _fused_add_rms_norm(x, residual, weight, eps)
-        return normed, total
-    if use_triton(backend, x):
-        from specengine.kernels.linear import norm_triton
-
-        return norm_triton.fused_add_rms_norm(x, residual, weight, eps)
-    is_native = weight.dtype == x.dtype and residual.stride(-1) == 1
-    if is_native and use_native(backend, x):
-        return native.fused_add_rms_norm(x, residual, weight, eps)
-    return norm_ref.fused_add_rms_norm(x, residual, weight, eps)
+    normed, total = _fused_add_rms_norm(x, residual, weight, eps, backend=backend)
+    return normed, total
 
 
 def sum_add_rms_norm(
@@ -64,23 +49,62 @@ def sum_add_rms_norm(
     residual and weight before the kernel ahead has ended: that one must write neither, nor signal
     its end early, as cuBLAS and this kernel do not.
     """
-    if use_triton(backend, parts):
-        from specengine.kernels.linear import norm_triton
-
-        return norm_triton.sum_add_rms_norm(parts, residual, weight, eps)
-    return norm_ref.sum_add_rms_norm(parts, residual, weight, eps)
+    normed, total = _sum_add_rms_norm(parts, residual, weight, eps, backend=backend)
+    return normed, total
 
 
 def _like_x(x: Tensor, *_: object) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-_rms_norm = opaque(
-    "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", rms_norm, _like_x, norm_ref.rms_norm
-)
-_fused_add_rms_norm = opaque(
-    "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)",
-    fused_add_rms_norm,
-    lambda x, *_: (_like_x(x), _like_x(x)),
-    norm_ref.fused_add_rms_norm,
-)
+class _RmsNorm(CustomOp):
+    schema = "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor"
+    torch = staticmethod(norm_ref.rms_norm)
+    native = staticmethod(native.rms_norm)
+    fake = staticmethod(_like_x)
+
+    @staticmethod
+    def triton(*given: Any) -> Tensor:
+        from specengine.kernels.linear import norm_triton
+
+        return norm_triton.rms_norm(*given)
+
+    @staticmethod
+    def takes_native(x: Tensor, weight: Tensor, eps: float) -> bool:
+        return x.dim() == 2 and weight.dtype == x.dtype
+
+
+class _FusedAddRmsNorm(CustomOp):
+    schema = (
+        "fused_add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps)"
+        " -> (Tensor, Tensor)"
+    )
+    torch = staticmethod(norm_ref.fused_add_rms_norm)
+    native = staticmethod(native.fused_add_rms_norm)
+
+    @staticmethod
+    def fake(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        return _like_x(x), _like_x(x)
+
+    @staticmethod
+    def triton(*given: Any) -> tuple[Tensor, Tensor]:
+        from specengine.kernels.linear import norm_triton
+
+        return norm_triton.fused_add_rms_norm(*given)
+
+    @staticmethod
+    def takes_native(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> bool:
+        return weight.dtype == x.dtype and residual.stride(-1) == 1
+
+
+class _SumAddRmsNorm(CustomOp):
+    torch = staticmethod(norm_ref.sum_add_rms_norm)
+
+    @staticmethod
+    def triton(*given: Any) -> tuple[Tensor, Tensor]:
+        from specengine.kernels.linear import norm_triton
+
+        return norm_triton.sum_add_rms_norm(*given)
+
+
+_rms_norm, _fused_add_rms_norm, _sum_add_rms_norm = _RmsNorm(), _FusedAddRmsNorm(), _SumAddRmsNorm()

@@ -38,7 +38,8 @@ class KernelRow:
 @torch.inference_mode()
 def profile_graphs(runner: ModelRunner, rounds: RoundExecutor | None, place: str) -> None:
     """Replay every graph that was captured at start, and write a table each: to the file `place`,
-    or "log". While there is no request. Raises ConfigError where the file cannot be written."""
+    or "log". Right after the captures: later their inputs name requests, or are those of
+    another graph. Raises ConfigError where the file cannot be written."""
     if rounds is not None:
         rounds.clear_rows()
     tables = [
