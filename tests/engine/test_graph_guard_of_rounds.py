@@ -75,7 +75,7 @@ OF_ALL = [
     "runner.pools.token_to_kv_pool._k.1",
     "runner.attn_backend.counters",
     "runner.model.head._meeting.keys",
-    "runner._even.first",
+    "runner._row_batches._even.first",
 ]
 OF_EAGLE = [
     "source.drafter.states",
@@ -92,7 +92,7 @@ OF_DRAFTERS = {
         "source.drafter.layer_states",
         "source.drafter.runners.2.model.final_norm.weight",
         "source.drafter.runners.1.pools.token_to_kv_pool._k.1",
-        "source.drafter.runners.2._even.first",
+        "source.drafter.runners.2._row_batches._even.first",
     ],
     "a tree": OF_EAGLE,
     "a static tree": [*OF_EAGLE, "source.drafter.tree_rows.rank_scores"],
