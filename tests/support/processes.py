@@ -64,7 +64,11 @@ class Served:
             yield (json.loads(line) for line in lines if line != "[DONE]")
 
     def is_ready(self) -> bool:
-        return self.get("/ready").status_code == 200
+        """Not while a front end is being replaced, which resets connections."""
+        try:
+            return self.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
 
     def metric(self, name: str, text: str | None = None) -> float:
         """The sum of its samples."""

@@ -34,7 +34,7 @@ def link() -> Iterator[Link]:
 def is_refused(family: str) -> bool:
     model = load_place(MODEL_FAMILIES[FAMILIES[family]])
     specs = model.layer_specs(small_config(family))
-    return any(one.gated_delta or one.attention_gate for one in specs)
+    return any(one.gated_delta or one.attention_gate or one.latent for one in specs)
 
 
 SPLIT = [family for family in FAMILIES if not is_refused(family)]
