@@ -19,7 +19,6 @@ from specengine import LLM, SamplingParams, SpecConfig
 TINY = Path(__file__).parents[2] / "target" / "zoo" / "tiny"
 PROMPT = "The cat sat on the"
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 1.3, 8, 0.97, 0.03
-SAMPLES = 2400
 # The tokens that are looked at: the first one comes from the prefill, and later ones show less of a
 # mistake, as drafts are better there.
 FIRST, COUNT = 1, 3
@@ -27,11 +26,13 @@ CELLS = 4  # for each of these tokens, CELLS ** COUNT in all
 ALONE = 8  # cells of each by itself
 CHAIN: dict[str, Any] = {"num_steps": 3, "draft_sampling": True}
 TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 3, "num_draft_tokens": 7}
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("rejection", CHAIN),
-    ("block", CHAIN),
-    ("target_only", TREE),
-    ("sibling", TREE | {"draft_sampling": True}),
+# A rule, its drafts, and how many samples: siblings that are judged by the weights of a neighbour
+# show in more than what others do wrong.
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("rejection", CHAIN, 2400),
+    ("block", CHAIN, 2400),
+    ("target_only", TREE, 2400),
+    ("sibling", TREE | {"draft_sampling": True}, 3600),
 ]
 
 
@@ -103,11 +104,11 @@ def p_value(texts_SL: Tensor, prompt: list[int]) -> float:
 def make(verify: str, shape: dict[str, Any]) -> LLM:
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, verify=verify, **shape)
     flags = {"max_running_requests": 256, "max_total_tokens": 16384}
-    return LLM("tiny", spec, dtype="float32", max_queued_requests=SAMPLES, **flags)
+    return LLM("tiny", spec, dtype="float32", max_queued_requests=4000, **flags)
 
 
-def draw(llm: LLM, prompt: list[int]) -> Tensor:
-    """int64 [SAMPLES, length]. Longer than what is looked at, so that drafts are not cut short."""
+def draw(llm: LLM, prompt: list[int], samples: int) -> Tensor:
+    """int64 [samples, length]. Longer than what is looked at, so that drafts are not cut short."""
     params = [
         SamplingParams(
             max_tokens=FIRST + COUNT + 1,
@@ -118,16 +119,18 @@ def draw(llm: LLM, prompt: list[int]) -> Tensor:
             seed=seed,
             ignore_eos=True,
         )
-        for seed in range(SAMPLES)
+        for seed in range(samples)
     ]
-    results = llm.generate([prompt] * SAMPLES, params, progress=False)
+    results = llm.generate([prompt] * samples, params, progress=False)
     return torch.tensor([one.token_ids for one in results])
 
 
-@pytest.mark.parametrize(("verify", "shape"), CASES, ids=[name for name, _ in CASES])
-def test_samples_follow_the_filtered_target(verify: str, shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("verify", "shape", "samples"), CASES, ids=[name for name, *_ in CASES])
+def test_samples_follow_the_filtered_target(
+    verify: str, shape: dict[str, Any], samples: int
+) -> None:
     llm = make(verify, shape)
     prompt = llm.tokenizer(PROMPT)["input_ids"]
-    assert p_value(draw(llm, prompt), prompt) > 5e-4
+    assert p_value(draw(llm, prompt, samples), prompt) > 5e-4
     totals = llm.engine.stats().spec
-    assert 0.5 * SAMPLES < totals.num_accepted_tokens < 0.9 * totals.num_draft_tokens
+    assert 0.5 * samples < totals.num_accepted_tokens < 0.9 * totals.num_draft_tokens
