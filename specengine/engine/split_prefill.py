@@ -257,7 +257,7 @@ class SplitPrefills:
     def _retract(self, batch: ScheduleBatch) -> None:
         split = self.scheduler.queues.split
         for req in [one for one in batch.reqs if split.get(one) is batch]:
-            self.scheduler.exits.retract(req)
+            self.scheduler.lifecycle.retract(req)
 
 
 def _rows(batch: ScheduleBatch, places: list[int]) -> list[int]:

@@ -36,7 +36,7 @@ def engine_stats(
         num_evicted_snapshots=0 if snapshots is None else snapshots.num_evicted,
         num_generated_tokens=scheduler.num_generated_tokens,
         num_retractions=scheduler.num_retractions,
-        num_aborts=scheduler.exits.num_aborts,
+        num_aborts=scheduler.lifecycle.num_aborts,
         num_graph_forwards=sum(one.replays for one in graphs.values()),
         num_eager_forwards=parts.worker.runner.num_eager,
         graphs=graphs,

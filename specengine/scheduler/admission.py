@@ -11,9 +11,9 @@ from time import monotonic
 
 from specengine.core.errors import RequestError
 from specengine.core.request import FinishReason, Req, ReqState
-from specengine.scheduler.exits import Exits
 from specengine.scheduler.kept_memory import Kept
 from specengine.scheduler.ledger import KVLedger
+from specengine.scheduler.lifecycle import RequestLifecycle
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
 
@@ -94,12 +94,16 @@ class Admission:
     """
 
     def __init__(
-        self, policy: SchedulePolicy, queues: RequestQueues, ledger: KVLedger, exits: Exits
+        self,
+        policy: SchedulePolicy,
+        queues: RequestQueues,
+        ledger: KVLedger,
+        lifecycle: RequestLifecycle,
     ) -> None:
         self.policy = policy
         self.queues = queues
         self.ledger = ledger
-        self.exits = exits
+        self.lifecycle = lifecycle
         self.demand = Demand()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
@@ -171,7 +175,7 @@ class Admission:
         waiting = self.queues.waiting
         room = self.policy.max_running_requests - self.queues.num_live
         if room <= 0 and waiting and (later := self.queues.overtaken(waiting[0])) is not None:
-            self.exits.retract(later)
+            self.lifecycle.retract(later)
             room = 1
         return list(islice(waiting, max(room, LOOK_BEHIND))) if room > 0 else []
 
@@ -182,14 +186,14 @@ class Admission:
         if req.is_finished or not self._may_try(req, plan):
             return False
         if not self.ledger.fits_alone(req.prefill_len + 1):  # it was retracted, and has grown
-            self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
+            self.lifecycle.finish(req, out_of_memory(req, self.ledger.capacity))
             return False
         while not self._opens(req, plan):
             later = self.queues.overtaken(req) if plan.blocked is None else None
             if later is None:
                 plan.blocked = plan.blocked or req
                 return False
-            self.exits.retract(later)
+            self.lifecycle.retract(later)
         if self._waits_for_prefix(req, plan.heads):
             self.ledger.release(req)
             return False

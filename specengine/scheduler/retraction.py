@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specengine.core.request import Req, ReqState
 from specengine.scheduler.admission import Demand, out_of_memory
-from specengine.scheduler.exits import Exits
 from specengine.scheduler.ledger import KVLedger
+from specengine.scheduler.lifecycle import RequestLifecycle
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
 
@@ -26,13 +26,13 @@ class RoundMemory:
         policy: SchedulePolicy,
         queues: RequestQueues,
         ledger: KVLedger,
-        exits: Exits,
+        lifecycle: RequestLifecycle,
         demand: Demand,
     ) -> None:
         self.policy = policy
         self.queues = queues
         self.ledger = ledger
-        self.exits = exits
+        self.lifecycle = lifecycle
         self.demand = demand
 
     def reserve(self, slots: int) -> None:
@@ -88,14 +88,14 @@ class RoundMemory:
                 self._take_the_rest(req, wanted)
                 return
             if not self._take_back(slots):
-                self.exits.retract(self.queues.newest())
+                self.lifecycle.retract(self.queues.newest())
                 self.demand.grow()
 
     def _take_the_rest(self, req: Req, wanted: int) -> None:
         """The last request drafts less when memory runs out, and ends when it cannot go on."""
         self.ledger.reserve(req, min(wanted, req.reserved_len + self.ledger.obtainable))
         if req.reserved_len <= req.kv_len:
-            self.exits.finish(req, out_of_memory(req, self.ledger.capacity))
+            self.lifecycle.finish(req, out_of_memory(req, self.ledger.capacity))
 
     def _take_back(self, slots: int) -> bool:
         """Whether slots reserved ahead of need were found."""

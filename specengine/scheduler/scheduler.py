@@ -17,9 +17,9 @@ from specengine.core.spec_stats import DepthChoice
 from specengine.core.spec_totals import SpecTotals
 from specengine.scheduler.admission import Admission
 from specengine.scheduler.batching import BatchBuilder
-from specengine.scheduler.exits import Exits
 from specengine.scheduler.finish import Cut, StopStrings, TextDecoder, find_cut
 from specengine.scheduler.ledger import KVLedger
+from specengine.scheduler.lifecycle import RequestLifecycle
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
 from specengine.scheduler.retraction import RoundMemory
@@ -49,9 +49,11 @@ class Scheduler:
         self.policy = policy
         self.ledger = ledger
         self.queues = RequestQueues()
-        self.exits = Exits(self.queues, ledger)
-        self.admission = Admission(policy, self.queues, ledger, self.exits)
-        self.rounds = RoundMemory(policy, self.queues, ledger, self.exits, self.admission.demand)
+        self.lifecycle = RequestLifecycle(self.queues, ledger)
+        self.admission = Admission(policy, self.queues, ledger, self.lifecycle)
+        self.rounds = RoundMemory(
+            policy, self.queues, ledger, self.lifecycle, self.admission.demand
+        )
         self.batches = BatchBuilder(vocab_size, device)
         self.spec_totals = SpecTotals()
         self.num_generated_tokens = 0
@@ -74,7 +76,7 @@ class Scheduler:
     def abort(self, rid: str, why: str | None = None) -> None:
         """End a request, wherever it stands. Unknown and finished ones are ignored."""
         if (req := self.queues.by_rid.get(rid)) is not None:
-            self.exits.finish(req, FinishReason("abort", message=why))
+            self.lifecycle.finish(req, FinishReason("abort", message=why))
 
     def forget_kv(self) -> int:
         """Free all KV memory: what it holds follows from weights that are gone. Requests go back to
@@ -90,16 +92,16 @@ class Scheduler:
     def retract_all(self) -> None:
         """Requests go back to their queue. No round is on its way."""
         for req in sorted(self.queues.live, key=lambda one: one.rank, reverse=True):
-            self.exits.retract(req)
+            self.lifecycle.retract(req)
 
     def take_changed(self) -> list[Req]:
         """Requests that gained tokens or finished since the last call."""
-        return self.exits.take_changed()
+        return self.lifecycle.take_changed()
 
     def take_released(self) -> list[Req]:
         """Requests that left the KV memory since the last call: finished, aborted or retracted.
         A drafter drops what it keeps for them, before it is seeded again."""
-        return self.exits.take_released()
+        return self.lifecycle.take_released()
 
     # ---- forwards
 
@@ -208,7 +210,7 @@ class Scheduler:
 
     @property
     def num_retractions(self) -> int:
-        return self.exits.num_retractions
+        return self.lifecycle.num_retractions
 
     def check_invariant(self) -> None:
         """Raise InvariantError, with the numbers, unless every slot and row is accounted for."""
@@ -307,6 +309,6 @@ class Scheduler:
         self.num_generated_tokens += cut.kept
         if req.first_token_time is None:
             req.first_token_time = monotonic()
-        self.exits.note_change(req)
+        self.lifecycle.note_change(req)
         if cut.reason is not None:
-            self.exits.finish(req, cut.reason)
+            self.lifecycle.finish(req, cut.reason)

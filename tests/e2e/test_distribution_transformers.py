@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from scipy.stats import chi2, chisquare
 from torch import Tensor
 
 from specengine import LLM, SamplingParams, SpecConfig
@@ -19,19 +19,20 @@ from specengine import LLM, SamplingParams, SpecConfig
 TINY = Path(__file__).parents[2] / "target" / "zoo" / "tiny"
 PROMPT = "The cat sat on the"
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 1.3, 8, 0.97, 0.03
-SAMPLES = 3600
 # The tokens that are looked at: the first one comes from the prefill, and later ones show less of a
 # mistake, as drafts are better there.
 FIRST, COUNT = 1, 3
 CELLS = 4  # for each of these tokens, CELLS ** COUNT in all
-ALONE = 16  # cells of tokens one by one
+ALONE = 8  # cells of each by itself
 CHAIN: dict[str, Any] = {"num_steps": 3, "draft_sampling": True}
 TREE: dict[str, Any] = {"num_steps": 2, "eagle_topk": 3, "num_draft_tokens": 7}
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("rejection", CHAIN),
-    ("block", CHAIN),
-    ("target_only", TREE),
-    ("sibling", TREE | {"draft_sampling": True}),
+# A rule, its drafts, and how many samples: siblings that are judged by the weights of a neighbour
+# show in more than what others do wrong.
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("rejection", CHAIN, 2400),
+    ("block", CHAIN, 2400),
+    ("target_only", TREE, 2400),
+    ("sibling", TREE | {"draft_sampling": True}, 3600),
 ]
 
 
@@ -88,24 +89,26 @@ def uniforms(best: Best, tokens_R: Tensor) -> Tensor:
 
 def p_value(texts_SL: Tensor, prompt: list[int]) -> float:
     """The least of two χ², in cells of equal chance that do not depend on the data: of the joint of
-    COUNT tokens, and of tokens one by one, of which fewer show a mistake."""
+    COUNT tokens, and of each by itself, which shows a mistake in fewer samples."""
     tokens_R = texts_SL[:, FIRST : FIRST + COUNT].flatten()
-    uniforms_R = uniforms(next_probs(prompt, texts_SL), tokens_R)
-    cells_SC = (uniforms_R * CELLS).long().clamp(max=CELLS - 1).view(-1, COUNT)
+    uniforms_SC = uniforms(next_probs(prompt, texts_SL), tokens_R).view(-1, COUNT)
+    cells_SC = (uniforms_SC * CELLS).long().clamp(max=CELLS - 1)
     place_S = (cells_SC * CELLS ** torch.arange(COUNT)).sum(-1)
-    alone_R = (uniforms_R * ALONE).long().clamp(max=ALONE - 1)
-    counts = torch.bincount(place_S, minlength=CELLS**COUNT), alone_R.bincount(minlength=ALONE)
-    return min(float(chisquare(one.numpy()).pvalue) for one in counts)
+    joint = chisquare(place_S.bincount(minlength=CELLS**COUNT).numpy()).pvalue
+    alone_SC = (uniforms_SC * ALONE).long().clamp(max=ALONE - 1)
+    counts = [alone_S.bincount(minlength=ALONE).numpy() for alone_S in alone_SC.unbind(1)]
+    total = sum(chisquare(one).statistic for one in counts)  # of independent tokens
+    return min(float(joint), float(chi2.sf(total, COUNT * (ALONE - 1))))
 
 
 def make(verify: str, shape: dict[str, Any]) -> LLM:
     spec = SpecConfig(algorithm="EAGLE3", adaptive=False, verify=verify, **shape)
     flags = {"max_running_requests": 256, "max_total_tokens": 16384}
-    return LLM("tiny", spec, dtype="float32", max_queued_requests=SAMPLES, **flags)
+    return LLM("tiny", spec, dtype="float32", max_queued_requests=4000, **flags)
 
 
-def draw(llm: LLM, prompt: list[int]) -> Tensor:
-    """int64 [SAMPLES, length]. Longer than what is looked at, so that drafts are not cut short."""
+def draw(llm: LLM, prompt: list[int], samples: int) -> Tensor:
+    """int64 [samples, length]. Longer than what is looked at, so that drafts are not cut short."""
     params = [
         SamplingParams(
             max_tokens=FIRST + COUNT + 1,
@@ -116,16 +119,18 @@ def draw(llm: LLM, prompt: list[int]) -> Tensor:
             seed=seed,
             ignore_eos=True,
         )
-        for seed in range(SAMPLES)
+        for seed in range(samples)
     ]
-    results = llm.generate([prompt] * SAMPLES, params, progress=False)
+    results = llm.generate([prompt] * samples, params, progress=False)
     return torch.tensor([one.token_ids for one in results])
 
 
-@pytest.mark.parametrize(("verify", "shape"), CASES, ids=[name for name, _ in CASES])
-def test_samples_follow_the_filtered_target(verify: str, shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("verify", "shape", "samples"), CASES, ids=[name for name, *_ in CASES])
+def test_samples_follow_the_filtered_target(
+    verify: str, shape: dict[str, Any], samples: int
+) -> None:
     llm = make(verify, shape)
     prompt = llm.tokenizer(PROMPT)["input_ids"]
-    assert p_value(draw(llm, prompt), prompt) > 5e-4
+    assert p_value(draw(llm, prompt, samples), prompt) > 5e-4
     totals = llm.engine.stats().spec
-    assert 0.5 * SAMPLES < totals.num_accepted_tokens < 0.9 * totals.num_draft_tokens
+    assert 0.5 * samples < totals.num_accepted_tokens < 0.9 * totals.num_draft_tokens

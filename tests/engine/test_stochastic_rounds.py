@@ -323,7 +323,8 @@ def test_kernels_decide_as_the_references_do(
     """In Triton's interpreter."""
     subject = subjects[name]
     given = subject.folder, subject.with_rule(rule)
-    host, llm, rounds = pair_of(*given, context_length=max(ROOMY, subject.context))
+    more = {"sizes": (1, 4), "context_length": max(ROOMY, subject.context)}
+    host, llm, rounds = pair_of(*given, **more)
     wanted = FEATURES["all"][0], GREEDY, subject.ends[3], FEATURES["grammars"][3]
     modules = [accept_block, accept_sibling, accept_target_only, accept_relaxed]
     modules += ON_TREES if subject.is_tree else ON_CHAINS

@@ -252,7 +252,7 @@ def test_a_retracted_request_that_outgrew_the_memory_ends_too() -> None:
     for _ in range(14):
         engine.step()
     assert req.seq_len == 24
-    engine.scheduler.exits.retract(req)
+    engine.scheduler.lifecycle.retract(req)
     req.output_ids.append(1)
     engine.run()
     assert req.finish_reason is not None

@@ -23,11 +23,16 @@ def flags(**more: Any) -> dict[str, Any]:
 
 
 def pair_of(
-    folder: Path, spec: SpecConfig | None, overlaps: bool = True, **more: Any
+    folder: Path,
+    spec: SpecConfig | None,
+    overlaps: bool = True,
+    sizes: Sequence[int] = (1, 2, 8),
+    **more: Any,
 ) -> tuple[LLM, LLM, RoundExecutor]:
-    """On a CPU, an engine of host rounds, one of device rounds, and these."""
+    """On a CPU, an engine of host rounds, one of device rounds, and these. sizes: requests of a
+    round."""
     host, llm = (make(folder, spec, **flags(**more)) for _ in range(2))
-    return host, llm, run_on_device(llm, overlaps, sizes=(1, 2, 8))
+    return host, llm, run_on_device(llm, overlaps, sizes)
 
 
 def pair_on_gpu(

@@ -82,7 +82,7 @@ class State:
         if pipeline:
             young = [req for req in young if not req.num_retractions]
         if (pipeline or step % _RETRACT_EVERY == 0) and young:
-            scheduler.exits.retract(young[-1])
+            scheduler.lifecycle.retract(young[-1])
 
 
 def _slots(config: EngineConfig) -> int:

@@ -9,7 +9,7 @@ from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.queues import RequestQueues
 
 
-class Exits:
+class RequestLifecycle:
     """Finish, abort and retraction: one release of the KV, then what differs."""
 
     def __init__(self, queues: RequestQueues, ledger: KVLedger) -> None:
