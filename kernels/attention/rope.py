@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from specengine.kernels.attention import rope_ref
-from specengine.kernels.dispatch import Backend, use_native, use_triton
+from specengine.kernels.custom_op import CustomOp
+from specengine.kernels.dispatch import Backend
 from specengine.kernels.native import ops as native
 
 
@@ -36,11 +39,34 @@ def rope_store_kv(
     float8_e4m3fn, to which values are rounded and clipped, the last dimension contiguous. Slots in
     loc are distinct, padding slot 0 excepted. Any device; Triton on CUDA.
     """
-    if use_triton(backend, q):
+    out: Tensor = _rope_store_kv(
+        q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc, backend=backend
+    )
+    return out
+
+
+class _RopeStoreKv(CustomOp):
+    torch = staticmethod(rope_ref.rope_store_kv)
+    native = staticmethod(native.rope_store_kv)
+
+    @staticmethod
+    def triton(*given: Any) -> Tensor:
         from specengine.kernels.attention import rope_triton
 
-        return rope_triton.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
-    is_native = k_cache.dtype == k.dtype and use_native(backend, q)
-    if cos_sin_cache is not None and is_native and native.side_by_side(q, k, v):
-        return native.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
-    return rope_ref.rope_store_kv(q, k, v, positions, cos_sin_cache, k_cache, v_cache, loc)
+        return rope_triton.rope_store_kv(*given)
+
+    @staticmethod
+    def takes_native(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin_cache: Tensor | None,
+        k_cache: Tensor,
+        *_: Tensor,
+    ) -> bool:
+        rotates = cos_sin_cache is not None and k_cache.dtype == k.dtype
+        return rotates and native.side_by_side(q, k, v)
+
+
+_rope_store_kv = _RopeStoreKv()

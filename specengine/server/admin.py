@@ -124,9 +124,10 @@ def add_admin(app: FastAPI, service: Service) -> None:
 def _add_sleep(app: FastAPI, service: Service) -> None:
     @app.post(SLEEP_PATHS[0])
     @app.post(SLEEP_PATHS[1], operation_id="sleep_by_another_name")
-    async def sleep(level: int = Query(default=1, ge=1, le=2)) -> Response:
+    async def sleep(request: Request, level: int = Query(default=1, ge=1, le=2)) -> Response:
         """Give the memory of weights and KV back. level: 1 keeps the weights, 2 reads them again at
         the end. Unfinished requests wait; new ones get a 503."""
+        await _refuse_fields(request, {"level"})
         num_bytes = await service.require().sleep(level)
         return json_response({"is_sleeping": True, "num_bytes": num_bytes})
 
@@ -134,11 +135,18 @@ def _add_sleep(app: FastAPI, service: Service) -> None:
     @app.post(WAKE_PATHS[1], operation_id="wake_up_by_another_name")
     async def wake_up(request: Request) -> Response:
         """Take the memory again, all of it."""
-        if request.query_params or await request.body() not in (b"", b"{}"):
-            raise RequestError("all memory is taken again together: give no parameters", "tags")
+        await _refuse_fields(request, set())
         await service.require().wake()
         return json_response({"is_sleeping": False})
 
     @app.get("/is_sleeping")
     async def is_sleeping() -> Response:
         return json_response({"is_sleeping": await service.require().is_sleeping()})
+
+
+async def _refuse_fields(request: Request, known: set[str]) -> None:
+    """Raises RequestError for a body, and for other parameters than the known ones."""
+    others = request.query_params.keys() - known
+    if others or await request.body() not in (b"", b"{}"):
+        name = min(others, default="body")
+        raise RequestError(f"{name}: all memory is given back, and taken again, together", name)

@@ -143,7 +143,9 @@ def test_sleep_and_wake(guarded: Any, sleep: str, wake: str) -> None:
     answer = http.post(sleep, params={"level": 2}, headers=key(ADMIN))
     assert (answer.json(), engine.level) == ({"is_sleeping": True, "num_bytes": 99}, 2)
     assert http.get("/is_sleeping", headers=key(ADMIN)).json() == {"is_sleeping": True}
-    assert http.post(wake, params={"tags": "weights"}, headers=key(ADMIN)).status_code == 400
+    for path in (sleep, wake):
+        for given in ({"params": {"tags": "weights"}}, {"json": {"tags": ["weights"]}}):
+            assert http.post(path, headers=key(ADMIN), **given).status_code == 400
     assert http.post(wake, headers=key(ADMIN)).json() == {"is_sleeping": False}
     assert http.get("/is_sleeping", headers=key(ADMIN)).json() == {"is_sleeping": False}
     assert http.post(sleep, headers=key(ADMIN)).status_code == 200

@@ -60,6 +60,7 @@ class CudaRegion(Region):
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # the allocator tells nothing before
         others = {one["segment_pool_id"] for one in _segments()} - self._pools
         with self._saver.region(tag=self._tag):
             yield
