@@ -108,7 +108,7 @@ def main() -> None:
         found = [json.loads(one.read_text()) for one in sorted(Path(folder).glob("rank*.json"))]
     if args.out is not None:
         args.out.write_text(json.dumps(found, indent=1))
-    print(found[0]["takes"], [one["same"] for one in found] if found else "nothing", flush=True)
+    print([(one["takes"], one["same"]) for one in found], flush=True)
 
 
 if __name__ == "__main__":

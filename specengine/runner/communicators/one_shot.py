@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _GROUP = "specengine"
 _ALIGNED = 16  # bytes that the kernel moves at once
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = (torch.bfloat16, torch.float32)  # that the kernel adds; float16 is NCCL's
 LARGEST = 512 << 10  # bytes; of more, NCCL's transfer is the faster one
 
 
@@ -41,13 +41,14 @@ class OneShotCommunicator(TorchCommunicator):
         """Waits until both ranks are there."""
         self._buffers: dict[torch.dtype, Tensor] = {}
         super().__init__(store, rank, size, device)
+        buffers: dict[torch.dtype, Tensor] = {}
+        works = False
         try:
             buffers = self._map(PrefixStore("symmetric", store), device)
-        except RuntimeError as error:
+            works = self._gives_nccl_s_sums(buffers, device)
+        except RuntimeError as error:  # of either, and on both ranks: they do the same
             logger.warning("all-reduces are NCCL's alone: %s", error)
-            buffers = {}
-        works = len(buffers) == len(_DTYPES) and self._gives_nccl_s_sums(buffers, device)
-        if self.greatest([int(not works)]) == [0]:  # on both ranks
+        if self.greatest([int(not works)]) == [0]:
             self._buffers = buffers
 
     @property
@@ -99,11 +100,14 @@ class OneShotCommunicator(TorchCommunicator):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _gives_nccl_s_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
+        """Both ranks make all sums, whatever one of them finds: else the other would wait."""
         makes = torch.Generator(device).manual_seed(self.rank)
+        others = []
         for dtype, place in buffers.items():
             x = torch.randn(4096, generator=makes, device=device).to(dtype)
             found = self._add_up(x, place)
             if not torch.equal(found, super().all_reduce(x.clone())):
-                logger.warning("all-reduces are NCCL's alone: other sums of %s", dtype)
-                return False
-        return True
+                others.append(dtype)
+        if others:
+            logger.warning("all-reduces are NCCL's alone: other sums of %s", others)
+        return not others
