@@ -12,9 +12,14 @@ _NEW = 0.25
 _MARGIN = 0.9
 # A prompt that nobody waits behind may take so many times what it takes alone.
 PROMPT_RATIO = 1.4
-# Seconds over which rounds are held to the ratio: a part of what answers take, so that short ones
-# keep to it, too; before any has ended, and at least and at most.
-_PART_OF_ANSWER, _UNSEEN_ANSWER, _LEAST, _MOST = 0.5, 4.0, 0.05, 4.0
+# Seconds over which rounds are held to the ratio: what answers take; before any has ended, and at
+# least and at most.
+_UNSEEN_ANSWER, _LEAST, _MOST = 2.0, 0.05, 4.0
+# Measurements of a share that do not count: the first ones allocate its memory, which waits for the
+# device. On an H100 they said ten times what later ones do.
+_FIRST = 2
+# Rounds after which what was measured of a share is forgotten, so that it is tried again.
+_KEPT = 1000
 # No call delays a round by more than so many rounds, whatever the time before allows.
 _MOST_DELAY = 3.0
 # By how much of a share rounds beside it become slower, where nothing was measured yet.
@@ -45,12 +50,24 @@ class SplitDecision:
 
 @dataclass
 class _Mean:
-    """Of measurements, the newer the heavier. None before the first."""
+    """Of measurements, the newer the heavier, without the first `skips`. None before. last: round
+    of the last one."""
 
     value: float | None = None
+    skips: int = 0
+    last: int = 0
 
-    def add(self, value: float) -> None:
+    def add(self, value: float, now: int = 0) -> None:
+        self.last = now
+        if self.skips:
+            self.skips -= 1
+            return
         self.value = value if self.value is None else self.value + _NEW * (value - self.value)
+
+    def forget_before(self, last: int) -> None:
+        """What is older than that. Nothing is skipped again."""
+        if self.last < last:
+            self.value = None
 
 
 @dataclass
@@ -60,7 +77,7 @@ class _Lately:
 
     taken: float = 0.0
     alone: float = 0.0
-    seconds: float = _PART_OF_ANSWER * _UNSEEN_ANSWER  # after which little of a round is left
+    seconds: float = _UNSEEN_ANSWER  # after which little of a round is left
 
     def add(self, taken: float, alone: float) -> None:
         kept = math.exp(-taken / self.seconds)
@@ -94,6 +111,7 @@ class SplitPrefillPolicy:
     _layers: dict[float | None, _Mean] = field(default_factory=dict)  # seconds a layer and token
     _answers: _Mean = field(default_factory=_Mean)  # seconds
     _lately: _Lately = field(default_factory=_Lately)
+    _num_rounds: int = 0
 
     def saw_round(
         self,
@@ -104,25 +122,31 @@ class SplitPrefillPolicy:
     ) -> None:
         """seconds: from a round's end to the next one's, but for the delay by what took turns with
         it. beside: what ran beside it all the same."""
+        self._num_rounds += 1
+        for mean in (*self._slowdowns.values(), *self._layers.values()):
+            mean.forget_before(self._num_rounds - _KEPT)
         if beside is None:
             self._rounds.setdefault(_bucket(batch_size), _Mean()).add(seconds)
         alone = self._alone(batch_size)
         if alone is None:
             return
         if beside is not None:
-            self._slowdowns.setdefault(beside.share, _Mean()).add(seconds / alone)
+            seen = self._slowdowns.setdefault(beside.share, _Mean(skips=_FIRST))
+            seen.add(seconds / alone, self._num_rounds)
         self._lately.add(seconds + delay, seconds if beside is None else alone)
 
     def saw_answer(self, seconds: float) -> None:
         """From a request's first token to its last."""
         self._answers.add(seconds)
         assert self._answers.value is not None
-        self._lately.seconds = min(max(_PART_OF_ANSWER * self._answers.value, _LEAST), _MOST)
+        self._lately.seconds = min(max(self._answers.value, _LEAST), _MOST)
 
     def saw_layers(self, call: SplitDecision, num_tokens: int, seconds: float) -> None:
         """How long a call took."""
         cost = seconds / (call.layers * num_tokens)
-        self._layers.setdefault(call.share, _Mean()).add(cost)
+        skips = 0 if call.share is None else _FIRST
+        seen = self._layers.setdefault(call.share, _Mean(skips=skips))
+        seen.add(cost, self._num_rounds)
 
     def decide(self, queue: PromptQueue, batch_size: int) -> SplitDecision:
         """batch_size: requests that run. With none, the prompt has the device to itself."""
@@ -141,13 +165,12 @@ class SplitPrefillPolicy:
     def slowdown(self, share: float) -> float:
         """Of rounds beside prompts on that share, as measured; else as at the nearest one that was,
         in proportion."""
-        seen = {one: mean.value for one, mean in self._slowdowns.items() if one is not None}
+        found = ((one, mean.value) for one, mean in self._slowdowns.items())
+        seen = {one: value for one, value in found if one is not None and value is not None}
         if not seen:
             return 1.0 + _UNSEEN_SLOWDOWN * share * (self.tpot_ratio - 1.0)
         nearest = min(seen, key=lambda one: abs(one - share))
-        value = seen[nearest]
-        assert value is not None
-        return 1.0 + max(0.0, value - 1.0) * share / nearest
+        return 1.0 + max(0.0, seen[nearest] - 1.0) * share / nearest
 
     def _take_turns(self, queue: PromptQueue, batch_size: int) -> SplitDecision:
         """A call delays each round by what it takes."""
