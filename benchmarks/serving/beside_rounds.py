@@ -248,7 +248,7 @@ def run_way(name: str, config: EngineConfig, loaded: Any, args: argparse.Namespa
 
 
 TOPIC, TABLE = "long-prompts", "beside-rounds"
-TITLE = "Long prompts beside streams that decode with drafts"
+TITLE = "Split prompts beside streams that decode with drafts"
 NOTES = """Milliseconds. TPOT: of a request, from its first token to its last; a gap: between two
 outputs of a request. Alone: the same engine without the other kind of request."""
 
