@@ -28,6 +28,7 @@ from specengine.core.registry import (
 )
 from specengine.core.section import Section
 from specengine.core.split_config import SplitConfig
+from specengine.core.together import check_together
 from specengine.core.trace_config import TraceConfig
 
 
@@ -275,3 +276,6 @@ class EngineConfig:
     trace: TraceConfig = field(default_factory=TraceConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     limits: LimitConfig = field(default_factory=LimitConfig)
+
+    def __post_init__(self) -> None:
+        check_together(self)

@@ -62,6 +62,14 @@ class GraphConfig(Section):
             "piecewise_splitting_ops",
             f"known: {', '.join(SPLITTING_OPS)}",
         )
+        plain = GraphConfig.options()
+        for name in ("piecewise_cuda_graph_tokens", "piecewise_compiler", "piecewise_splitting_ops"):
+            is_given = getattr(self, name) != plain[name].default
+            self._require(
+                self.has_pieces or not is_given,
+                name,
+                "does nothing without --cuda-graph-mode piecewise or full-and-piecewise",
+            )
 
     @property
     def has_pieces(self) -> bool:

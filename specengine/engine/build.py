@@ -52,6 +52,7 @@ from specengine.engine.sleep import make_sleeper
 from specengine.engine.spec_options import check_sizes, draft_slots
 from specengine.engine.split_build import (
     add_split_prefills,
+    check_has_rounds,
     check_split,
     join_pipeline,
     use_lanes,
@@ -100,6 +101,7 @@ def load(
         model_class_of(source, find_model_class)
         check_quantization(source, config.model.quantization)
         config = resolve(config, source.context_length, _checkpoint_dtype(source))
+        check_has_rounds(config, source)
     with phases.phase("load tokenizer"):
         tokenizer = load_tokenizer(source, config.model.chat_template)
     device = torch.device(config.model.device)
@@ -214,7 +216,10 @@ def _capture(
         logger.info("compiled %d more kernels while capturing", compiled.kernels)
     if config.graph.cuda_graph_profile is not None:
         with phases.phase("profile graphs"):
-            profile_graphs(runner, engine.device_rounds, config.graph.cuda_graph_profile)
+            writes = parts.link.communicator.rank == 0
+            profile_graphs(
+                runner, engine.device_rounds, config.graph.cuda_graph_profile, writes
+            )
 
 
 def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -> Scheduler:

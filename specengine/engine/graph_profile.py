@@ -36,16 +36,21 @@ class KernelRow:
 
 
 @torch.inference_mode()
-def profile_graphs(runner: ModelRunner, rounds: RoundExecutor | None, place: str) -> None:
-    """Replay every graph that was captured at start, and write a table each: to the file `place`,
-    or "log". Right after the captures: later their inputs name requests, or are those of
-    another graph. Raises ConfigError where the file cannot be written."""
+def profile_graphs(
+    runner: ModelRunner, rounds: RoundExecutor | None, place: str, writes: bool = True
+) -> None:
+    """Replay every graph of a whole forward or round that was captured at start, and write a table
+    each: to the file `place`, or "log". Right after the captures: later their inputs name requests,
+    or are those of another graph. writes: whether this rank does; all ranks replay alike. Raises
+    ConfigError where the file cannot be written."""
     if rounds is not None:
         rounds.clear_rows()
     tables = [
         table_of(f"{kind} {key}", kernel_rows(graph, runner.platform))
         for kind, key, graph in captured_graphs(runner, rounds)
     ]
+    if not writes:
+        return
     if place == "log":
         for table in tables:
             logger.info("%s", table)

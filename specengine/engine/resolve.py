@@ -56,6 +56,7 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         dtype = _auto_dtype(on_gpu, config.model.quantization, model_dtype)
     rows = config.schedule.max_running_requests or (256 if on_gpu else 32)
     chunk = config.schedule.chunked_prefill_size or (8192 if on_gpu else 512)
+    _check_split_sizes(config.split.pdmux_min_tokens, chunk)
     # The torch backend chooses its operators by lengths that the host knows: a graph cannot.
     backend = config.model.decode_attention_backend or config.model.attention_backend
     chosen = platform.attention_backend if backend == "auto" else backend
@@ -63,8 +64,9 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
     sizes = _graph_sizes(config.graph, rows, platform.has_graphs and reads_lengths)
     if sizes is None and config.graph.cuda_graph_profile is not None:
         raise ConfigError(
-            "--cuda-graph-profile shows captured graphs, and there are none "
-            f"(device {device.type}, attention backend {chosen}): leave it out"
+            "--cuda-graph-profile shows graphs of whole forwards, and there are none "
+            f"(device {device.type}, attention backend {chosen}, --cuda-graph-mode "
+            f"{config.graph.cuda_graph_mode}): leave it out"
         )
     fraction = config.memory.mem_fraction_static or (0.88 if on_gpu else 0.25)
     return replace(
@@ -75,6 +77,14 @@ def resolve(config: EngineConfig, model_context: int, model_dtype: str | None) -
         graph=_resolve_graphs(config.graph, sizes, chunk, context),
         spec=resolve_spec(config.spec),
     )
+
+
+def _check_split_sizes(least: int | None, chunk: int) -> None:
+    if least is not None and 0 < chunk < least:
+        raise ConfigError(
+            f"--pdmux-min-tokens {least}: no forward has more prompt tokens than "
+            f"--chunked-prefill-size {chunk}, so that none would be split; lower the first"
+        )
 
 
 def _check_quantization(config: EngineConfig, on_gpu: bool) -> None:
@@ -102,15 +112,17 @@ def _resolve_graphs(
     mode, tokens = graph.cuda_graph_mode, graph.piecewise_cuda_graph_tokens
     if sizes is None:
         mode = "piecewise" if graph.has_pieces else "none"
-    if graph.has_pieces and tokens is None:
-        tokens = piecewise_sizes(context if chunk == -1 else chunk)
+    ops = graph.piecewise_splitting_ops
+    if graph.has_pieces:
+        ops = ops or DEFAULT_SPLITTING_OPS
+        tokens = tokens or piecewise_sizes(context if chunk == -1 else chunk)
     return replace(
         graph,
         disable_cuda_graph=sizes is None,
         cuda_graph_bs=sizes,
         cuda_graph_mode=mode,
         piecewise_cuda_graph_tokens=tokens,
-        piecewise_splitting_ops=graph.piecewise_splitting_ops or DEFAULT_SPLITTING_OPS,
+        piecewise_splitting_ops=ops,
     )
 
 

@@ -87,21 +87,10 @@ def share_rounds(sharers: ExpertSharers | None, rounds: RoundExecutor) -> None:
 
 
 def check_sharers(config: EngineConfig, sharers: ExpertSharers | None) -> None:
-    """Raises ConfigError for what engines that share experts do not do, and where a configuration
-    asks for several engines and this is to be the only one."""
-    parallel = config.parallel
-    if sharers is None:
-        if parallel.dp_size > 1:
-            raise ConfigError("--dp-size is for `serve`; leave it out")
-        return
-    refused = {
-        "--disable-cuda-graph-padding": config.graph.disable_cuda_graph_padding,
-        "--cuda-graph-mode": config.graph.has_pieces,
-        "--speculative-cost-table": config.spec.cost_table is not None,
-    }
-    for flag, is_given in refused.items():
-        if is_given:
-            raise ConfigError(f"{flag} does not go with --enable-dp-attention: leave one out")
+    """Raises ConfigError where a configuration asks for several engines and this is to be the only
+    one."""
+    if sharers is None and config.parallel.dp_size > 1:
+        raise ConfigError("--dp-size is for `serve`; leave it out")
 
 
 def share_experts(

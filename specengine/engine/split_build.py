@@ -23,6 +23,7 @@ from specengine.layers.decoder import DecoderLayer
 from specengine.runner.attention import make_attention_backends
 from specengine.runner.green_contexts import NoGreenContexts, make_sm_parts
 from specengine.runner.loader.loaded_model import LoadedModel
+from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.split_streams import BesideRounds, SplitStreams, Turns
 from specengine.scheduler.split_policy import SplitPrefillPolicy
 from specengine.scheduler.split_prompts import SplitPrompts
@@ -33,21 +34,18 @@ MIN_TOKENS_GPU, MIN_TOKENS_CPU = 512, 64
 NOT_WANTED = "--pdmux-sm-shares none"  # a reason, which is counted
 
 
+def check_has_rounds(config: EngineConfig, source: ModelSource) -> None:
+    """Raises ConfigError where --enable-pdmux would find no rounds."""
+    if config.split.enable_pdmux and source.pooling is not None:
+        raise ConfigError("--enable-pdmux: an embedding model has no rounds; leave it out")
+
+
 def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBackend) -> None:
-    """backend: of the target. Raises ConfigError where --enable-pdmux cannot be served."""
+    """backend: of the target. Raises ConfigError where --enable-pdmux cannot be served by these; by
+    other options, see core/together.py and engine/resolve.py."""
     if not config.split.enable_pdmux:
         return
-    refusals = {
-        "--tp-size": config.parallel.tp_size > 1,
-        "--enable-dp-attention": loaded.sharers is not None,
-        "--enable-mixed-chunk": config.schedule.enable_mixed_chunk,
-    }
-    for flag, is_given in refusals.items():
-        if is_given:
-            raise ConfigError(f"--enable-pdmux does not go with {flag}; leave one of the two out")
-    _check_sizes(config)
-    if loaded.source.pooling is not None:
-        raise ConfigError("--enable-pdmux: an embedding model has no rounds; leave it out")
+    check_has_rounds(config, loaded.source)
     if backend.for_mode(ForwardMode.SPLIT_PREFILL).limits.plans_on_host:
         raise ConfigError(
             f"--enable-pdmux: attention backend {backend.name} keeps one plan at a time, and "
@@ -55,16 +53,6 @@ def check_split(config: EngineConfig, loaded: LoadedModel, backend: AttentionBac
         )
     if (reason := _why_not(loaded.model)) is not None:
         raise ConfigError(f"--enable-pdmux: split prefill does not compute {reason}; leave it out")
-
-
-def _check_sizes(config: EngineConfig) -> None:
-    """config: resolved."""
-    least, chunk = config.split.pdmux_min_tokens, config.schedule.chunked_prefill_size
-    if least is not None and chunk is not None and 0 < chunk < least:
-        raise ConfigError(
-            f"--pdmux-min-tokens {least}: no forward has more prompt tokens than "
-            f"--chunked-prefill-size {chunk}, so that none would be split; lower the first"
-        )
 
 
 def _why_not(model: object) -> str | None:

@@ -209,12 +209,20 @@ class ModelRunner:
         if not skip_attn_backend_init:
             self.attn_backend.init_forward_metadata(batch)
         self.check_plan(batch)
-        pieces = None if self.hooks.is_used else self.pieces
-        hidden = None if pieces is None else pieces.run(batch)
+        hidden = self._hidden_in_pieces(batch)
         if hidden is None:
             self.num_eager += 1
             hidden = self._hidden_eager(batch)
         return self.logits(hidden, batch)
+
+    def _hidden_in_pieces(self, batch: ForwardBatch) -> Tensor | None:
+        """None where there are no pieces, or they do not serve the batch, which is counted then."""
+        if self.pieces is None:
+            return None
+        if self.hooks.is_used:
+            self.pieces.cache.count_fallback(fallbacks.HOOKED)
+            return None
+        return self.pieces.run(batch)
 
     def _hidden_eager(self, batch: ForwardBatch) -> Tensor:
         if batch.forward_mode.is_split_prefill():

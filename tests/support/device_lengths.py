@@ -30,5 +30,6 @@ class DeviceLengths(TritonAttentionBackend):
             layer.scale,
             layer.sliding_window,
             layer.softcap,
+            layer.sinks,
             chunk=layer.attention_chunk,
         )

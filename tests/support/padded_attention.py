@@ -72,9 +72,10 @@ def padded_attention(
         beside = sinks.float().view(1, *scores.shape[1:3], 1, 1).expand(*scores.shape[:4], 1)
         scores = torch.cat((scores, beside), -1)
     weights = scores.softmax(-1)[..., :num_keys]
-    heads_BHGND = (weights.flatten(2, 3) @ v_BHKD).view(q_BHGND.shape)
-    found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(-1, num_queries, heads, size)
-    out = torch.empty(total + 1, heads, size, dtype=q.dtype, device=q.device)
+    width = v_cache.shape[-1]  # of latent attention less than that of keys
+    heads_BHGND = (weights.flatten(2, 3) @ v_BHKD).view(*q_BHGND.shape[:4], width)
+    found = heads_BHGND.permute(0, 3, 1, 2, 4).reshape(-1, num_queries, heads, width)
+    out = torch.empty(total + 1, heads, width, dtype=q.dtype, device=q.device)
     out[rows_BN.where(queries_N < counts_B[:, None], total)] = found.to(q.dtype)
     return out[:total]
 

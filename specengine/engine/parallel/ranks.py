@@ -21,7 +21,6 @@ from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, EngineStoppedError
 from specengine.core.parallel import FAILED_EXIT, Link, NoLink
 from specengine.core.platform import platform_of
-from specengine.core.registry import LOAD_QUANTIZATIONS
 from specengine.engine.parallel.ring import Ring
 from specengine.engine.phases import Phases
 from specengine.engine.resolve import resolve_device
@@ -35,8 +34,8 @@ _TO_END = 5.0  # seconds that a rank has to end by itself
 
 
 def start_ranks(config: EngineConfig, phases: Phases) -> Link:
-    """Those beside this process, which is rank 0; NoLink for --tp-size 1. Raises ConfigError for
-    what several ranks cannot do, EngineStoppedError where one does not come up."""
+    """Those beside this process, which is rank 0; NoLink for --tp-size 1. Raises ConfigError
+    for want of devices, EngineStoppedError where one does not come up."""
     size, device = config.parallel.tp_size, resolve_device(config.model.device)
     if size == 1:
         return NoLink()
@@ -72,23 +71,13 @@ def start_ranks(config: EngineConfig, phases: Phases) -> Link:
 
 
 def check_ranks(config: EngineConfig, device: torch.device) -> None:
-    """Raises ConfigError for what would not be the same on all ranks, or is not split yet."""
-    size, spec = config.parallel.tp_size, config.spec
-    quantization = config.model.quantization
-    platform = platform_of(device)
+    """Raises ConfigError where there are too few devices for a rank each."""
+    size, platform = config.parallel.tp_size, platform_of(device)
     if platform.is_accelerator and size > platform.num_devices():
         raise ConfigError(
             f"--tp-size {size}: PyTorch sees {platform.num_devices()} {device.type.upper()} "
             "devices, and each rank needs one"
         )
-    refused = {
-        "--trace": config.trace.trace is not None,
-        f"--quantization {quantization}": quantization not in (None, *LOAD_QUANTIZATIONS),
-        "--speculative-cost-table": spec.cost_table is not None,
-    }
-    for flag, is_given in refused.items():
-        if is_given:
-            raise ConfigError(f"{flag} does not go together with --tp-size {size}: leave one out")
 
 
 class Ranks:
