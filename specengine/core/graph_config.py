@@ -63,7 +63,11 @@ class GraphConfig(Section):
             f"known: {', '.join(SPLITTING_OPS)}",
         )
         plain = GraphConfig.options()
-        for name in ("piecewise_cuda_graph_tokens", "piecewise_compiler", "piecewise_splitting_ops"):
+        for name in (
+            "piecewise_cuda_graph_tokens",
+            "piecewise_compiler",
+            "piecewise_splitting_ops",
+        ):
             is_given = getattr(self, name) != plain[name].default
             self._require(
                 self.has_pieces or not is_given,

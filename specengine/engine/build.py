@@ -217,9 +217,7 @@ def _capture(
     if config.graph.cuda_graph_profile is not None:
         with phases.phase("profile graphs"):
             writes = parts.link.communicator.rank == 0
-            profile_graphs(
-                runner, engine.device_rounds, config.graph.cuda_graph_profile, writes
-            )
+            profile_graphs(runner, engine.device_rounds, config.graph.cuda_graph_profile, writes)
 
 
 def _make_scheduler(config: EngineConfig, loaded: LoadedModel, memory: Memory) -> Scheduler:

@@ -47,7 +47,7 @@ class TracedContext:
     batch: of the forward that runs; None between two, and while graphs are captured.
     """
 
-    modules: Sequence[nn.Module]
+    modules: Sequence[Numbered]
     communicator: Communicator = field(default_factory=lambda: NoLink.communicator)
     batch: ForwardBatch | None = None
 
@@ -84,6 +84,12 @@ class Numbered(nn.Module):
     def number(self) -> int:
         assert self._number is not None, "TracedContext.of comes before a trace"
         return self._number
+
+    def run_module(self, x: Tensor) -> Tensor:
+        """What `run_module` stands for in a trace. A module that calls it amid its own `forward`
+        overrides this: what follows there is in the trace already."""
+        found: Tensor = self(x)
+        return found
 
 
 @dataclass(frozen=True)
@@ -156,9 +162,7 @@ def sum_over(ranks: Communicator, x: Tensor) -> Tensor:
 
 
 def _run_module(x: Tensor, number: int, width: int) -> Tensor:
-    module = _context.get().modules[number]
-    found: Tensor = module(x)
-    return found
+    return _context.get().modules[number].run_module(x)
 
 
 _module = opaque(
@@ -169,7 +173,7 @@ _module = opaque(
 
 
 def run_module(module: Numbered, x: Tensor, width: int) -> Tensor:
-    """Into a trace: `module(x)`, [T, in] -> [T, width] of x's dtype, row by row. For modules that
+    """Into a trace: `module.run_module(x)`, [T, in] -> [T, width] of x's dtype, row by row. For modules that
     multiply packed or quantised weights, or choose among weights."""
     out: Tensor = _module(x, module.number, width)
     return out
