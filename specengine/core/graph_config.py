@@ -63,11 +63,7 @@ class GraphConfig(Section):
             f"known: {', '.join(SPLITTING_OPS)}",
         )
         plain = GraphConfig.options()
-        for name in (
-            "piecewise_cuda_graph_tokens",
-            "piecewise_compiler",
-            "piecewise_splitting_ops",
-        ):
+        for name in (one for one in plain if one.startswith("piecewise_")):
             is_given = getattr(self, name) != plain[name].default
             self._require(
                 self.has_pieces or not is_given,

@@ -111,9 +111,9 @@ class LatentAttention(ProjectedAttention, split_ops.Numbered):
         self, positions: Tensor, q: Tensor, compressed: Tensor, batch: ForwardBatch
     ) -> Tensor:
         """Queries of all heads, c and r -> [T, num_heads * value_dim]."""
+        if not len(q):  # an idle rank
+            return q.new_empty(0, self.num_heads * self.latent.value_dim)
         heads = q.reshape(len(q), self.num_heads, -1)
-        if not len(heads):
-            return heads.new_empty(0, self.num_heads * self.latent.value_dim)
         plan = batch.attn_plan
         if plan is not None and plan.expansion is not None:
             return self._expanded(positions, heads, compressed, plan.expansion, batch)

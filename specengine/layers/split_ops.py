@@ -173,7 +173,7 @@ _module = opaque(
 
 
 def run_module(module: Numbered, x: Tensor, width: int) -> Tensor:
-    """Into a trace: `module.run_module(x)`, [T, in] -> [T, width] of x's dtype, row by row. For modules that
-    multiply packed or quantised weights, or choose among weights."""
+    """Into a trace: `module.run_module(x)`, [T, in] -> [T, width] of x's dtype, row by row. For
+    modules that multiply packed or quantised weights, or choose among weights."""
     out: Tensor = _module(x, module.number, width)
     return out

@@ -192,7 +192,9 @@ def test_ranks_ask_for_rounds_of_different_depth(deeper: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["mixtral", "qwen2moe", "glm4moe", "gptoss", "qwen3next"])
+@pytest.mark.parametrize(
+    "family", ["mixtral", "qwen2moe", "glm4moe", "gptoss", "qwen3next", "deepseekv3"]
+)
 def test_families_share_experts(family: str, small_models: Any) -> None:
     folder = small_models[family]
     expected = alone(folder, NGRAM)

@@ -1,0 +1,262 @@
+"""Options in pairs: each pair is refused by name before anything is loaded, or says what an engine
+without any option says, whatever comes, goes and changes meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specengine import LLM, GrammarSpec, SamplingParams, SpecConfig
+from specengine.core.config_sources import config_from_flags
+from specengine.core.errors import ConfigError
+from specengine.core.together import GIVEN, REFUSED
+from specengine.engine.outputs import RequestOutput
+from specengine.layers.quantization import linears
+from specengine.runner.fallbacks import HOOKED
+from tests.conftest import save_tokenizer
+from tests.support.device_rounds import run_on_device
+from tests.support.families import save_small_model
+from tests.support.quantised import FORMATS, quantise_model
+
+Said = dict[tuple[str, int], list[int]]
+
+BASE: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_total_tokens": 2048}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "pdmux": {"enable_pdmux": True, "pdmux_min_tokens": 24, "pdmux_layers": 1},
+    "pieces": {"cuda_graph_mode": "piecewise", "piecewise_cuda_graph_tokens": (8, 32, 96, 256)},
+    "mixed": {"chunked_prefill_size": 16, "enable_mixed_chunk": True},
+    "chunks": {"chunked_prefill_size": 32},
+    "short of memory": {"max_total_tokens": 200},
+    "sleep": {"enable_sleep_mode": True},
+    "update": {},
+    "hooks": {},
+    "rounds on the device": {},
+    "drafts": {},
+}
+NGRAM = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=4, ngram_min_match=1)
+
+# By family. Each pair of options that may go together is in one row at least.
+ROWS: list[tuple[str, str]] = [
+    ("llama", "pdmux, pieces, sleep, update, drafts"),
+    ("llama", "mixed, pieces, hooks, sleep, short of memory"),
+    ("qwen3next", "pdmux, pieces, chunks, sleep"),
+    ("qwen3next", "pdmux, rounds on the device, sleep, update"),
+    ("qwen3next", "mixed, hooks, update, drafts"),
+    ("deepseekv3", "pdmux, pieces, chunks, short of memory"),
+    ("deepseekv3", "mixed, rounds on the device, sleep, update, drafts"),
+    ("deepseekv3", "chunks, hooks, sleep, update"),
+    ("gptoss", "pdmux, rounds on the device, chunks, drafts"),
+    ("llama4", "mixed, pieces, rounds on the device"),
+    ("llama4", "pdmux, sleep, short of memory"),
+    ("packed experts", "pdmux, pieces, sleep, drafts"),
+    ("packed experts", "mixed, rounds on the device, update"),
+    ("packed experts", "chunks, hooks, sleep"),
+]
+LOOSE = {"rounds on the device": "hooks", "short of memory": "update"}
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return torch.randint(2, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+FORM = GrammarSpec.regex("(ab|cd|[xyz]){4,8}")
+PREFIX = prompt(9, 70)  # of two prompts, found in the cache by one of them
+ABORTED = "x"
+ARRIVALS: dict[int, list[tuple[str, list[int], SamplingParams]]] = {
+    0: [("a", prompt(1, 7), GREEDY), ("b", prompt(2, 11), replace(GREEDY, n=2))],
+    2: [
+        ("c", PREFIX + prompt(3, 10), GREEDY),
+        ("g", prompt(4, 45), replace(GREEDY, ignore_eos=False, grammar=FORM)),
+    ],
+    3: [("p", prompt(5, 50), replace(GREEDY, priority=-5)), ("f", prompt(6, 5), GREEDY)],
+    5: [
+        ("n", PREFIX + prompt(7, 10), replace(GREEDY, n=2)),
+        (ABORTED, prompt(8, 60), GREEDY),
+    ],
+}
+
+
+def play(llm: LLM, amid: Callable[[int], list[RequestOutput]] = lambda step: []) -> Said:
+    """What each choice says. amid: before a step; may step as well, and gives what came of it."""
+    found, step, engine = Said(), 0, llm.engine
+    while engine.has_work or step <= max(ARRIVALS):
+        for rid, ids, sampling in ARRIVALS.get(step, []):
+            engine.add_request(rid, ids, sampling)
+        if step == 7:
+            engine.abort(ABORTED)
+        outputs = [*amid(step), *engine.step()]
+        found |= {(one.rid, one.index): one.token_ids for one in outputs if one.finish_reason}
+        engine.scheduler.check_invariant()
+        step += 1
+    found.pop((ABORTED, 0), None)
+    return found
+
+
+class Pairs:
+    """An engine with several options, while requests come and go."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.names = names
+        flags = BASE | {key: value for name in names for key, value in OPTIONS[name].items()}
+        self.llm = LLM(str(folder), NGRAM if "drafts" in names else None, **flags)
+        if "rounds on the device" in names:
+            run_on_device(self.llm, sizes=(1, 2, 4, 8, 16))
+        self.seen: list[str] = []
+        if "hooks" in names:
+            self.llm.add_layer_hook("layers.*", lambda one: self.seen.append(one.layer))
+
+    def say(self, other: Path | None = None) -> Said:
+        """other: weights that take the place of the first amid requests, for two steps."""
+        return play(self.llm, lambda step: self._between(step, other))
+
+    def _between(self, step: int, other: Path | None) -> list[RequestOutput]:
+        if "sleep" in self.names and step in (4, 9):
+            self.llm.sleep(1 if step == 4 else 2)
+            outputs = self.llm.engine.step()  # of rounds that were in flight
+            assert not self.llm.engine.has_work
+            self.llm.wake()
+            return outputs
+        if other is not None and step == 6:
+            self.llm.update_weights(str(other))
+        return []
+
+    def check_use(self) -> None:
+        """Each option was really used."""
+        names, stats = self.names, self.llm.engine.stats()
+        if "pdmux" in names:
+            assert stats.split is not None
+            assert self.llm.engine.split is not None
+            assert self.llm.engine.split.counters["calls"] > 5
+        if "rounds on the device" in names:
+            assert self.llm.engine.device_rounds is not None
+            assert self.llm.engine.device_rounds.counters["replays"] > 5
+        if "pieces" in names:
+            pieces = stats.graphs["piecewise"]
+            used = pieces.fallbacks.get(HOOKED, 0) if "hooks" in names else pieces.replays
+            assert used > 2
+        assert bool(self.seen) == ("hooks" in names)
+
+
+@pytest.fixture(scope="module")
+def folders(
+    small_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, Path]]:
+    """Of a family, and other weights of the same form."""
+    made = dict[str, tuple[Path, Path]]()
+    place = tmp_path_factory.mktemp("pairs")
+
+    def folders_of(family: str) -> tuple[Path, Path]:
+        if family in made:
+            return made[family]
+        one, other = place / family / "one", place / family / "other"
+        if family == "packed experts":
+            sizes = {"moe_intermediate_size": 64, "intermediate_size": 128}
+            for seed, folder in enumerate((one, other)):
+                save_small_model("qwen3moe", folder / "source", seed, **sizes)
+                save_tokenizer(folder / "source")
+                form = FORMATS["compressed w4a16"]
+                quantise_model(folder / "source", folder / "made", form)
+            made[family] = (one / "made" / "quantised", other / "made" / "quantised")
+        else:
+            save_small_model(family, other, 77)
+            save_tokenizer(other)
+            made[family] = (small_models[family], other)
+        return made[family]
+
+    return folders_of
+
+
+@pytest.fixture(scope="module")
+def plain() -> Callable[[Path], Said]:
+    """What an engine without options says."""
+    known = dict[Path, Said]()
+
+    def said(folder: Path) -> Said:
+        if folder not in known:
+            known[folder] = Pairs(folder, []).say()
+        return known[folder]
+
+    return said
+
+
+@pytest.mark.parametrize(("family", "options"), ROWS)
+def test_options_together_change_no_token(
+    family: str,
+    options: str,
+    folders: Callable[[str], tuple[Path, Path]],
+    plain: Callable[[Path], Said],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After other weights came amid requests, the engine says what a new one of those says."""
+    if family == "packed experts":
+        monkeypatch.setattr(linears, "wants_dense", lambda device: False)
+    folder, other = folders(family)
+    pairs = Pairs(folder, options.split(", "))
+    assert pairs.say() == plain(folder)
+    if "update" in pairs.names:
+        pairs.say(other)
+        assert pairs.say() == plain(other) != plain(folder)
+    pairs.check_use()
+
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "--tp-size": {"tp_size": 2},
+    "--dp-size": {"dp_size": 2},
+    "--enable-dp-attention": {"dp_size": 2, "enable_dp_attention": True},
+    "--enable-pdmux": {"enable_pdmux": True},
+    "--enable-mixed-chunk": {"enable_mixed_chunk": True},
+    "--enable-sleep-mode": {"enable_sleep_mode": True},
+    "--cuda-graph-mode with pieces": {"cuda_graph_mode": "full-and-piecewise"},
+    "--cuda-graph-profile": {"cuda_graph_profile": "log"},
+    "--cuda-graph-profile FILE": {"cuda_graph_profile": "graphs.md"},
+    "--disable-cuda-graph-padding": {"disable_cuda_graph_padding": True},
+    "--speculative-cost-table": {"speculative_cost_table": "costs.json"},
+    "--trace": {"trace": "x.trace"},
+    "--quantization for a CPU": {"quantization": "int8"},
+}
+
+
+@pytest.mark.parametrize("pair", REFUSED, ids=" x ".join)
+def test_pair_is_refused_where_flags_are_read(pair: tuple[str, str]) -> None:
+    one, other = (FLAGS[name] for name in pair)
+    for alone in (one, other):
+        config_from_flags(alone)
+    with pytest.raises(ConfigError, match=f"{pair[0]} does not go together with {pair[1]}"):
+        config_from_flags({**one, **other})
+
+
+def test_all_that_is_not_refused_is_in_a_row_together() -> None:
+    """Of OPTIONS, but for those that have other tests."""
+    flags = dict(zip(OPTIONS, OPTIONS, strict=True)) | {
+        "pdmux": "--enable-pdmux",
+        "mixed": "--enable-mixed-chunk",
+        "sleep": "--enable-sleep-mode",
+        "pieces": "--cuda-graph-mode with pieces",
+    }
+    assert FLAGS.keys() == GIVEN.keys()
+    rows = [set(options.split(", ")) for _, options in ROWS]
+    refused = {frozenset(pair) for pair in REFUSED}
+    refused |= {
+        frozenset({"--enable-pdmux", "hooks"}),
+        frozenset({"--enable-mixed-chunk", "chunks"}),
+    }
+    missing = [
+        (one, other)
+        for one in OPTIONS
+        for other in OPTIONS
+        if one < other
+        and frozenset({flags[one], flags[other]}) not in refused
+        and not any({one, other} <= row for row in rows)
+    ]
+    assert missing == []
+
+
+def test_hooks_and_split_prompts_are_refused_together(small_models: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="--enable-pdmux"):
+        Pairs(small_models["llama"], ["pdmux"]).llm.add_layer_hook("layers.*", print)
