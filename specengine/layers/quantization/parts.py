@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specengine.core.errors import ConfigError
-from specengine.core.parallel import Cut, communicator
+from specengine.core.parallel import Cut
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight, join_mxfp4
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight, join_fp8, join_int
 from specengine.layers.quantization.method import LayerTensors, QuantisedWeight, Quantization
@@ -36,9 +36,9 @@ def own_part(whole: Part, cut: Cut | None, name: str) -> Part:
     found = whole.narrow(cut.dim, cut.start, cut.size)
     if found is None:
         raise ConfigError(
-            f"--tp-size {communicator().size}: inputs {cut.start} to {cut.stop} of {name} begin or "
-            "end amid a group that has one scale, or stand in another order; take fewer ranks, or "
-            "the model in floating point"
+            f"--tp-size, or --dp-size with shared experts: inputs {cut.start} to {cut.stop} of "
+            f"{name} begin or end amid a group that has one scale, or stand in another order; take "
+            "fewer ranks, or the model in floating point"
         )
     return found
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from specengine import SamplingParams, SpecConfig
+from specengine.core.errors import ConfigError
 from specengine.core.grammar import GrammarSpec
 from specengine.engine.loop import Engine
 from specengine.engine.parallel.lead import LeadEngine
-from tests.support.ranks import Group, same_on_all
+from tests.support.ranks import Group, same_on_all, told
 
 TEXTS = ["Once upon a time there was a", "The red fox and the red", "One day, Lily went to"]
 GREEDY = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)
@@ -124,6 +125,22 @@ def test_grammars_logprobs_and_penalties_are_the_same_on_two_ranks(two: Group) -
         pairs = zip(one.completions[0].logprobs, several.completions[0].logprobs, strict=True)
         for expected, found in pairs:
             assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
+
+
+def test_forwards_in_pieces_and_mixed_batches_are_the_same_on_two_ranks(two: Group) -> None:
+    """Packed products are summed over ranks once."""
+    flags: dict[str, Any] = {"chunked_prefill_size": 8, "enable_mixed_chunk": True}
+    whole, _ = two.pair(None, **flags)
+    expected = told(whole.generate(prompts(two), GREEDY))
+    flags |= {"cuda_graph_mode": "piecewise", "piecewise_cuda_graph_tokens": (8, 64)}
+    pair = two.pair(None, **flags)
+    assert same_on_all(pair, prompts(two), GREEDY) == expected
+    for llm in pair:
+        assert llm.engine.stats().graphs["piecewise"].replays > 5
+    with pytest.raises(ConfigError, match="hooks"):
+        pair[1].add_layer_hook("layers.*", print)
+    with pytest.raises(ConfigError, match="--tp-size 1"):
+        pair[1].sleep()
 
 
 def test_prefixes_are_cached_and_aborted_requests_freed_on_two_ranks(two: Group) -> None:

@@ -145,14 +145,7 @@ def test_closed_engine_ends_its_ranks_and_cannot_go_on(engine: LeadEngine) -> No
 
 
 def test_what_ranks_cannot_share_is_refused_by_name() -> None:
-    refused = {"trace": "x.trace", "speculative_cost_table": "costs.json", "quantization": "int8"}
-    for key, value in refused.items():
-        flag = "--" + key.replace("_", "-")
-        flags = {**SMALL, "model": "tiny", "tp_size": 2, key: value}
-        flags.pop("dtype")
-        flag += " int8" if key == "quantization" else ""
-        with pytest.raises(ConfigError, match=f"{flag} does not go together with --tp-size 2"):
-            build_engine(config_from_flags(flags))
+    """What options tell alone: tests/engine/test_pairs.py."""
     with pytest.raises(ConfigError, match="--draft-tp-size 3: must be 1, or the 2"):
         config_from_flags({"tp_size": 2, "draft_tp_size": 3})
     with pytest.raises(ConfigError, match="--tp-size is for"):
