@@ -7,16 +7,13 @@ that is known (engine/split_build.py, engine/sharing.py, engine/layer_hooks.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from specengine.core.errors import ConfigError
 from specengine.core.registry import LOAD_QUANTIZATIONS
 
-if TYPE_CHECKING:
-    from specengine.core.config import EngineConfig
-
-# How messages name an option, and whether a configuration has it.
-GIVEN: Mapping[str, Callable[[EngineConfig], bool]] = {
+# How messages name an option, and whether an EngineConfig, which imports this, has it.
+GIVEN: Mapping[str, Callable[[Any], bool]] = {
     "--tp-size": lambda config: config.parallel.tp_size > 1,
     "--dp-size": lambda config: config.parallel.dp_size > 1,
     "--enable-dp-attention": lambda config: config.parallel.enable_dp_attention,
@@ -53,8 +50,8 @@ REFUSED: tuple[tuple[str, str], ...] = (
 )
 
 
-def check_together(config: EngineConfig) -> None:
-    """Raises ConfigError, naming the first pair that is refused."""
+def check_together(config: Any) -> None:
+    """config: an EngineConfig. Raises ConfigError, naming the first pair that is refused."""
     for one, other in REFUSED:
         if GIVEN[one](config) and GIVEN[other](config):
             raise ConfigError(f"{one} does not go together with {other}: leave one of the two out")
