@@ -207,10 +207,6 @@ def test_what_cannot_share_experts_is_refused(small_models: Any) -> None:
     dense = small_models["llama"]
     with pytest.raises(ConfigError, match="the model has none"):
         on_threads(2, lambda: make(dense, None, ExpertSharers(communicator())))
-    given = {**SMALL, "model": str(small_models["qwen3moe"]), "cuda_graph_mode": "piecewise"}
-    config = config_from_flags(given)
-    with pytest.raises(ConfigError, match="--cuda-graph-mode does not go with"):
-        on_threads(2, lambda: load(config, Phases(), None, ExpertSharers(communicator())))
     with pytest.raises(ConfigError, match="--dp-size is for `serve`"):
         LLM("tiny", dp_size=2, **SMALL)
     with pytest.raises(ConfigError, match="needs a --dp-size of 2"):
