@@ -238,7 +238,7 @@ def test_quantised_rows_are_not_taken_out_of_rotary_pairs() -> None:
     """They would be cut where codes are packed otherwise."""
     packed = FORMATS["awq"].pack(weight_of(64, 64)).tensors
     given = [(f"{NAME}.{leaf}", tensor) for leaf, tensor in packed.items()]
-    with pytest.raises(ModelLoadError, match=r"q_proj\.qweight is quantised, and rows of this"):
+    with pytest.raises(ModelLoadError, match=r"q_proj\.qweight is quantised, and rows of q and k"):
         list(halved(given, 16, 16))
 
 
