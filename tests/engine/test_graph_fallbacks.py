@@ -163,7 +163,7 @@ def test_every_prefill_without_a_graph_is_counted(
     decode = SimpleNamespace(capture=lambda: None)
     with monkeypatch.context() as patch:
         patch.setattr(model_runner, "DecodeGraphs", lambda *_: decode)
-        patch.setattr(runner, "device", torch.device("cuda"))
+        patch.setattr(runner, "platform", SimpleNamespace(has_graphs=True))
         runner.capture_graphs([1, 2], padding)
     runner.decode_graphs = None
     prefills = count_calls(llm.engine, "_prefill", monkeypatch)

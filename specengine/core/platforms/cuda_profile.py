@@ -19,7 +19,7 @@ _KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 def kernel_spans(run: Callable[[], object]) -> list[KernelSpan]:
     """Raises SpecEngineError where the profiler sees nothing."""
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profile:
         run()
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
