@@ -35,7 +35,8 @@ from benchmarks.kernels.experts import (
 from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.experts import experts_triton, packed_triton, route_triton
 from specengine.kernels.experts.experts import experts
-from specengine.kernels.experts.formats import fp8
+from specengine.kernels.experts.formats import fp8, int_codes
+from specengine.kernels.experts.formats import mxfp4 as mxfp4_format
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
 from specengine.kernels.experts.types import Chosen, Router, Routing
@@ -249,7 +250,7 @@ def measure(bench: Bench, form: str, layers: list[PackedExpertWeights]) -> dict[
     size = layers[0].gate_up.num_bytes + layers[0].down.num_bytes
     found["limit us"] = {rows: bench.limit_us(rows, size) for rows in ROWS}
     found["us"] = {rows: bench.us(rows, layers) for rows in ROWS}
-    found |= variants(bench, layers) if form.startswith("fp8") else {}
+    found |= variants(bench, layers)
     for kind, values in found.items():
         if kind != "errors":
             print(form, kind, {rows: round(us, 1) for rows, us in values.items()}, flush=True)
@@ -257,15 +258,20 @@ def measure(bench: Bench, form: str, layers: list[PackedExpertWeights]) -> dict[
 
 
 def variants(bench: Bench, layers: list[PackedExpertWeights]) -> dict[str, dict[int, float]]:
-    """Codes of FP8 widened to float16, and inputs rounded by a kernel of their own."""
+    """With the other value of each switch of the kernels that concerns the format."""
     found = {}
-    for kind, module, name in (
-        ("widened us", fp8, "MULTIPLIES_CODES"),
-        ("rounded first us", packed_triton, "ROUNDS_INSIDE"),
-    ):
-        setattr(module, name, False)
-        found[kind] = {rows: bench.us(rows, layers) for rows in ROWS}
-        setattr(module, name, True)
+    switches: dict[type, list[tuple[Any, str]]] = {
+        Fp8Weight: [(fp8, "MULTIPLIES_CODES"), (packed_triton, "ROUNDS_INSIDE")],
+        IntWeight: [(int_codes, "LOOKS_UP")],
+        Mxfp4Weight: [(mxfp4_format, "LOOKS_UP")],
+    }
+    for module, name in switches[layers[0].gate_up.format.holds]:
+        before = getattr(module, name)
+        setattr(module, name, not before)
+        wrong = check(bench.shape, bench.routers[0], layers[0], {})
+        print(name, not before, wrong or "is right", flush=True)
+        found[f"{name} {not before} us"] = {rows: bench.us(rows, layers) for rows in ROWS}
+        setattr(module, name, before)
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ def main(num_rows: list[int]) -> None:
     JITFunction.run = compile_only
     for module in (experts_triton, order_triton, packed_triton):
         module.has_dependent_launch = lambda _: True
-    for form in FORMS:
+    for is_direct, form in product((False, True), FORMS):
+        fp8.MULTIPLIES_CODES = int_codes.LOOKS_UP = mxfp4.LOOKS_UP = is_direct
         both = stacked(form, 2 * INNER, HIDDEN), stacked(form, HIDDEN, INNER)
         weights = PackedExpertWeights(*both)
         if form == "mxfp4":

@@ -292,3 +292,12 @@ def test_kernels_on_a_gpu_equal_the_reference(dtype: torch.dtype, width: int) ->
     from benchmarks.kernels.delta_rule import compare
 
     compare(dtype, width)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prompts_on_a_gpu_equal_the_reference(dtype: torch.dtype) -> None:
+    from benchmarks.kernels.delta_rule import compare_prompts
+
+    compare_prompts(dtype)

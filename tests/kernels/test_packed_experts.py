@@ -15,6 +15,9 @@ from specengine.core.registry import EXPERT_FORMATS, load_place
 from specengine.kernels.dispatch import MOST_SHARED
 from specengine.kernels.experts import packed_triton
 from specengine.kernels.experts.experts import experts
+from specengine.kernels.experts.formats import fp8 as fp8_format
+from specengine.kernels.experts.formats import int_codes
+from specengine.kernels.experts.formats import mxfp4 as mxfp4_format
 from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights
 from specengine.kernels.linear import fp8_linear_ref, mxfp4
@@ -228,8 +231,14 @@ def test_a_row_does_not_depend_on_others(name: str, device: torch.device) -> Non
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("rows", [3, 70])
-def test_bfloat16_on_a_gpu_equals_the_reference(name: str, rows: int) -> None:
-    """Which multiplies codes of FP8 as they are, and widens four bits by lookups."""
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_bfloat16_on_a_gpu_equals_the_reference(
+    is_direct: bool, name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """is_direct: codes of FP8 multiplied as they are, four bits widened by lookups."""
+    monkeypatch.setattr(fp8_format, "MULTIPLIES_CODES", is_direct)
+    monkeypatch.setattr(int_codes, "LOOKS_UP", is_direct)
+    monkeypatch.setattr(mxfp4_format, "LOOKS_UP", is_direct)
     cuda = torch.device("cuda")
     weights, picked = make(name, 6, cuda), choose(rows, 6, 2, cuda)
     x = inputs(rows, cuda).bfloat16()

@@ -40,10 +40,14 @@ fma.rn.bf16x2 $3, t, one, back;
 )
 
 
+# Lookups in place of arithmetic, for bfloat16. Compiled for Hopper, not yet run on one.
+LOOKS_UP = False
+
+
 @triton.jit
-def _halves(codes, WIDE: tl.constexpr):
+def _halves(codes, WIDE: tl.constexpr, LOOKS_UP: tl.constexpr):
     """The low and the high 4 bits, less 8. codes: uint8."""
-    if tl.bfloat16 == WIDE:
+    if LOOKS_UP:
         low, high = tl.inline_asm_elementwise(
             _ASM,
             "=&r,=&r,=&r,=&r,r",
@@ -101,7 +105,7 @@ def _sums(
         at = place * groups + block * BLOCK_K // GROUP
         scale = tl.load(scale_ptr + at, mask=is_out, other=0.0).to(tl.float32)
         if BITS == 4:
-            w, w_behind = _halves(codes, WIDE)
+            w, w_behind = _halves(codes, WIDE, FORM[4])
             column = block * BLOCK_K + low + 16
             if HAS_ORDER:
                 column = tl.load(order + block * BLOCK_K + 16)
@@ -126,14 +130,15 @@ def _operands(matrix: PackedExperts, dtype: torch.dtype, scale: Tensor | None) -
     tensors = matrix.tensors
     zero = tensors.get("zero")
     codes, order = tensors["codes"], tensors.get("order")
-    form = weight.bits, weight.group, int(zero is not None), int(order is not None)
+    looks_up = LOOKS_UP and dtype == torch.bfloat16
+    form = weight.bits, weight.group, zero is not None, order is not None, looks_up
     given = (
         codes,
         tensors["scale"],
         codes if zero is None else zero,
         codes if order is None else order,
     )
-    return Operands(given, form, weight.group & -weight.group)
+    return Operands(given, tuple(map(int, form)), weight.group & -weight.group)
 
 
 FORMAT = ExpertFormat(IntWeight, _operands, _sums)
