@@ -143,7 +143,7 @@ def test_seed_has_hosts_text_under_edits_logprobs_and_grammars(
     host, llm, rounds = pair_of(subject.folder, spec, overlaps, **more)
     check(host, llm, params)
     assert not fallbacks(rounds)
-    assert rounds.counters["replays"] > 8
+    assert rounds.counters["replays"] > 5
     assert NEEDED[feature] in {key.sampling for key in rounds.captured if key.num_steps}
     totals = llm.engine.scheduler.spec_totals
     assert totals == host.engine.scheduler.spec_totals
