@@ -28,11 +28,13 @@ SETTINGS = {
 }
 
 
-def answer(make: Make, spec: SpecConfig | None) -> tuple[list[list[int]], float]:
+def answer(
+    make: Make, spec: SpecConfig | None, max_tokens: int = 32
+) -> tuple[list[list[int]], float]:
     """Token ids, greedy in float32, and tokens a round."""
     llm = make(spec, max_total_tokens=2048)
     ids = [render_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in PROMPTS]
-    params = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     done = llm.generate(ids, params, progress=False)
     total = SpecStats()
     for one in done:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SpecConfig
-from tests.e2e.test_smollm2_eagle3 import answer
+from tests.e2e.test_smollm2_eagle3 import answer as answer_of
 
 CHAIN: dict[str, Any] = {"num_steps": 5, "adaptive": False}
 TREE: dict[str, Any] = CHAIN | {"eagle_topk": 4, "num_draft_tokens": 16}
@@ -33,17 +33,17 @@ SETTINGS = {
 }
 
 
-make = partial(LLM, "tiny", dtype="float32")
+answer = partial(answer_of, partial(LLM, "tiny", dtype="float32"), max_tokens=48)
 
 
 @pytest.fixture(scope="module")
 def plain() -> list[list[int]]:
-    return answer(make, None)[0]
+    return answer(None)[0]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_same_tokens_in_fewer_rounds(plain: list[list[int]], name: str) -> None:
     expected = SETTINGS[name]
-    tokens, accepted_length = answer(make, expected.spec)
+    tokens, accepted_length = answer(expected.spec)
     assert tokens == plain
     assert accepted_length > expected.floor

@@ -172,7 +172,7 @@ import common, torch
 from pathlib import Path
 
 args = argparse.Namespace(algorithm="EAGLE3", num_steps=3, accept_length=2.5, random_draft=16384)
-with common._model("smollm2-shape") as model, common._spec(args, model) as spec:
+with common._model("smollm2-shape", 1) as model, common._spec(args, model) as spec:
     assert (spec.draft / "model.safetensors").is_file()
     assert torch.get_num_threads() == 2
     if os.fork() == 0:
