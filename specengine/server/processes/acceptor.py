@@ -62,6 +62,9 @@ class Acceptor:
             if chosen is None:
                 self.stop()  # until one is up
                 return
+            chosen.mailbox.read()  # it may have ended since
+            if not chosen.is_up:
+                continue
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):

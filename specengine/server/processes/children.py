@@ -32,6 +32,11 @@ class Child:
     num_open: int = 0
     last_beat: float = field(default_factory=monotonic)
 
+    def gone(self) -> None:
+        """Its side of the channel has closed: it gets no further connection, though its end is
+        noticed later."""
+        self.is_up = False
+
     async def kill(self, tells_why: bool = False) -> None:
         """tells_why: it hangs; where it still can, it writes where."""
         with suppress(ProcessLookupError):
@@ -71,7 +76,7 @@ async def spawn(
             env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
     child = Child(name, process)
-    child.mailbox = channel.watched(lambda received: hear(child, received.message), lambda: None)
+    child.mailbox = channel.watched(lambda received: hear(child, received.message), child.gone)
     return child
 
 
