@@ -109,6 +109,14 @@ class Save:
     slot: int
 
 
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """values, of the host, on the device. The host does not wait: a copy from pageable memory would
+    wait for all that the stream was given, which beside rounds is another prompt's layers."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class PromptBatch:
     """Whole runs of tokens, all of which stand, several a request. lens, prefix_lens: of the host.
@@ -136,7 +144,7 @@ class PromptBatch:
             [one.slot for found in padded for one in found],
         ]
         packed = torch.tensor([number for column in given for number in column], dtype=torch.int64)
-        columns = torch.split(packed.to(self.rows_B.device), [len(one) for one in given])
+        columns = torch.split(_sent(packed, self.rows_B.device), [len(one) for one in given])
         starts_device, are_new, save_lens, save_slots = columns
         return PromptPlaces(starts_device, are_new, save_lens, save_slots, width)
 
@@ -157,7 +165,7 @@ class PromptBatch:
             firsts.append(len(table))
         numbers = [number for row in table for number in row]
         packed = torch.tensor([*numbers, *firsts], dtype=torch.int64)
-        packed = packed.to(self.rows_B.device)
+        packed = _sent(packed, self.rows_B.device)
         return PromptChunks(packed[: 4 * len(table)].view(-1, 4), packed[4 * len(table) :])
 
 

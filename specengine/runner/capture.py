@@ -70,12 +70,17 @@ def capture_parts(
 
 
 def _warm_up(parts: Sequence[Callable[[], object]], platform: Platform) -> None:
+    """The current stream goes on behind it, also where it is interrupted or fails: what it has
+    launched runs all the same, and shares buffers and counters with what comes next. Kernels whose
+    blocks wait for each other would wait for ever."""
     stream, current = _capture_stream(platform), platform.current_stream()
     stream.wait_stream(current)
-    with platform.on_stream(stream):
-        for part in parts:
-            part()
-    current.wait_stream(stream)
+    try:
+        with platform.on_stream(stream):
+            for part in parts:
+                part()
+    finally:
+        current.wait_stream(stream)
 
 
 def _record(run: Callable[[], T], pool: Any, platform: Platform) -> tuple[Graph, T]:

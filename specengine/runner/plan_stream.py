@@ -109,6 +109,10 @@ class PlanStream:
         platform = self.runner.platform
         self.stream.wait_stream(platform.current_stream())
         ready = platform.new_event()
-        with platform.on_stream(self.stream):
-            yield ready
-            ready.record(self.stream)
+        try:
+            with platform.on_stream(self.stream):
+                yield ready
+                ready.record(self.stream)
+        except BaseException:  # nobody waits for the event of a plan that is not there
+            platform.current_stream().wait_stream(self.stream)
+            raise

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,8 +22,12 @@ from specengine.core.sampling import SpecControl
 from specengine.core.spec import DraftProposal, VerifyResult
 from specengine.draft.empty import EmptyDrafter
 from specengine.engine.plan_ahead import PlanAhead, PlannedVerify, make_plan_ahead
+from specengine.engine.round import host
+from specengine.engine.round.host import HostRound
+from specengine.runner.model_runner import ModelRunner
 from specengine.runner.plan_stream import GraphAhead, PlanStream
 from tests.support.cpu_graphs import graphs_on_the_cpu, use_functions
+from tests.support.fake_platform import FakePlatform, FakeStream
 
 PROMPTS = ["One day, Tom went to", "x", "The cat and the dog", "Once upon a time"]
 GREEDY = SamplingParams(max_tokens=10, ignore_eos=True, temperature=0.0)
@@ -317,3 +321,29 @@ def test_no_race_in_the_buffers_of_graphs(where: str) -> None:
     stall(ahead, where)
     check_same_bits(on_the_spot, ahead, BATCHES["greedy"])
     assert counts["GraphAhead"] > 2
+
+
+def test_current_stream_goes_on_behind_a_plan_that_fails() -> None:
+    """What it has launched into the buffers of a graph runs all the same."""
+    fake = FakePlatform()
+    plans = PlanStream(cast(ModelRunner, SimpleNamespace(platform=fake)))
+    assert isinstance(plans.stream, FakeStream)
+    with pytest.raises(MemoryError), plans._beside():
+        raise MemoryError
+    assert plans.stream.seen <= fake.current_stream().seen
+
+
+def test_plan_is_dropped_where_drafting_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next forward writes the buffers of a graph beside the plan stream."""
+    dropped, ahead = list[bool](), SimpleNamespace(drop=lambda: dropped.append(True))
+    rounds = HostRound(*cast(Any, [None] * 3))
+    begin = lambda *_: SimpleNamespace(ahead=ahead)  # noqa: E731
+    rounds.plan_ahead = cast(PlanAhead, SimpleNamespace(begin=begin))
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(host, "draft_within_limits", fail)
+    with pytest.raises(MemoryError):
+        rounds.run(cast(ScheduleBatch, None))
+    assert dropped == [True]

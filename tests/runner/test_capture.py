@@ -1,13 +1,24 @@
-"""No garbage collection runs during a capture, nor before it."""
+"""Captures: no garbage collection during one nor before it, and the order of streams around it."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+import torch
 
-from specengine.runner.capture import without_garbage_collection
+from specengine.core.platforms.cuda import CudaPlatform
+from specengine.runner.capture import (
+    CaptureInterrupted,
+    capture,
+    interruptible,
+    interruption_point,
+    without_garbage_collection,
+)
+from tests.support.fake_platform import FakePlatform
 
 
 @pytest.fixture
@@ -59,3 +70,46 @@ def test_disabled_collection_stays_disabled() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_current_stream_goes_on_behind_a_capture_that_is_given_up() -> None:
+    """Amid the run before it, whose launches are on their way."""
+    fake = FakePlatform()
+
+    def run() -> None:
+        fake.current_stream().launch()
+        interruption_point()
+
+    with pytest.raises(CaptureInterrupted), interruptible(lambda: True):
+        capture(run, fake.graph_pool(), fake)
+    assert fake.captures_on.seen <= fake.current_stream().seen
+    assert fake.num_captures == 0
+
+
+def test_failed_end_of_a_capture_leaves_the_current_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's own context leaves its stream the current one then."""
+    streams = ["rounds"]
+
+    @contextmanager
+    def stream_of(stream: Any) -> Iterator[None]:
+        streams.append(stream)
+        before = len(streams) - 1
+        try:
+            yield
+        finally:
+            del streams[before:]
+
+    @contextmanager
+    def graph_of(graph: Any, **given: Any) -> Iterator[None]:
+        streams.append(given["stream"])
+        yield
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "stream", stream_of)
+    monkeypatch.setattr(torch.cuda, "graph", graph_of)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        CudaPlatform().record(lambda: None, "pool", "captures")
+    assert streams == ["rounds"]

@@ -100,7 +100,13 @@ class CudaPlatform(Platform):
     def record(self, run: Callable[[], T], pool: Any, stream: Any) -> tuple[Graph, T]:
         """Other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        given: dict[str, Any] = {"pool": pool, "stream": stream}
+        # Where the end of a capture raises, as after a launch that may not be captured, PyTorch
+        # leaves `stream` the current one: rounds and prompts would go on there.
+        with (
+            torch.cuda.stream(stream),
+            torch.cuda.graph(graph, capture_error_mode="thread_local", **given),
+        ):
             output = run()
         return graph, output
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate, chain
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
@@ -23,7 +25,7 @@ from specengine.runner.fallbacks import HOOKED, OBSERVED
 from specengine.runner.worker import TpModelWorker
 
 if TYPE_CHECKING:
-    from specengine.engine.plan_ahead import PlanAhead
+    from specengine.engine.plan_ahead import PlanAhead, PlannedVerify
 
 
 class HostRound:
@@ -58,11 +60,12 @@ class HostRound:
         nodes are known, root included. None leaves either to the drafter."""
         planned = None if self.plan_ahead is None else self.plan_ahead.begin(batch, most_levels)
         limits, start = (most_levels, most_nodes), perf_counter()
-        drafted = constrain(batch, draft_within_limits(self.drafter, batch, *limits))
-        self.drafting = perf_counter() - start
-        proposal = drafted.proposal
-        self.from_lookup = proposal.from_lookup
-        verify_batch = self.verifier.prepare(batch, proposal)
+        with _dropped_on_failure(planned):
+            drafted = constrain(batch, draft_within_limits(self.drafter, batch, *limits))
+            self.drafting = perf_counter() - start
+            proposal = drafted.proposal
+            self.from_lookup = proposal.from_lookup
+            verify_batch = self.verifier.prepare(batch, proposal)
         output = None if planned is None else planned.run(verify_batch)
         if output is None:
             output = self.worker.forward_batch_generation(verify_batch)
@@ -77,6 +80,17 @@ class HostRound:
             recorder.record(batch, proposal, output, result)
         self.drafter.observe(batch, output, result)
         return result
+
+
+@contextmanager
+def _dropped_on_failure(planned: PlannedVerify | None) -> Iterator[None]:
+    """A plan that nothing will run."""
+    try:
+        yield
+    except BaseException:
+        if planned is not None:
+            planned.ahead.drop()
+        raise
 
 
 def keep_states(batch: ModelWorkerBatch, result: VerifyResult, states: StatePool) -> None:

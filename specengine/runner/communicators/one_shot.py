@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from typing import Any
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,10 +23,12 @@ from specengine.kernels.precompile import current
 from specengine.runner.communicators.torch_distributed import TorchCommunicator
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _GROUP = "specengine"
 _ALIGNED = 16  # bytes that the kernel moves at once
 _DTYPES = (torch.bfloat16, torch.float32)  # that the kernel adds; float16 is NCCL's
+_TO_MAP = timedelta(seconds=60)  # for the other rank's handles, once both have allocated
 LARGEST = 512 << 10  # bytes; of more, NCCL's transfer is the faster one
 
 
@@ -41,15 +45,23 @@ class OneShotCommunicator(TorchCommunicator):
         """Waits until both ranks are there."""
         self._buffers: dict[torch.dtype, Tensor] = {}
         super().__init__(store, rank, size, device)
-        buffers: dict[torch.dtype, Tensor] = {}
-        works = False
-        try:
-            buffers = self._map(PrefixStore("symmetric", store), device)
-            works = self._gives_nccl_s_sums(buffers, device)
-        except RuntimeError as error:  # of either, and on both ranks: they do the same
-            logger.warning("all-reduces are NCCL's alone: %s", error)
-        if self.greatest([int(not works)]) == [0]:
+        # Whatever fails on one rank alone, the other learns before it waits for that rank: the host
+        # at the rendezvous, the kernel on the device, where nothing would end it.
+        buffers = self._agreed(self._allocate, PrefixStore("symmetric", store))
+        if buffers is None or self._agreed(self._map, buffers, store) is None:
+            return
+        if self._agreed(self._check_sums, buffers, device) is not None:
             self._buffers = buffers
+
+    def _agreed(self, do: Callable[..., T], *given: Any) -> T | None:
+        """What it gives; None where it has failed on either rank. Both call this."""
+        found, error = None, None
+        try:
+            found = do(*given)
+        except RuntimeError as raised:
+            error = raised
+            logger.warning("all-reduces are NCCL's alone: %s", error)
+        return found if self.greatest([int(error is not None)]) == [0] else None
 
     @property
     def is_one_kernel(self) -> bool:
@@ -71,8 +83,9 @@ class OneShotCommunicator(TorchCommunicator):
         )
         return out.view(x.shape)
 
-    def _map(self, store: Store, device: torch.device) -> dict[torch.dtype, Tensor]:
-        """A buffer a type, of LARGEST bytes."""
+    def _allocate(self, store: Store) -> dict[torch.dtype, Tensor]:
+        """A buffer a type, of LARGEST bytes, in memory that the other rank can map. Waits for
+        nobody."""
         symmetric: Any = _SymmetricMemory
         # The kernel has no use for NVLink's multicast, and its set-up can fail or hang.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
@@ -80,12 +93,24 @@ class OneShotCommunicator(TorchCommunicator):
         os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
         self._name_group(store)
         card = torch.device("cuda", torch.cuda.current_device())
-        buffers = {}
-        for dtype in _DTYPES:
-            count = LARGEST // dtype.itemsize
-            buffers[dtype] = symmetric.empty_strided_p2p((count,), (1,), dtype, card, _GROUP)
-            symmetric.rendezvous(buffers[dtype], _GROUP)
-        return buffers
+        return {
+            dtype: symmetric.empty_strided_p2p(
+                (LARGEST // dtype.itemsize,), (1,), dtype, card, _GROUP
+            )
+            for dtype in _DTYPES
+        }
+
+    def _map(self, buffers: dict[torch.dtype, Tensor], store: Store) -> bool:
+        """The other rank's, too. Waits for it, as long as the store does."""
+        symmetric: Any = _SymmetricMemory
+        before = store.timeout  # type: ignore[attr-defined]  # not in PyTorch's stubs
+        store.set_timeout(_TO_MAP)
+        try:
+            for buffer in buffers.values():
+                symmetric.rendezvous(buffer, _GROUP)
+        finally:
+            store.set_timeout(before)
+        return True
 
     def _name_group(self, store: Store) -> None:
         """Symmetric memory finds the ranks by the name of a group."""
@@ -99,8 +124,9 @@ class OneShotCommunicator(TorchCommunicator):
         # The registry does not keep it; and no group is ever destroyed (torch_distributed.py).
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
-    def _gives_nccl_s_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
-        """Both ranks make all sums, whatever one of them finds: else the other would wait."""
+    def _check_sums(self, buffers: dict[torch.dtype, Tensor], device: torch.device) -> bool:
+        """Raises RuntimeError where they are not NCCL's. Both ranks make all sums, whatever one of
+        them finds: else the other would wait."""
         makes = torch.Generator(device).manual_seed(self.rank)
         others = []
         for dtype, place in buffers.items():
@@ -109,5 +135,5 @@ class OneShotCommunicator(TorchCommunicator):
             if not torch.equal(found, super().all_reduce(x.clone())):
                 others.append(dtype)
         if others:
-            logger.warning("all-reduces are NCCL's alone: other sums of %s", others)
-        return not others
+            raise RuntimeError(f"other sums of {others}")
+        return True
