@@ -1,5 +1,6 @@
 """The kernels of the gated delta rule, compiled for Hopper as a GPU of that kind launches them; for
-a process of its own. Prints bytes of shared memory by kernel, the most that any form takes."""
+a process of its own. Prints bytes of shared memory by kernel, the most that any form takes.
+Fails where a kernel writes over what a running product still reads."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from specengine.kernels.delta.types import (
     StatePaths,
 )
 from specengine.memory.state_pool import StatePool, StateShape, StateSizes
-from tests.kernels import offline_triton
+from tests.kernels import offline_triton, wgmma_waits
 
 QWEN3_NEXT = DeltaShape(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, conv_width=4)
 SMALL = DeltaShape(num_key_heads=2, num_heads=4, key_dim=16, value_dim=32, conv_width=4)
@@ -34,6 +35,8 @@ def main() -> None:
         made = launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         name = kernel.__name__
         shared[name] = max(shared.get(name, 0), made.metadata.shared)
+        wrong = wgmma_waits.overwritten(made.asm["cubin"])
+        assert not wrong, f"{name} {kwargs}: {wrong[:4]}"
         return made
 
     JITFunction.run = compile_only

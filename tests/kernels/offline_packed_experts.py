@@ -1,5 +1,6 @@
 """The kernels of experts in 8 and 4 bits, compiled for Hopper as a GPU of that kind launches them;
-for a process of its own. Prints bytes of shared memory by kernel, the most that any form takes."""
+for a process of its own. Prints bytes of shared memory by kernel, the most that any form takes.
+Fails where a kernel writes over what a running product still reads."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from specengine.kernels.experts.packed import ExpertFormat, PackedExperts, Packe
 from specengine.kernels.experts.types import Activation, Chosen
 from specengine.kernels.linear.mxfp4 import Mxfp4Weight
 from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWeight
-from tests.kernels import offline_triton
+from tests.kernels import offline_triton, wgmma_waits
 
 HIDDEN, INNER, COUNT, CHOSEN = 512, 256, 8, 2
 FORMS = ("fp8 blocks", "fp8 rows", "fp8 as they are", "int4", "int4 zeros", "int8", "mxfp4")
@@ -55,6 +56,8 @@ def main(num_rows: list[int]) -> None:
         made = launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         name = kernel.__name__
         shared[name] = max(shared.get(name, 0), made.metadata.shared)
+        wrong = wgmma_waits.overwritten(made.asm["cubin"])
+        assert not wrong, f"{name} {kwargs}: {wrong[:4]}"
         return made
 
     JITFunction.run = compile_only

@@ -125,9 +125,12 @@ def _sums(
         behind = tl.load(inputs + first * 32 + 16, mask=taken, other=0.0)
         even = tl.broadcast_to(scale, (OUTS, GROUPS, 16))
         w, w_behind = _values(codes, even, WIDE, FORM[0])
-        sums = tl.dot(tl.reshape(w, (OUTS, GROUPS * 16)), x, sums, input_precision="ieee")
+        # A step's sums are added up outside of its products, so that the compiler waits for both.
+        # It else leaves the last one running, and Triton 3.6 with its ptxas 12.8 widens the next
+        # step's weights over those that it still reads (tests/kernels/wgmma_waits.py).
+        part = tl.dot(tl.reshape(w, (OUTS, GROUPS * 16)), x, input_precision="ieee")
         w_behind = tl.reshape(w_behind, (OUTS, GROUPS * 16))
-        sums = tl.dot(w_behind, behind, sums, input_precision="ieee")
+        sums += tl.dot(w_behind, behind, part, input_precision="ieee")
     return sums
 
 
