@@ -119,6 +119,12 @@ def _fp8_kernel(
     w_scales = scale_ptr + (outs // scale_rows) * scale_parts
     x_scales = x_scale_ptr + rows * (tl.cdiv(columns, BY_BLOCK) if INPUT_BY_BLOCK else 1)
     sums = tl.zeros((BLOCK_N, BLOCK_T), tl.float32)
+    # Plain inputs: a step's sums are scaled within the loop, so that the compiler waits for their
+    # product. It else leaves it running, and Triton 3.6 with its ptxas 12.8 widens the next step's
+    # weights over those that it still reads (tests/kernels/wgmma_waits.py).
+    SCALES_STEPS: tl.constexpr = BY_BLOCK == 0 and not HAS_INPUT_SCALE
+    if SCALES_STEPS:
+        w_scale = tl.load(w_scales, mask=is_out, other=0.0)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -133,8 +139,10 @@ def _fp8_kernel(
             part *= tl.load(w_scales + place, mask=is_out, other=0.0)[:, None]
             if INPUT_BY_BLOCK:
                 part *= tl.load(x_scales + place, mask=is_row, other=0.0)[None, :]
+        if SCALES_STEPS:
+            part *= w_scale[:, None]
         sums += part
-    if not BY_BLOCK:
+    if not BY_BLOCK and not SCALES_STEPS:
         sums *= tl.load(w_scales, mask=is_out, other=0.0)[:, None]
     if HAS_INPUT_SCALE and not INPUT_BY_BLOCK:
         sums *= tl.load(x_scales, mask=is_row, other=0.0)[None, :]

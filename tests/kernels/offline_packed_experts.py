@@ -21,14 +21,18 @@ from specengine.kernels.linear.quantised import FP8, Fp8Input, Fp8Weight, IntWei
 from tests.kernels import offline_triton, wgmma_waits
 
 HIDDEN, INNER, COUNT, CHOSEN = 512, 256, 8, 2
-FORMS = ("fp8 blocks", "fp8 rows", "fp8 as they are", "int4", "int4 zeros", "int8", "mxfp4")
+FORMS = (
+    *("fp8 blocks", "fp8 rows", "fp8 rows as they are", "fp8 as they are"),
+    *("int4", "int4 zeros", "int8", "mxfp4"),
+)
 
 
 def one(form: str, rows: int, columns: int) -> tuple[ExpertFormat, Any]:
     if form.startswith("fp8"):
         codes = torch.zeros(rows, columns).to(FP8)
-        if form == "fp8 rows":
-            return fp8.FORMAT, Fp8Weight(codes, torch.ones(rows, 1), 1, columns, Fp8Input())
+        if form.startswith("fp8 rows"):
+            given = Fp8Input() if form == "fp8 rows" else None
+            return fp8.FORMAT, Fp8Weight(codes, torch.ones(rows, 1), 1, columns, given)
         scale = torch.ones(rows // 128, columns // 128)
         given = None if form == "fp8 as they are" else Fp8Input(group=128)
         return fp8.FORMAT, Fp8Weight(codes, scale, 128, 128, given)

@@ -1,4 +1,5 @@
-"""Compiles the products with FP8 and 4-bit weights for Hopper, and prints their names."""
+"""Compiles the products with FP8 and 4-bit weights for Hopper, and prints their names. Fails where
+one writes over what a running product still reads."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from specengine.kernels.linear import fp8_linear_triton, int_linear_triton
 from specengine.kernels.linear.quantised import Fp8Weight, IntWeight
-from tests.kernels import offline_triton
+from tests.kernels import offline_triton, wgmma_waits
 
 
 def main() -> None:
@@ -21,6 +22,8 @@ def main() -> None:
     def run(kernel: object, *args: object, grid: object, warmup: bool, **kwargs: object) -> object:
         made = launch(kernel, *args, grid=grid, warmup=True, **kwargs)
         compiled.append(made.metadata.name)
+        wrong = wgmma_waits.overwritten(made.asm["cubin"])
+        assert not wrong, f"{compiled[-1]} {kwargs}: {wrong[:4]}"
         return made
 
     JITFunction.run = run

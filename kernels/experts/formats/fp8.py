@@ -59,6 +59,10 @@ def _sums(
     w_scales = scale_ptr + (expert * NUM_SCALE_ROWS + outs // SCALE_ROWS) * parts
     x_scales = x_scale_ptr + rows * (parts if CODES_BY_BLOCK else 1)
     sums = tl.zeros((OUTS, ROWS), tl.float32)
+    # Plain inputs: a step's sums are scaled within the loop, as in fp8_linear_triton.py.
+    SCALES_STEPS: tl.constexpr = BY_BLOCK == 0 and not HAS_CODES
+    if SCALES_STEPS:
+        w_scale = tl.load(w_scales, mask=is_out, other=0.0)
     for k0 in range(0, columns, BLOCK_K):
         k = k0 + tl.arange(0, BLOCK_K)
         is_k = k < columns
@@ -79,8 +83,10 @@ def _sums(
                 part *= x_scale[None, :]
         if ROUNDS:
             part *= x_scale[None, :]
+        if SCALES_STEPS:
+            part *= w_scale[:, None]
         sums += part
-    if BY_BLOCK == 0:
+    if BY_BLOCK == 0 and not SCALES_STEPS:
         sums *= tl.load(w_scales, mask=is_out, other=0.0)[:, None]
     if HAS_CODES and not CODES_BY_BLOCK:
         sums *= tl.load(x_scales, mask=is_row, other=0.0)[None, :]
