@@ -100,8 +100,10 @@ def compare(dtype: torch.dtype, width: int) -> None:
             assert torch.equal(other.inputs[1:], one.inputs[1:])
 
 
-def compare_prompts(dtype: torch.dtype) -> None:
-    """Triton against PyTorch, a save in the middle. Raises AssertionError."""
+def compare_prompts(dtype: torch.dtype, in_chunks: bool = False) -> None:
+    """Triton against PyTorch, a save in the middle. in_chunks: not token by token. Raises
+    AssertionError."""
+    delta_rule.CHUNKS_IN_TRITON = in_chunks
     near = {"atol": 1e-3, "rtol": 1e-3} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
     given, weights = make_inputs(300, dtype), make_weights(dtype)
     rows = torch.tensor([1, 2], device=CUDA)
@@ -168,6 +170,7 @@ def time_prompt(tokens: int) -> None:
     )
     batch = PromptBatch(torch.tensor([1], device=CUDA), [tokens], [0])
     state = pool.state(0)
+    delta_rule.CHUNKS_IN_TRITON = True
     for name, longest in (("chunks", 0), ("steps", tokens)):
         delta_rule.LONGEST_STEPS = longest
         for _ in range(3):
@@ -189,8 +192,9 @@ def main() -> None:
     parser.add_argument("--prompts", action="store_true")
     has_rounds = not parser.parse_args().prompts
     for dtype in (torch.float32, torch.bfloat16):
-        compare_prompts(dtype)
-        print(f"equal: {dtype}, prompts", flush=True)
+        for in_chunks in (False, True) if dtype == torch.bfloat16 else (False,):
+            compare_prompts(dtype, in_chunks)
+            print(f"equal: {dtype}, prompts, in chunks: {in_chunks}", flush=True)
         for width in (1, 4, 8) if has_rounds else ():
             compare(dtype, width)
             print(f"equal: {dtype}, {width} nodes", flush=True)

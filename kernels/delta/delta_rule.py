@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from specengine.kernels.delta import delta_chunks_ref, delta_rule_ref
@@ -19,8 +20,12 @@ from specengine.kernels.delta.types import (
 )
 from specengine.kernels.dispatch import Backend, use_triton
 
-# Tokens of a prompt that are taken one by one, at two microseconds each on an H100.
+# Whether a card takes long prompts in chunks by Triton. Compiled for Hopper, not yet run on one.
+CHUNKS_IN_TRITON = False
+# Tokens of a prompt that are taken one by one, at two microseconds each on an H100: before chunks
+# by Triton, and before those by PyTorch, which took 6.3 ms a layer for 2,048 tokens.
 LONGEST_STEPS = 48
+LONGEST_STEPS_BEFORE_TORCH = 4096
 
 
 def extend(
@@ -34,16 +39,24 @@ def extend(
 ) -> Tensor:
     """Prompts: the rule over the tokens of each request, from the state in its slot, which holds
     the state behind the last one afterwards -> float32 [T, M, E]. On CUDA by Triton kernels, all
-    requests at once: token by token up to LONGEST_STEPS tokens of a request, else in chunks. On any
-    device in chunks by PyTorch."""
+    requests at once: token by token up to so many tokens of a request, else in chunks, where
+    CHUNKS_IN_TRITON says so. Else, and on any device, in chunks by PyTorch."""
     if use_triton(backend, given.mixed_TC):
-        from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton
-
-        in_steps = max(batch.lens) <= LONGEST_STEPS
-        kernels = delta_prompt_triton if in_steps else delta_chunks_triton
-        out: Tensor = kernels.extend(given, weights, state, batch, shape)
-        return out
+        run = _in_triton(given.mixed_TC, max(batch.lens))
+        if run is not None:
+            return run(given, weights, state, batch, shape)
     return delta_chunks_ref.extend(given, weights, state, batch, shape)
+
+
+def _in_triton(mixed: Tensor, longest: int) -> Callable[..., Tensor] | None:
+    """The kernels for prompts of at most `longest` tokens, if any."""
+    from specengine.kernels.delta import delta_chunks_triton, delta_prompt_triton
+
+    # Chunks of float32 would spill 13 KB a thread, for which CUDA sets gigabytes aside.
+    in_chunks = not mixed.is_cuda or (CHUNKS_IN_TRITON and mixed.dtype != torch.float32)
+    if longest <= (LONGEST_STEPS if in_chunks else LONGEST_STEPS_BEFORE_TORCH):
+        return delta_prompt_triton.extend
+    return delta_chunks_triton.extend if in_chunks else None
 
 
 def verify(

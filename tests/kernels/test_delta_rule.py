@@ -296,8 +296,14 @@ def test_kernels_on_a_gpu_equal_the_reference(dtype: torch.dtype, width: int) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prompts_on_a_gpu_equal_the_reference(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "in_chunks"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+)
+def test_prompts_on_a_gpu_equal_the_reference(
+    dtype: torch.dtype, in_chunks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from benchmarks.kernels.delta_rule import compare_prompts
 
-    compare_prompts(dtype)
+    monkeypatch.setattr(delta_rule, "CHUNKS_IN_TRITON", in_chunks)  # and puts it back
+    compare_prompts(dtype, in_chunks)
