@@ -23,11 +23,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 from specengine.kernels.experts import order_triton
-from specengine.kernels.experts.packed import PackedExperts, PackedExpertWeights
+from specengine.kernels.experts.packed import Operands, PackedExperts, PackedExpertWeights
 from specengine.kernels.experts.slots_triton import first_of, slots_of, tile_of
 from specengine.kernels.experts.tiles import FEW_ROWS, Tile, Tiles, packed_tile_for
 from specengine.kernels.experts.types import Chosen
 from specengine.kernels.linear.fp8_linear_triton import quantise_rows
+from specengine.kernels.linear.quantised import Fp8Input
 
 # Few rows' inputs with a scale a group are rounded where they are multiplied, without a kernel.
 ROUNDS_INSIDE = True
@@ -381,15 +382,27 @@ class _Product:
         form = self.matrix.input
         if form is None:
             return self.x, None
-        by_group = form.scale is None and form.group is not None
-        if by_group and ROUNDS_INSIDE and not self.is_many:
+        if ROUNDS_INSIDE and not self.is_many and self._rounds_by_step(form):
             return self.x, None
         return quantise_rows(self.x, form)
+
+    def _rounds_by_step(self, form: Fp8Input) -> bool:
+        """Whether a step of the product takes just the columns that share a scale. Not of float32
+        on a card: that it is widened again after rounding has not run there."""
+        if form.scale is not None or form.group is None:
+            return False
+        if self.x.is_cuda and self.x.dtype == torch.float32:
+            return False
+        return (
+            self._step(self.matrix.format.operands(self.matrix, self.x.dtype, None)) == form.group
+        )
+
+    def _step(self, operands: Operands) -> int:
+        return _step(self.tile.of_bytes(self.x.element_size()).inputs, operands.most_columns)
 
     def arguments(self, given: Tensor, scale: Tensor | None) -> tuple[list[Tensor], dict[str, Any]]:
         """Tensors from the inputs to the bias, and constants."""
         operands = self.matrix.format.operands(self.matrix, self.x.dtype, scale)
-        columns = self.tile.of_bytes(self.x.element_size()).inputs
         how, dependent = self.weights.activation, has_dependent_launch(self.x)
         bias = self.x if self.bias is None else self.bias
         constants = {
@@ -404,7 +417,7 @@ class _Product:
             "DEPENDENT": dependent,
             "ROWS": self.tile.rows,
             "OUTS": self.tile.outs,
-            "BLOCK_K": _step(columns, operands.most_columns),
+            "BLOCK_K": self._step(operands),
             "num_warps": self.tile.warps,
             "num_stages": self.tile.stages,
             **({"launch_pdl": True} if dependent else {}),

@@ -49,6 +49,7 @@ def _sums(
     HAS_CODES: tl.constexpr = FORM[3]  # inputs are codes with scales
     CODES_BY_BLOCK: tl.constexpr = FORM[4]  # of each BY_BLOCK columns
     ROUNDS: tl.constexpr = FORM[5]  # inputs are rounded here, BLOCK_K columns by one scale
+    tl.static_assert(BY_BLOCK % BLOCK_K == 0, "a step has one scale of weights")
     AS_CODES: tl.constexpr = FORM[6] == 3
     WIDE: tl.constexpr = (
         tl.float32 if FORM[6] == 0 else (tl.float16 if FORM[6] == 1 else tl.bfloat16)
