@@ -15,8 +15,8 @@ from specengine.core.parallel import Communicator
 NOTHING, ROUND, MEETING = 0, 1 << 20, 1 << 21  # in place of a model's number
 
 
-class Wish(NamedTuple):
-    """What a rank has to run next. It is told as it stands: integers alone."""
+class NextRun(NamedTuple):
+    """What a rank has to run next. Ranks exchange it as it stands: integers alone."""
 
     model: int = NOTHING  # the number of one whose forward it is, ROUND or MEETING
     num_tokens: int = 0  # of a forward
@@ -65,7 +65,7 @@ class ExpertSharers:
         self.num_idle = 0  # forwards on no tokens, and rounds of none, that this rank has run
         self._counts: list[int] | None = None  # tokens of each rank; None: as many as this one's
         self._runs = False
-        self._wishes: list[Wish] = []  # of all ranks, as gathered last
+        self._asked: list[NextRun] = []  # of all ranks, as gathered last
         self._run_idle: list[Callable[[], object]] = []  # by the model's number - 1
         self._was_busy = False
         self._step_is_over = False
@@ -83,8 +83,8 @@ class ExpertSharers:
     @contextmanager
     def forward(self, model: int, num_tokens: int) -> Iterator[None]:
         """Around a forward of a model with at least one token. Waits for the other ranks."""
-        wish = Wish(model, num_tokens)
-        while (turn := self._gather(wish)) != model:
+        next_run = NextRun(model, num_tokens)
+        while (turn := self._gather(next_run)) != model:
             self._idle(turn)
         with self._running(self._tokens_of(turn)):
             yield
@@ -99,24 +99,24 @@ class ExpertSharers:
         with self._running(None):
             yield
 
-    def round(self, wish: Wish) -> RoundShape | None:
+    def round(self, next_run: NextRun) -> RoundShape | None:
         """Before this rank launches a round. Waits for its turn, and gives the shape of all ranks'
         rounds. None, of a rank that has a round in flight: collect it first, since a graph has to
         be captured."""
         while True:
-            turn = self._gather(wish)
+            turn = self._gather(next_run)
             if turn != ROUND:
                 self._idle(turn)
             elif (shape := self._prepared()) is not None:
                 self._step_is_over = True
                 return shape
-            elif wish.in_flight:
+            elif next_run.in_flight:
                 return None
 
     def meet(self) -> None:
         """Wait until every rank has called this. Until then it runs IDLE forwards beside those that
         have not; none of its own rounds may be in flight."""
-        while (turn := self._gather(Wish(MEETING))) != MEETING:
+        while (turn := self._gather(NextRun(MEETING))) != MEETING:
             if turn != NOTHING:
                 self._idle(turn)
         self._step_is_over = False
@@ -124,7 +124,7 @@ class ExpertSharers:
     def end_step(self) -> bool:
         """Behind what this rank has to run in a step, be it nothing. Runs IDLE forwards until no
         rank has another. Gives whether any has run one since the last call."""
-        while not self._step_is_over and (turn := self._gather(Wish())):
+        while not self._step_is_over and (turn := self._gather(NextRun())):
             self._idle(turn)
         was_busy, self._was_busy, self._step_is_over = self._was_busy, False, False
         return was_busy
@@ -170,7 +170,7 @@ class ExpertSharers:
     def _prepared(self) -> RoundShape | None:
         """The shape that was asked for, on all ranks or on none."""
         assert self.rounds is not None, "rounds are launched on ranks that have none"
-        asked = [one for one in self._wishes if one.model == ROUND]
+        asked = [one for one in self._asked if one.model == ROUND]
         shape = RoundShape(
             max(one.batch_size for one in asked), max(one.num_steps for one in asked)
         )
@@ -187,18 +187,18 @@ class ExpertSharers:
             self._runs = False
 
     def _tokens_of(self, model: int) -> list[int]:
-        return [one.num_tokens if one.model == model else 0 for one in self._wishes]
+        return [one.num_tokens if one.model == model else 0 for one in self._asked]
 
-    def _gather(self, wish: Wish) -> int:
-        """What runs now: a model's number, ROUND, MEETING where all ranks wish it, or NOTHING."""
-        size, width = self.communicator.size, len(wish)
+    def _gather(self, next_run: NextRun) -> int:
+        """What runs now: a model's number, ROUND, MEETING where all ranks ask it, or NOTHING."""
+        size, width = self.communicator.size, len(next_run)
         told = [0] * (width * size)
         start = width * self.communicator.rank
-        told[start : start + width] = wish
+        told[start : start + width] = next_run
         found = self.communicator.greatest(told)
-        self._wishes = [Wish(*found[i : i + width]) for i in range(0, len(found), width)]
-        turn = min((one.model for one in self._wishes if one.model), default=NOTHING)
-        if turn == MEETING and any(one.model != MEETING for one in self._wishes):
+        self._asked = [NextRun(*found[i : i + width]) for i in range(0, len(found), width)]
+        turn = min((one.model for one in self._asked if one.model), default=NOTHING)
+        if turn == MEETING and any(one.model != MEETING for one in self._asked):
             return NOTHING
         self._was_busy |= turn > 0
         return turn

@@ -75,7 +75,7 @@ class Sleeper:
         num_bytes = self._region.release(dropped)
         self.level = level
         took, size = perf_counter() - start, num_bytes / (1 << 30)
-        logger.info("asleep at level %d: %.2f GiB given back in %.2f s", level, size, took)
+        logger.info("sleep at level %d: %.2f GiB given back in %.2f s", level, size, took)
         return num_bytes
 
     def wake(self) -> None:
@@ -102,7 +102,7 @@ class Sleeper:
 
     @property
     def _weights(self) -> RunningWeights:
-        assert self._given is not None, "whoever gives memory back has weights"
+        assert self._given is not None, "memory was given back, so there are weights"
         return self._given
 
     def _models(self) -> Iterator[nn.Module]:

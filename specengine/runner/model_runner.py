@@ -292,7 +292,7 @@ class ModelRunner:
 
         sampling: a batch of the host, which edits the logits of `output` as its requests ask, rows
         saying what each row decides; or RowDraws, of logits that are edited already; or None, for
-        the best tokens of hidden states, [R, H], whose logits nobody needs.
+        the best tokens of hidden states, [R, H], whose logits are not needed.
         """
         if isinstance(output, Tensor):
             return self.model.head.best(output)

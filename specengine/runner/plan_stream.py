@@ -113,6 +113,6 @@ class PlanStream:
             with platform.on_stream(self.stream):
                 yield ready
                 ready.record(self.stream)
-        except BaseException:  # nobody waits for the event of a plan that is not there
+        except BaseException:  # no event is waited for where no plan was made
             platform.current_stream().wait_stream(self.stream)
             raise

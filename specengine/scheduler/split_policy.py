@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 _NEW = 0.25
 # How much longer a token may take is used up to this part: rounds differ.
 _MARGIN = 0.9
-# A prompt that nobody waits behind may take so many times what it takes alone.
+# A prompt with no other behind it may take so many times what it takes alone.
 PROMPT_RATIO = 1.4
 # Seconds over which rounds are held to the ratio: what answers take; before any has ended, and at
 # least and at most.

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from specengine.engine.adaptive.choose import Decision
 from specengine.engine.outputs import EngineStats, RequestOutput
-from specengine.server.metrics_names import PREFIX, LabelledCollector, RenamedCollector
+from specengine.server.metrics_names import PREFIX, LabelledCollector, RenamedCollector, families
 from specengine.server.metrics_shared import shared
 from specengine.server.metrics_split import split_metrics
 
@@ -151,8 +151,7 @@ def _gauges(stats: EngineStats) -> Iterable[Metric]:
             stats.spec.mean_acceptance_length,
         ),
     }
-    for name, (text, value) in values.items():
-        yield GaugeMetricFamily(PREFIX + name, text, value=value)
+    yield from families(GaugeMetricFamily, PREFIX, values)
 
 
 def _counters(stats: EngineStats) -> Iterable[Metric]:
@@ -179,8 +178,7 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
             spec.num_accepted_tokens,
         ),
     }
-    for name, (text, value) in values.items():
-        yield CounterMetricFamily(PREFIX + name, text, value=value)
+    yield from families(CounterMetricFamily, PREFIX, values)
 
 
 def _snapshots(stats: EngineStats) -> Iterable[Metric]:

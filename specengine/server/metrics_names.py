@@ -10,6 +10,15 @@ from prometheus_client.registry import Collector
 
 PREFIX = "specengine:"
 
+
+def families(
+    kind: Callable[..., Metric], prefix: str, values: Mapping[str, tuple[str, float]]
+) -> Iterable[Metric]:
+    """A family of one sample for each name. values: its help text and value."""
+    for name, (text, value) in values.items():
+        yield kind(prefix + name, text, value=value)
+
+
 # Ours by vLLM's. Only those that count the same: its inter_token_latency_seconds, for example, is
 # measured between tokens, where ours is the mean of a choice.
 VLLM = {

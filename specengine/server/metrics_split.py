@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 
 from specengine.engine.outputs import SplitStats
-from specengine.server.metrics_names import PREFIX
+from specengine.server.metrics_names import PREFIX, families
 
 _PREFIX = PREFIX + "split_prefill_"
 
@@ -25,8 +25,7 @@ def split_metrics(stats: SplitStats) -> Iterable[Metric]:
             stats.num_rounds_on_all,
         ),
     }
-    for name, (text, value) in values.items():
-        yield CounterMetricFamily(_PREFIX + name, text, value=value)
+    yield from families(CounterMetricFamily, _PREFIX, values)
     text = "Forwards of prompts under way beside rounds"
     yield GaugeMetricFamily(_PREFIX + "under_way", text, value=stats.num_under_way)
     family = CounterMetricFamily(

@@ -44,5 +44,5 @@ def test_tokens_of_prefills_and_rounds_come_from_one_place(
         (found,) = llm.generate(PROMPTS[:1], params)
         assert len(chosen) >= len(found.token_ids)
         rest = iter(chosen)
-        if verify == "match":  # relaxed emits drafts that nobody chose
+        if verify == "match":  # relaxed emits drafts that no sampling chose
             assert all(token in rest for token in found.token_ids), "in their order"

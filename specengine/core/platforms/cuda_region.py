@@ -100,7 +100,7 @@ class CudaRegion(Region):
         return (one for one in _segments() if one["segment_pool_id"] in self._pools)
 
     def _blocks(self) -> Iterator[Block]:
-        """All that is in use, whoever holds it."""
+        """All blocks that are in use."""
         for segment in self._own_segments():
             for one in segment["blocks"]:
                 if one["state"] == "active_allocated":

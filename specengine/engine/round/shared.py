@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specengine.core.request import Req
-from specengine.core.sharing import ROUND, ExpertSharers, RoundShape, Wish
+from specengine.core.sharing import ROUND, ExpertSharers, NextRun, RoundShape
 from specengine.engine.draft_depth import depths_within
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey, RoundPlan
@@ -28,14 +28,14 @@ class AgreedRounds:
     ) -> tuple[RoundKey, RoundPlan] | None:
         """What this rank launches now, at least as deep and as large as what it has asked for.
         None: as ExpertSharers.round has it. Waits for the other ranks."""
-        wish = Wish(
+        next_run = NextRun(
             ROUND,
             batch_size=key.batch_size,
             num_steps=key.num_steps,
             features=_code_of(key.sampling),
             in_flight=int(in_flight),
         )
-        shape = self.sharers.round(wish)
+        shape = self.sharers.round(next_run)
         if shape is None:
             return None
         if shape.num_steps != key.num_steps:
