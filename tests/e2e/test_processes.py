@@ -40,8 +40,8 @@ def spread(served: Served) -> Iterator[list[httpx.Client]]:
     """Connections to both front ends: the first, and the last."""
     until(lambda: len(served.front_ends()) == 2)
     clients = [httpx.Client(base_url=served.url, timeout=60) for _ in range(5)]
-    for one in clients:
-        assert one.get("/health").status_code == 200
+    for one in clients:  # each front end learns by itself that the engine serves
+        until(lambda one=one: one.get("/ready").status_code == 200)
     yield clients
     for one in clients:
         one.close()

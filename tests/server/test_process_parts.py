@@ -47,6 +47,16 @@ def test_few_connections_share_a_front_end_and_many_are_spread() -> None:
     assert choose(children[2:]) is None
 
 
+def test_connections_go_to_front_ends_that_have_loaded_where_there_are_any() -> None:
+    loading, serving = (Child(name, cast(Any, None), is_up=True) for name in ("a", "b"))
+    assert choose([loading, serving]) is loading
+    serving.serves = True
+    loading.num_open, serving.num_open = 1, FILLED
+    assert choose([loading, serving]) is serving
+    serving.gone()
+    assert choose([loading, serving]) is loading
+
+
 def test_pauses_grow_until_the_server_gives_up() -> None:
     restarts = Restarts(8)
     pauses = [restarts.pause("a front end") for _ in range(8)]

@@ -20,8 +20,9 @@ PAUSE = 0.1  # seconds without descriptors, or without a front end that takes an
 
 def choose(front_ends: Iterable[Child]) -> Child | None:
     """Few connections share a front end, for each one costs the engine a message a step; many are
-    spread evenly."""
-    able = [one for one in front_ends if one.is_up]
+    spread evenly. While some still load what others have, those others get all."""
+    up = [one for one in front_ends if one.is_up]
+    able = [one for one in up if one.serves] or up
     filling = [one for one in able if one.num_open < FILLED]
     if filling:
         return max(filling, key=lambda one: one.num_open)

@@ -99,6 +99,10 @@ class Up(Struct, tag="up"):
     """The front end takes connections."""
 
 
+class Serves(Struct, tag="serves"):
+    """The front end has met each engine once: what it answers is no longer that they load."""
+
+
 class Beat(Struct, tag="beat"):
     """The front end's event loop runs. num_closed: connections since the last."""
 
@@ -112,8 +116,8 @@ class Drained(Struct, tag="drained"):
 ToChild = (
     StartEngine | StartFrontEnd | EngineInfo | EngineDown | Connection | FrontEndGone | Drain | Stop
 )
-ToSupervisor = EngineInfo | LoadFailed | Up | Beat | Drained
-Message = ToChild | Up | Beat | Drained | LoadFailed
+ToSupervisor = EngineInfo | LoadFailed | Up | Serves | Beat | Drained
+Message = ToChild | Up | Serves | Beat | Drained | LoadFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -22,12 +22,14 @@ LAST_WORDS = 2.0  # seconds that a process has to write its stack traces
 
 @dataclass(eq=False)
 class Child:
-    """A process and the channel to it. num_open: connections that it has."""
+    """A process and the channel to it. is_up: it takes connections. serves: requests as well.
+    num_open: connections that it has."""
 
     name: str
     process: asyncio.subprocess.Process
     mailbox: Mailbox = field(init=False)
     is_up: bool = False
+    serves: bool = False
     is_drained: bool = False
     num_open: int = 0
     last_beat: float = field(default_factory=monotonic)

@@ -27,6 +27,7 @@ from specengine.server.processes.channel import (
     EngineDown,
     EngineInfo,
     Received,
+    Serves,
     StartFrontEnd,
     Stop,
     Up,
@@ -73,6 +74,7 @@ class FrontEnd(uvicorn.Server):
         self._name = start.name
         self._first_engines = start.engines
         self._engines: dict[int, RemoteEngine] = {}  # by number, each the last that served
+        self._met: dict[int, EngineInfo] = {}  # by number, those not known to be down
         self._num_engines = start.config.parallel.dp_size
         self._tokenizer: Any = None
         self._loading = asyncio.Lock()
@@ -84,9 +86,11 @@ class FrontEnd(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for one in self._first_engines:
+            self._met[one.number] = one
             await self._use(one)
         self._mailbox = self._channel.watched(self._obey, lambda: os._exit(1))
         self._mailbox.send(Up())
+        self._tell_whether_it_serves()
         self._do(self._beat())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -112,8 +116,10 @@ class FrontEnd(uvicorn.Server):
         if isinstance(message, Connection):
             self._do(self._adopt(received.descriptors[0], message.is_surplus))
         elif isinstance(message, EngineInfo):
-            self._do(self._use(message))
+            self._met[message.number] = message  # at once: the next message may be its end
+            self._do(self._meet(message))
         elif isinstance(message, EngineDown):
+            self._met.pop(message.number, None)
             self._lose(message.number, message.message)
         elif isinstance(message, Drain):
             self._do(self._drain())
@@ -140,10 +146,20 @@ class FrontEnd(uvicorn.Server):
             if not (made and made[0] in self.server_state.connections):
                 self._note_closed()
 
+    async def _meet(self, info: EngineInfo) -> None:
+        await self._use(info)
+        self._tell_whether_it_serves()
+
+    def _tell_whether_it_serves(self) -> None:
+        if self._service.engine is not None:
+            self._mailbox.send(Serves())
+
     async def _use(self, info: EngineInfo) -> None:
         async with self._loading:  # of several engines that come at once
             if self._tokenizer is None:  # that of another engine is the same
                 self._tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer)
+        if self._met.get(info.number) is not info:
+            return  # it has ended meanwhile: requests to it would wait for nothing
         self._lose(info.number, "the engine has been replaced")
         self._engines[info.number] = engine = RemoteEngine(info, self._tokenizer, self._name)
         service = self._service

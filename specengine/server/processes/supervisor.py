@@ -26,6 +26,7 @@ from specengine.server.processes.channel import (
     Drain,
     Drained,
     Message,
+    Serves,
     StartFrontEnd,
     Stop,
     Up,
@@ -176,6 +177,8 @@ class Supervisor:
             child.is_up = True
             if not self._ending.is_set() or not child.is_drained:
                 self.acceptor.start()
+        elif isinstance(message, Serves):
+            child.serves = True
         elif isinstance(message, Drained):
             child.is_drained = True
         elif (info := self.engines.note(child, message)) is not None:
