@@ -3,10 +3,13 @@ the index (README.md) are drawn from these files and never edited.
 
     python benchmarks/report.py                    # draw every page and the index again
     python benchmarks/report.py TOPIC TABLE LABEL=FILE.json ... [--kind startup]
+    python benchmarks/report.py --take FILE.json ...
 
 The second form replaces a table by reports that `specengine bench accept|step|throughput --json`
-wrote. A script of this folder replaces its own table. Title, sentence and plot of a topic, and what
-a reader should know of a table ("notes", a list of paragraphs), are edited in the JSON file.
+wrote. A script of this folder replaces its own table; where BENCHMARK_TABLES names a folder, it
+writes TOPIC.TABLE.json there instead, and the third form takes such files in. Title, sentence and
+plot of a topic, and what a reader should know of a table ("notes", a list of paragraphs), are
+edited in the JSON file.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ import bench_tables
 from specengine.lab.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
+ELSEWHERE = "BENCHMARK_TABLES"
 INDEX = """# Results
 
 A page a topic, newest figures only; older ones and explorations are in git's history. Each table
@@ -43,14 +48,14 @@ def write(
     facts: dict[str, Any] | None = None,
 ) -> Path:
     """Replace a table of results/TOPIC.json by rows of equal keys, and draw its page and the index;
-    returns the page's path. notes: paragraphs, an empty line between two. facts: the environment of
-    a measurement that was made elsewhere; None: it was made here and now."""
+    returns the page's path. Where BENCHMARK_TABLES names a folder, the table alone is written
+    there, and the file's path is returned. notes: paragraphs, an empty line between two. facts: the
+    environment of a measurement that was made elsewhere; None: it was made here and now."""
     path = RESULTS / f"{topic}.json"
     if not path.exists():
         raise SystemExit(f"{path} is missing: write its title and summary first, with no tables")
-    record = json.loads(path.read_text())
     columns = list(rows[0]) if rows else []
-    record["tables"][name] = {
+    made = {
         "title": title,
         "date": datetime.date.today().isoformat(),
         "environment": environment() if facts is None else facts,
@@ -58,6 +63,28 @@ def write(
         "rows": [[rounded(row.get(column)) for column in columns] for row in rows],
         "notes": [" ".join(one.split()) for one in notes.split("\n\n") if one.strip()],
     }
+    if ELSEWHERE in os.environ:
+        file = Path(os.environ[ELSEWHERE], f"{topic}.{name}.json")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(compact({"tables": {name: made}}))
+        return file
+    return _put(path, {name: made})
+
+
+def take(files: list[Path]) -> list[Path]:
+    """Put tables into their topics that `write` left elsewhere; returns the pages' paths."""
+    found = []
+    for file in files:
+        topic = RESULTS / f"{file.name.partition('.')[0]}.json"
+        if not topic.exists():
+            raise SystemExit(f"{file}: there is no topic {topic.stem}")
+        found.append(_put(topic, json.loads(file.read_text())["tables"]))
+    return found
+
+
+def _put(path: Path, tables: dict[str, Any]) -> Path:
+    record = json.loads(path.read_text())
+    record["tables"] |= tables
     path.write_text(compact(record))
     draw()
     return path.with_suffix(".md")
@@ -177,7 +204,11 @@ def main() -> None:
     parser.add_argument("--kind", choices=sorted(bench_tables.KINDS), help="default: by the report")
     parser.add_argument("--title", help="default: the title that the table has")
     parser.add_argument("--notes", default="", help="what a reader should know of it")
+    parser.add_argument("--take", nargs="+", type=Path, metavar="FILE", help="tables to take in")
     args = parser.parse_args()
+    if args.take:
+        print(*take(args.take), sep="\n")
+        return
     if args.topic is None:
         draw()
         return
