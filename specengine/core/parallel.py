@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from specengine.core.errors import ConfigError
+from specengine.core.errors import ConfigError, SpecEngineError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from specengine.core.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FAILED_EXIT = 70  # the code with which rank 0's process ends after another rank has
 
@@ -53,6 +57,35 @@ class Alone:
 
     def greatest(self, numbers: Sequence[int]) -> list[int]:
         return list(numbers)
+
+
+def of_each(ranks: Communicator, number: int) -> list[int]:
+    """The numbers of all ranks, by rank: at least 0. All ranks call this."""
+    return ranks.greatest([number if place == ranks.rank else 0 for place in range(ranks.size)])
+
+
+def on_all(ranks: Communicator, do: Callable[[], T], what: str, error: type[SpecEngineError]) -> T:
+    """What `do` gives, where it fails on no rank. All ranks call this.
+
+    Where it fails on any, all raise: rank 0 what was raised there, which its caller is told, every
+    other rank `error`, and a rank on which it did not fail `error` too. what: "cannot ...", for
+    the message. What was done on the other ranks they have to undo.
+    """
+    failure: Exception | None = None
+    try:
+        found = do()
+    except Exception as raised:  # whatever it is, the other ranks must not go on
+        failure = raised
+    failed = [rank for rank, one in enumerate(of_each(ranks, int(failure is not None))) if one]
+    if failure is None and not failed:
+        return found
+    if failure is None:
+        names = ", ".join(map(str, failed))
+        raise error(f"another rank ({names} of {ranks.size}) {what}; its log says why")
+    if ranks.rank == 0:
+        raise failure
+    logger.error("rank %d %s: %s", ranks.rank, what, failure)
+    raise error(str(failure)) from failure
 
 
 class Link(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -13,11 +14,14 @@ class Region(ABC):
     """Tensors whose memory is given back to the machine, and comes back at the same addresses: what
     points there, such as a captured graph, is valid again then. In between nothing may touch them.
 
-    find: set by the owner, gives all tensors of the region; asked where the platform cannot know
-    by itself what was allocated in it.
+    find: gives all tensors of the region; set before `release` by the one who calls it, and asked
+    where the platform cannot know by itself what was allocated in it. users: who may call it.
     """
 
     find: Callable[[], Iterator[Tensor]] = staticmethod(lambda: iter(()))
+
+    def __init__(self) -> None:
+        self.users: WeakSet[object] = WeakSet()
 
     @abstractmethod
     def allocating(self) -> AbstractContextManager[object]:

@@ -37,8 +37,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--enable-pdmux", "--enable-mixed-chunk"),
     ("--enable-pdmux", "--tp-size"),  # each rank would measure times of its own
     ("--enable-pdmux", "--enable-dp-attention"),  # forwards of ranks meet whole
-    ("--enable-sleep-mode", "--tp-size"),
-    ("--enable-sleep-mode", "--enable-dp-attention"),
     ("--trace", "--tp-size"),
     ("--quantization for a CPU", "--tp-size"),
     ("--speculative-cost-table", "--tp-size"),

@@ -155,8 +155,7 @@ def build_engine(
     engine.owns_ranks = owns_ranks
     engine.weights = RunningWeights(config, loaded, draft)
     engine.weights.pieces = add_pieces(config.graph, runner, phases)
-    if owns_ranks:  # others may use weights that were lent
-        engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
+    engine.sleeper = make_sleeper(loaded, engine.weights, [memory.kv, memory.draft_kv])
     engine.ragged_counters = add_ragged_graphs(config, runner, draft_runners)
     text_depends_on_drafts = getattr(engine.parts.verifier, "text_depends_on_drafts", False)
     engine.ragged_counters |= add_draft_loops(

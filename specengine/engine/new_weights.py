@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from specengine.core.config import EngineConfig
 from specengine.core.errors import ConfigError, ModelLoadError
 from specengine.core.model import DecoderModel
-from specengine.core.parallel import split_over
+from specengine.core.parallel import on_all, split_over
 from specengine.core.sharing import sharing_experts
 from specengine.draft.loaded import LoadedDraft
 from specengine.engine.draft_build import load_draft
@@ -30,8 +29,6 @@ from specengine.runner.loader.model_source import ModelSource
 from specengine.runner.loader.source import resolve_model
 from specengine.runner.piecewise.forwards import PiecewiseForwards
 from specengine.target.registry import find_model_class
-
-logger = logging.getLogger(__name__)
 
 # Of config.json, what says nothing of how the model computes.
 _UNRELATED = frozenset(
@@ -69,21 +66,12 @@ class RunningWeights:
         device. Raises ConfigError or ModelLoadError where they cannot take the place of those that
         run, on whichever rank; nothing has changed then.
         """
-        ranks, new = self.loaded.ranks, None
-        failure: Exception | None = None
-        try:
-            new = self._read(model, draft_model)
-        except Exception as error:  # whatever it is, the other ranks must not put theirs in place
-            failure = error
-        if ranks.greatest([int(failure is not None)]) == [0]:
-            assert new is not None
-            return new
-        if failure is None:
-            failure = ModelLoadError("another rank cannot read its part; its log says why")
-        elif ranks.rank:  # rank 0 tells the caller, and this rank goes on
-            logger.error("new weights cannot be read: %s", failure)
-            raise ModelLoadError(str(failure)) from failure
-        raise failure
+        return on_all(
+            self.loaded.ranks,
+            lambda: self._read(model, draft_model),
+            "cannot read its part of the new weights",
+            ModelLoadError,
+        )
 
     def _read(self, model: str | None, draft_model: str | None) -> NewWeights:
         if model is None and draft_model is None:

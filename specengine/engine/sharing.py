@@ -57,15 +57,31 @@ class SharingEngine(Engine):
 
     def update_weights(self, model: str | None = None, draft_model: str | None = None) -> int:
         """Waits until all ranks are asked for it. They must be asked for the same."""
+        self.sleeper.require_awake()
+        self._meet(f"weights {model} {draft_model}")
+        return super().update_weights(model, draft_model)
+
+    def sleep(self, level: int = 1) -> int:
+        """Waits until all ranks are asked for it."""
+        self._meet(f"sleep {level}")
+        return super().sleep(level)
+
+    def wake(self) -> None:
+        """Waits until all ranks are asked for it."""
+        self._meet("wake")
+        super().wake()
+
+    def _meet(self, what: str) -> None:
+        """Raises ConfigError where ranks are asked for different things."""
         self.finish_rounds()
         self.sharers.meet()
-        asked = crc32(f"{model} {draft_model}".encode())
+        asked = crc32(what.encode())
         most, least = self.sharers.communicator.greatest([asked, -asked])
         if most != -least:
             raise ConfigError(
-                "engines that share experts were asked for different weights at once: ask again"
+                "engines that share experts were asked for different things at once, as weights, "
+                "or to sleep and to wake: ask again"
             )
-        return super().update_weights(model, draft_model)
 
 
 def meet(config: EngineConfig, rank: int, folder: str) -> ExpertSharers:

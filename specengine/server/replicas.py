@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import fields, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError
@@ -17,6 +17,8 @@ from specengine.runner.fallbacks import GraphStats
 from specengine.server.routing import PrefixRouter
 from specengine.server.service import ServedEngine
 from specengine.server.streaming import closing
+
+T = TypeVar("T")
 
 
 class Replicas:
@@ -93,32 +95,33 @@ class Replicas:
         the new weights already. Those that share experts take them together, all or none."""
         for number in range(len(self.engines)):
             self.router.forget(number)
-        if self.config.parallel.enable_dp_attention:
-            return await self._update_together(model, draft_model)
-        return sum([await one.update_weights(model, draft_model) for one in self._able_engines()])
-
-    async def _update_together(self, model: str | None, draft_model: str | None) -> int:
-        able = self._able_engines()
-        if len(able) < len(self.engines):
-            raise EngineStoppedError("not all engines that share experts serve; ask again later")
-        asked = (one.update_weights(model, draft_model) for one in able)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        failed = [one for one in found if isinstance(one, BaseException)]
-        if failed:
-            raise failed[0]
-        return sum(one for one in found if not isinstance(one, BaseException))
+        return sum(await self._ask_all(lambda one: one.update_weights(model, draft_model)))
 
     async def sleep(self, level: int = 1) -> int:
         """See ServedEngine. One replica after the other; where one refuses, those before it sleep
-        already."""
+        already. Those that share experts sleep together, all or none."""
         for number in range(len(self.engines)):
             self.router.forget(number)
-        return sum([await one.sleep(level) for one in self._able_engines()])
+        return sum(await self._ask_all(lambda one: one.sleep(level)))
 
     async def wake(self) -> None:
         """See ServedEngine."""
-        for one in self._able_engines():
-            await one.wake()
+        await self._ask_all(lambda one: one.wake())
+
+    async def _ask_all(self, ask: Callable[[ServedEngine], Awaitable[T]]) -> list[T]:
+        """Answers of the engines. Engines that share experts wait for each other: they are asked at
+        once, and only where all serve."""
+        able = self._able_engines()
+        if not self.config.parallel.enable_dp_attention:
+            return [await ask(one) for one in able]
+        if len(able) < len(self.engines):
+            raise EngineStoppedError("not all engines that share experts serve; ask again later")
+        found = await asyncio.gather(*map(ask, able), return_exceptions=True)
+        answers = [one for one in found if not isinstance(one, BaseException)]
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        return answers
 
     async def is_sleeping(self) -> bool:
         """Whether any does: requests may meet it."""

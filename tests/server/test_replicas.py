@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from specengine.core.config import EngineConfig
 from specengine.core.errors import EngineStoppedError
+from specengine.core.parallel_config import ParallelConfig
 from specengine.core.sampling import SamplingParams
 from specengine.core.spec_totals import SpecTotals
 from specengine.engine.outputs import EngineStats
@@ -121,6 +123,25 @@ def test_one_replica_is_enough_and_none_is_an_error() -> None:
     assert not replicas.is_ready
     with pytest.raises(EngineStoppedError, match="no replica"):
         asyncio.run(ask(replicas, tokens(8)))
+
+
+def test_replicas_that_share_experts_are_told_to_sleep_at_once() -> None:
+    """Each waits for the others; and none is asked where one does not serve."""
+    parallel = ParallelConfig(dp_size=2, enable_dp_attention=True)
+    engines: list[Any] = [FakeEngine(config=EngineConfig(parallel=parallel)) for _ in range(2)]
+    replicas, asked = Replicas(engines), [asyncio.Event() for _ in engines]
+
+    async def sleep(number: int) -> int:
+        asked[number].set()
+        await asyncio.wait_for(asked[1 - number].wait(), 10)
+        return 7
+
+    for number, one in enumerate(engines):
+        one.sleep = lambda level, number=number: sleep(number)
+    assert asyncio.run(replicas.sleep()) == 14
+    engines[1].is_ready = False
+    with pytest.raises(EngineStoppedError, match="not all engines"):
+        asyncio.run(replicas.wake())
 
 
 def test_counters_are_summed() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import IO
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class HostRegion(Region):
     """Addresses stay, since only the pages go. Meanwhile a nameless file in TMPDIR has them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._kept: list[Span] = []
         self._file: IO[bytes] | None = None
 
@@ -66,6 +68,7 @@ class HostRegion(Region):
                 f"the weights do not fit in {tempfile.gettempdir()}: {error}"
             ) from error
         self._kept, self._file = kept, file
+        finalize(self, file.close)  # where it is never restored
         for span in gone.values():
             _clear_edges(span)
         return sum(_give_back(span) for span in [*kept, *gone.values()])

@@ -52,6 +52,7 @@ class CudaRegion(Region):
 
     def __init__(self) -> None:
         """Raises ConfigError where the library is missing."""
+        super().__init__()
         self._saver = _library()
         self._tag = f"specengine-{next(_numbers)}"
         self._pools: set[tuple[int, int]] = set()

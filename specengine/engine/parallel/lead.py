@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 from zlib import crc32
 
 from specengine.core.batch import ScheduleBatch
-from specengine.core.errors import ConfigError, EngineStoppedError
+from specengine.core.errors import EngineStoppedError
+from specengine.core.parallel import of_each
 from specengine.core.registry import load_place
 from specengine.core.request import Req
 from specengine.core.sampling import SamplingParams
@@ -54,6 +56,10 @@ class RankEngine(Engine):
         return super().use_idle_moment(
             may_capture, lambda: decide(lambda: (int(is_wanted()),)) == (1,)
         )
+
+    def sleep(self, level: int = 1) -> int:
+        """Gives the bytes of all ranks."""
+        return sum(of_each(self.parts.link.communicator, super().sleep(level)))
 
     def _digest(self, tokens: Iterator[int]) -> None:
         self.digest = crc32(array("q", tokens), self.digest)
@@ -108,10 +114,13 @@ class LeadEngine(RankEngine):
             super().finish_rounds()
 
     def sleep(self, level: int = 1) -> int:
-        raise ConfigError("the memory of several ranks is not given back: --tp-size 1")
+        gc.collect()  # engines that are gone: the other ranks let go of theirs first
+        with self._telling(Do(self.number, "sleep", [level])):
+            return super().sleep(level)
 
     def wake(self) -> None:
-        """It never sleeps."""
+        with self._telling(Do(self.number, "wake", [])):
+            super().wake()
 
     def advance(self) -> list[Choice]:
         if self.host_round.recorders:

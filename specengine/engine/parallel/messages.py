@@ -43,7 +43,14 @@ class Do(msgspec.Struct, tag=True):
 
     engine: int
     method: Literal[
-        "abort", "add_embedding", "give_up", "flush_cache", "update_weights", "finish_rounds"
+        "abort",
+        "add_embedding",
+        "give_up",
+        "flush_cache",
+        "update_weights",
+        "finish_rounds",
+        "sleep",
+        "wake",
     ]
     arguments: list[Any]
 

@@ -252,7 +252,7 @@ def test_engines_that_share_experts_take_new_weights_together(
         for _ in range(10 - 2 * ranks.rank):
             engine.step()
         found.append(run_plan(engine, [(ranks.rank, 0)]))
-        with pytest.raises(ConfigError, match="different weights at once"):
+        with pytest.raises(ConfigError, match="different things at once"):
             engine.update_weights(str(tmp_path) if ranks.rank else str(folder))
         with pytest.raises(ModelLoadError):
             engine.update_weights(str(tmp_path))
