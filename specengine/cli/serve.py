@@ -42,8 +42,10 @@ def serve_in_one_process(config: EngineConfig) -> None:
             from specengine.engine.async_engine import AsyncEngine
             from specengine.engine.build import build_engine
             from specengine.engine.garbage import frozen_objects
+            from specengine.engine.serving.pacing import pace_prompts
 
             engine = build_engine(config)
+            pace_prompts(engine.parts)
             until_the_end.enter_context(frozen_objects())
             return AsyncEngine(engine, True, interval=config.server.stream_interval)
 

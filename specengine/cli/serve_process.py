@@ -40,6 +40,7 @@ def run_engine(channel: Channel, start: StartEngine) -> int:
     from specengine.engine.build import build_engine, load
     from specengine.engine.garbage import frozen_objects
     from specengine.engine.phases import Phases
+    from specengine.engine.serving.pacing import pace_prompts
     from specengine.engine.sharing import meet
     from specengine.server.processes.engine_process import run_engine
 
@@ -51,6 +52,7 @@ def run_engine(channel: Channel, start: StartEngine) -> int:
                 sharers = meet(config, start.number, start.meeting)
                 loaded = load(config, Phases(), None, sharers)
             engine = build_engine(config, loaded)
+            pace_prompts(engine.parts)
             until_the_end.enter_context(frozen_objects())
             return engine
 

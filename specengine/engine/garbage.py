@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def freeze_objects() -> None:
+    """Collections pass over what exists by now, for good."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def frozen_objects() -> Iterator[None]:
     """While inside, collections pass over what exists by now.
@@ -14,8 +20,7 @@ def frozen_objects() -> Iterator[None]:
     With an engine loaded these are 350,000 objects, most of them PyTorch's. A full collection takes
     a fifth of a second, as long as a hundred rounds of a small model, and comes in between.
     """
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from specengine.core.request import FinishReason, Req, ReqState
 from specengine.scheduler.kept_memory import Kept
 from specengine.scheduler.ledger import KVLedger
 from specengine.scheduler.lifecycle import RequestLifecycle
+from specengine.scheduler.pace import PromptPace
 from specengine.scheduler.policy import SchedulePolicy
 from specengine.scheduler.queues import RequestQueues
 
@@ -105,6 +106,7 @@ class Admission:
         self.ledger = ledger
         self.lifecycle = lifecycle
         self.demand = Demand()
+        self.pace = PromptPace()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
 
@@ -132,7 +134,7 @@ class Admission:
         forward; where they have more, the first prompt is alone in it. below: only prompts that
         have fewer tokens left, and fewer in all."""
         limit = self.policy.chunked_prefill_size
-        budget = limit if limit > 0 else sys.maxsize
+        budget = self.pace.begin(limit) if limit > 0 else sys.maxsize
         split = self.queues.split
         started = [req for req in self.queues.prefilling if req not in split]
         pool = started + self._next_waiting()

@@ -140,6 +140,7 @@ class Scheduler:
     def commit_prefill(self, batch: ScheduleBatch, result: PrefillResult) -> None:
         """Take the outcome of an EXTEND, MIXED or SPLIT_PREFILL batch. Requests aborted meanwhile
         are skipped."""
+        self.admission.pace.end(sum(batch.extend_lens))
         for index, req in enumerate(batch.reqs):
             self.queues.split.pop(req, None)
             if req.is_finished:

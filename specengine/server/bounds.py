@@ -48,7 +48,10 @@ def check_bounds(body: Any, limits: LimitConfig) -> None:
 
 
 def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
-    """ApiError (400) for a prompt of more bytes than the context can be expected to hold."""
+    """ApiError (400) for a prompt of more bytes than the context can be expected to hold, or of as
+    many token ids as it has places."""
+    for param, count in _id_counts(body):
+        check_fits(count, context_length, param)
     most = limits.max_bytes_per_token * context_length
     for param, size in _text_sizes(body):
         if size > most:
@@ -57,6 +60,25 @@ def check_text(body: Any, limits: LimitConfig, context_length: int) -> None:
                 f"{most} at most ({limits.options()['max_bytes_per_token'].flag}); shorten it"
             )
             raise ApiError(400, message, param, "context_length_exceeded")
+
+
+def check_fits(num_tokens: int, context_length: int, param: str) -> None:
+    """ApiError (400) for a prompt that leaves no room. (max_tokens beyond the context is cut.)"""
+    if num_tokens >= context_length:
+        message = (
+            f"the prompt has {num_tokens} tokens, and the context length of this model is "
+            f"{context_length}: no token can follow; shorten the prompt"
+        )
+        raise ApiError(400, message, param, "context_length_exceeded")
+
+
+def _id_counts(body: Any) -> Iterator[tuple[str, int]]:
+    """Token ids of each prompt."""
+    for param in PROMPTS if isinstance(body, dict) else ():
+        prompt = body.get(param)
+        for one in prompt if isinstance(prompt, list) and _is_many(prompt) else [prompt]:
+            if isinstance(one, list) and one and isinstance(one[0], int):
+                yield param, len(one)
 
 
 def _text_sizes(body: Any) -> Iterator[tuple[str, int]]:

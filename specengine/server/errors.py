@@ -23,6 +23,8 @@ from specengine.server.json_bytes import dumps
 
 logger = logging.getLogger(__name__)
 
+MOST_TOLD = 2000  # characters of what a client sent, in a message or a name of a field
+
 
 @dataclass(eq=False)
 class ApiError(Exception):
@@ -39,9 +41,9 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         error = {
-            "message": self.message,
+            "message": _clipped(self.message),
             "type": self.kind,
-            "param": self.param,
+            "param": None if self.param is None else _clipped(self.param),
             "code": self.code,
         }
         return {"error": error}
@@ -53,6 +55,10 @@ class ApiError(Exception):
     def response(self) -> Response:
         content = dumps(self.body())
         return Response(content, self.status, self.headers(), media_type="application/json")
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} ..."
 
 
 class BodyRefused(HTTPException):

@@ -42,6 +42,12 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def are_tokens(value: Any) -> bool:
+    """Whether it is a list of token ids, not empty. Without a Python call for each: a body may hold
+    a million."""
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
+
+
 class Speculative(Strict):
     """How far this request may be drafted for; its answer does not depend on it."""
 

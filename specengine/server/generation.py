@@ -16,6 +16,7 @@ from specengine.core.sampling import SamplingParams
 from specengine.core.spec_stats import SpecStats
 from specengine.engine.outgoing import request_id
 from specengine.engine.outputs import RequestOutput, add_stats, speculative_metrics
+from specengine.server.bounds import check_fits
 from specengine.server.errors import ApiError
 from specengine.server.json_bytes import dumps
 from specengine.server.logprobs import LOWEST
@@ -126,14 +127,8 @@ def make_job(
 
 
 def check_context(engine: ServedEngine, prompts: list[list[int]], param: str) -> None:
-    """Refuse a prompt that leaves no room. (max_tokens beyond the context is cut to what fits.)"""
-    longest = max(len(prompt) for prompt in prompts)
-    if longest >= engine.context_length:
-        message = (
-            f"the prompt has {longest} tokens, and the context length of this model is "
-            f"{engine.context_length}: no token can follow; shorten the prompt"
-        )
-        raise ApiError(400, message, param, "context_length_exceeded")
+    """ApiError where one leaves no room for a token."""
+    check_fits(max(map(len, prompts)), engine.context_length, param)
 
 
 class Shape(Protocol):

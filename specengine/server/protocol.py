@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, FailFast, Field, model_validator
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
-from specengine.server.fields import SamplingFields, is_token
+from specengine.server.fields import SamplingFields, are_tokens, is_token
 from specengine.server.messages import Message
 from specengine.server.streaming import Streaming
 from specengine.server.strict import Strict
@@ -126,8 +126,7 @@ def as_prompts(value: Any) -> list[Prompt]:
     """A text, token ids, or a list of either -> the list."""
     prompts = value if isinstance(value, list) and value and not is_token(value[0]) else [value]
     for prompt in prompts:
-        is_ids = isinstance(prompt, list) and all(is_token(token) for token in prompt)
-        if not isinstance(prompt, str) and not (is_ids and prompt):
+        if not isinstance(prompt, str) and not are_tokens(prompt):
             raise ValueError(
                 "must be a text, a list of texts, a list of token ids, or a list of such lists"
             )

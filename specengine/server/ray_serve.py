@@ -93,8 +93,10 @@ class EngineReplica:
     def __init__(self, config: bytes) -> None:
         from specengine.engine.async_engine import AsyncEngine
         from specengine.engine.build import build_engine
+        from specengine.engine.serving.pacing import pace_prompts
 
         engine = build_engine(_configs.decode(config))
+        pace_prompts(engine.parts)
         self._parts = engine.parts
         self._engine = AsyncEngine(engine, prepares=True)
 

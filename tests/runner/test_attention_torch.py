@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specengine.core.batch import ForwardMode
 from specengine.core.errors import ConfigError
@@ -53,6 +54,17 @@ def check(case: Case, tolerance: float = 2e-6) -> None:
 def test_decode(prefixes: list[int], window: int | None, scattered: bool) -> None:
     lens = [(prefix, 1) for prefix in prefixes]
     check(Case(lens, ForwardMode.DECODE, scattered=scattered, layer=Layer(sliding_window=window)))
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_chunk_behind_a_prefix_runs_in_fused_attention(window: int | None) -> None:
+    """PyTorch refuses it where the mask does not have the dimensions that it asks for."""
+    case = Case([(20, 30), (9, 3)], ForwardMode.EXTEND, layer=Layer(sliding_window=window))
+    backend = TorchAttentionBackend()
+    batch, q = case.batch(backend), case.q()
+    k_cache, v_cache = batch.token_to_kv_pool.get_kv_buffer(0)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        plan_spans(batch).forward(q, case.layer, k_cache, v_cache)
 
 
 @pytest.mark.parametrize("scattered", [True, False])

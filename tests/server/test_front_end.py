@@ -35,7 +35,9 @@ def test_engine_that_ends_while_a_front_end_loads_is_never_asked(
         may_load.wait(10)
         return tokenizer
 
+    frozen: list[bool] = []
     monkeypatch.setattr(module, "load_tokenizer", load)
+    monkeypatch.setattr(module, "freeze_objects", lambda: frozen.append(may_load.is_set()))
     config = EngineConfig()
     first, second = (
         EngineInfo(f"ipc://{tmp_path}/{name}", str(tmp_path), name, 200, 257, False, config)
@@ -60,6 +62,7 @@ def test_engine_that_ends_while_a_front_end_loads_is_never_asked(
         await until(lambda: heard)
         assert [received.message for received in heard] == [Serves()]
         assert service.engine.model_name == "second"
+        assert frozen == [True]  # once, when what all requests share was there
         service.engine.shutdown()
         one._mailbox.close()
         supervisor.close()

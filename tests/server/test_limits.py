@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from specengine.core.limits import LimitConfig
 from specengine.server.body import BodyReader
 from specengine.server.bounds import BOUNDS
 from specengine.server.errors import ApiError
+from tests.server.test_server import wait_for
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES = "/v1/responses"
@@ -150,6 +152,22 @@ def test_long_text_is_refused_before_it_is_tokenized(
     assert len(tokenized) == (2 if size == 16 * 200 else 0)
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["one", "of several"])
+@pytest.mark.parametrize(
+    ("path", "param", "fields"),
+    [(TEXT, "prompt", text()), ("/generate", "input_ids", {}), ("/v1/embeddings", "input", {})],
+)
+def test_long_lists_of_token_ids_are_refused_before_they_are_looked_at(
+    site: Any, engine: Any, path: str, param: str, fields: Json, many: bool
+) -> None:
+    """A text among the ids is met where they fit, and is not where they do not."""
+    for size, code in ((100, None), (engine.context_length - 1, "context_length_exceeded")):
+        ids = [1] * size + ["x"]
+        body = {"model": "fake", **fields, param: [[1], ids] if many else ids}
+        error = site.refusal(path, 400, **body)
+        assert (error["param"], error["code"]) == (param, code)
+
+
 def test_long_chats_are_refused_before_their_template(site: Any, engine: Any) -> None:
     """One refused for its tokens was rendered and tokenized; one refused for its bytes was not."""
     parts = [{"type": "text", "text": "é" * 400}] * 2
@@ -243,6 +261,19 @@ def test_many_errors_make_one_short_answer(site: Any, path: str, fields: Json) -
     response = site.post(path, **body)
     assert response.status_code == 400
     assert len(response.content) < 500
+
+
+def test_long_name_of_a_field_is_not_told_back(
+    site: Any, engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does it fill the log."""
+    caplog.set_level(logging.INFO, "specengine.server.request_log")
+    response = site.post(TEXT, **text(**{"a" * 1_000_000: 1}))
+    assert response.json()["error"]["message"].startswith("aaa")
+    assert response.json()["error"]["code"] == "unknown_param"
+    assert len(response.content) < 5000
+    wait_for(lambda: [one for one in caplog.records if hasattr(one, "fields")])
+    assert len(caplog.text) < 5000
 
 
 @pytest.mark.parametrize("field", ["response_format", "structured_outputs", "metadata"])

@@ -49,7 +49,8 @@ class Span:
         return rows.transpose(0, 1).unsqueeze(0)
 
     def mask(self, layer: AttentionLayer, keys: slice, dtype: torch.dtype) -> Tensor:
-        """[1, Q, K], the same for every layer of this window or chunk and dtype."""
+        """[1, 1, Q, K], the same for every layer of this window or chunk and dtype. PyTorch's fused
+        attention for CPUs refuses a mask of three dimensions, and takes a fifth of the time."""
         key = layer.sliding_window, layer.attention_chunk, dtype
         if key not in self.masks:
             device = self.slots.device
@@ -62,7 +63,7 @@ class Span:
                 self.num_past,
                 layer.attention_chunk,
             )
-            self.masks[key] = additive(visible, dtype)
+            self.masks[key] = additive(visible, dtype).unsqueeze(1)
         return self.masks[key]
 
     def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, layer: AttentionLayer) -> Tensor:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from specengine.core.errors import RequestError
 from specengine.core.grammar import GrammarSpec
 from specengine.core.sampling import MAX_LOGPROBS, SamplingParams
-from specengine.server.fields import CommonSampling, Speculative, is_token
+from specengine.server.fields import CommonSampling, Speculative, are_tokens
 from specengine.server.strict import Strict
 
 PARAMS = "sampling_params"
@@ -99,15 +99,11 @@ def _texts(value: Any) -> Any:
 
 
 def _ids(value: Any) -> Any:
-    if value is None or _are_ids(value):
+    if value is None or are_tokens(value):
         return value
-    if not isinstance(value, list) or not value or not all(map(_are_ids, value)):
+    if not isinstance(value, list) or not value or not all(map(are_tokens, value)):
         raise ValueError("must be a list of token ids, or a list of such lists")
     return value
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_token, value))
 
 
 class NativeRequest(Strict):

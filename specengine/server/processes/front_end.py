@@ -16,6 +16,7 @@ import uvicorn
 
 from specengine.core.limits import LimitConfig
 from specengine.core.trim import IdleTrim
+from specengine.engine.garbage import freeze_objects
 from specengine.server.app import create_app
 from specengine.server.connection import LimitedProtocol, limited_protocol
 from specengine.server.processes.channel import (
@@ -158,6 +159,7 @@ class FrontEnd(uvicorn.Server):
         async with self._loading:  # of several engines that come at once
             if self._tokenizer is None:  # that of another engine is the same
                 self._tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer)
+                freeze_objects()  # a full collection would walk for 0.1 s through what is loaded
         if self._met.get(info.number) is not info:
             return  # it has ended meanwhile: requests to it would wait for nothing
         self._lose(info.number, "the engine has been replaced")
