@@ -25,36 +25,18 @@ import report
 
 from specengine import LLM, SamplingParams, SpecConfig
 from specengine.core.interfaces import LogitsOutput
-from specengine.core.platform import Graph
+from specengine.core.platform import Event, Graph
+from specengine.core.platforms.cpu import Passed
 from specengine.core.spec import PrefillResult
 from specengine.engine.garbage import frozen_objects
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.key import RoundEvent, RoundKey
-from specengine.engine.round.launch_modes import Eager
+from specengine.engine.round.key import RoundKey
 
 PROMPT, NEW = 30, 256
 SAMPLING = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
 RESERVES = (2, 67, 132, 197)  # steps at which slots are reserved for the 64 rounds to come
-
-
-class Passed:
-    """An event of a device that is never behind."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-
-class Instant(Eager):
-    """Rounds of a device that takes no time."""
-
-    def __init__(self, new_event: Callable[[], RoundEvent]) -> None:
-        self.new_event = new_event  # type: ignore[method-assign]
 
 
 class RandomOutcomes:
@@ -77,7 +59,7 @@ def engine_of(
     spec: SpecConfig | None = None,
     graph_of: Callable[[RoundExecutor, RoundKey], Graph] = RandomOutcomes,
     chooses: bool = False,
-    new_event: Callable[[], RoundEvent] = Passed,
+    new_event: Callable[[], Event] = Passed,
 ) -> LLM:
     """requests: of each round. slots: of KV, in tokens. chooses: there are rounds of several
     depths."""
@@ -87,7 +69,8 @@ def engine_of(
     runner = parts.worker.runner
     drafted = drafted_by(parts.drafter, requests, runner.device, chooses)
     rule = make_rule(parts.verifier, parts.drafter)
-    rounds = compose(runner, drafted, rule, [requests], Instant(new_event))
+    rounds = compose(runner, drafted, rule, [requests])
+    rounds.new_event = new_event
     rounds._make = lambda key: (graph_of(rounds, key), None)  # type: ignore[method-assign]
     llm.engine.pipeline = RoundPipeline(rounds, parts.drafter, parts.scheduler, None, overlaps=True)
     nothing = LogitsOutput(torch.empty(0), None, torch.empty(0), None)

@@ -28,7 +28,7 @@ from specengine import SpecConfig
 from specengine.engine.garbage import frozen_objects
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.key import RoundKey
-from specengine.engine.round.lookup import LookupChains, LookupDraft
+from specengine.engine.round.lookup import LookupChains
 
 
 class Clock(Passed):
@@ -47,9 +47,8 @@ class Repeating:
     idle: ClassVar[list[float]] = []
 
     def __init__(self, rounds: RoundExecutor, key: RoundKey) -> None:
-        assert isinstance(rounds.source, LookupDraft)
-        assert isinstance(rounds.source.lookup, LookupChains)
-        self.drafts = rounds.source.lookup.buffer[:, : key.num_steps]
+        assert isinstance(rounds.source, LookupChains)
+        self.drafts = rounds.source.buffer[:, : key.num_steps]
         self.rounds = rounds
 
     def replay(self) -> None:

@@ -118,4 +118,4 @@ def accept_path(
         BLOCK_W=triton.next_power_of_2(width),
         num_warps=1,
     )
-    return AcceptedPaths(accepted, path, path_rows, emitted)
+    return AcceptedPaths(accepted, emitted, path, path_rows)

@@ -57,4 +57,4 @@ def move_on(
     state.outcomes[int(state.turn), : len(rows_B), : outcome.shape[1]] = outcome
     firsts_B = chosen_BN.shape[1] * torch.arange(len(rows_B), device=rows_B.device)
     rows_T = (firsts_B[:, None] + nodes_BW).flatten()
-    return AcceptedPaths(accepted_B, nodes_BW, rows_T, tokens_BW)
+    return AcceptedPaths(accepted_B, tokens_BW, nodes_BW, rows_T)

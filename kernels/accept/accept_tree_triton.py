@@ -126,4 +126,4 @@ def accept_tree(
         BLOCK=triton.next_power_of_2(nodes),
         num_warps=1,
     )
-    return AcceptedPaths(accepted, path, path_rows, emitted)
+    return AcceptedPaths(accepted, emitted, path, path_rows)

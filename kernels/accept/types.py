@@ -53,12 +53,13 @@ class Simulated:
 
 @dataclass(frozen=True)
 class AcceptedPaths:
-    """W nodes of each request, the root first; past those that stand it is the root again."""
+    """W nodes of each request, the root first; past those that stand it is the root again. Of
+    chains, whose paths have all nodes in order, without nodes_BW and rows_T."""
 
     accepted_B: Tensor  # int64, nodes below the root that stand
-    nodes_BW: Tensor  # int64, index among the request's nodes
-    rows_T: Tensor  # int64 [B * W], index among all nodes of the batch
     tokens_BW: Tensor  # int64, the target's token at each; accepted[b] + 1 of them are emitted
+    nodes_BW: Tensor | None = None  # int64, index among the request's nodes
+    rows_T: Tensor | None = None  # int64 [B * W], index among all nodes of the batch
 
 
 @dataclass(frozen=True)

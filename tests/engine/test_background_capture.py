@@ -97,7 +97,7 @@ def test_captures_end_where_one_is_impossible(
         def fail(*_: Any) -> None:
             raise error("none left")
 
-        monkeypatch.setattr(rounds.mode, "prepare", fail)
+        monkeypatch.setattr(rounds, "record", fail)
     while llm.engine.use_idle_moment():
         pass
     assert sampling_sizes(rounds) == [1]

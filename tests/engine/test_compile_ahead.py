@@ -96,7 +96,7 @@ def test_precompiling_asks_for_all_that_captures_need(asked: Asked) -> None:
 @ON_CPU
 def test_precompiling_lookup_trees_misses_nothing(asked_by_kind: AskedByKind) -> None:
     asked = asked_by_kind["lookup trees"]
-    assert asked["rounds"] == ["LookupDraft", "Branching", "NoneType"]
+    assert asked["rounds"] == ["LookupTrees", "Branching", "NoneType"]
     assert not asked["missed"]
     assert {"_tree_shape_kernel", "_accept_tree_kernel"} <= asked["kernels"].keys()
 

@@ -84,7 +84,7 @@ OF_EAGLE = [
 ]
 OF_DRAFTERS = {
     "plain": [],
-    "NGRAM": ["source.lookup.buffer"],
+    "NGRAM": ["source.buffer"],
     "EAGLE": OF_EAGLE,
     "EAGLE3": [*OF_EAGLE, "source.drafter.runner.pools.token_to_kv_pool._v.0"],
     "STANDALONE": ["source.drafter.previous", "source.drafter.runner.model.model.norm.weight"],
@@ -97,7 +97,7 @@ OF_DRAFTERS = {
     "a tree": OF_EAGLE,
     "a static tree": [*OF_EAGLE, "source.drafter.tree_rows.rank_scores"],
     "a tree of a model": ["source.drafter.previous", "source.drafter.tree_rows.counters"],
-    "a tree of text": ["source.lookup.buffer"],
+    "a tree of text": ["source.buffer"],
 }
 
 

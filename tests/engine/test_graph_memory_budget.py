@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,23 +11,16 @@ from typing import Any
 import pytest
 
 from specengine import LLM, SamplingParams, SpecConfig
-from specengine.core.platform import Graph
 from specengine.engine import build
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.launch_modes import Eager, Part, RoundCache
 from specengine.runner import graph_cache
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.memory import graph_memory
 from tests.support.cpu_graphs import capture, graphs_on_the_cpu
-from tests.support.device_rounds import run_on_device
+from tests.support.device_rounds import run_again, run_on_device
 from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, SAMPLED, make
 
 GRAPH = 10  # bytes
-
-
-class Recorded(Eager):
-    def prepare(self, parts: Sequence[Part], cache: RoundCache) -> Sequence[Graph]:
-        return cache.record_parts(parts)
 
 
 @dataclass
@@ -51,9 +44,9 @@ class Card:
         monkeypatch.setattr(
             graph_cache,
             "capture_parts",
-            self.taken_by(lambda parts, pool, _: Eager().prepare(parts, pool)),
+            self.taken_by(lambda parts, *_: run_again(parts)),
         )
-        rounds.mode = Recorded()
+        rounds.record = rounds.cache.record_parts
 
     def taken_by(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         def taking(run: Any, *given: Any) -> Any:

@@ -339,18 +339,18 @@ def test_the_model_drafts_only_where_a_request_has_no_match(
     llm = make(folder, hybrid(spec))
     rounds, sources = watched_rounds(llm, monkeypatch)
     source, asked, sends = source_of(rounds), list[int](), list[list[int]]()
-    draft_rows, copy_in = source.model.drafter.draft_rows, source.lookup.copy_in
+    draft_rows, send = source.model.drafter.draft_rows, source.lookup.send
 
     def watched(rows: Any, num_steps: int, picks: Any = None) -> Tensor:
         asked.append(num_steps)
         return draft_rows(rows, num_steps, picks)
 
-    def sending(proposal: Any) -> RoundPlan:
+    def sending(proposal: Any, levels: list[int]) -> RoundPlan:
         sends.append(proposal.num_drafted)
-        return copy_in(proposal)
+        return send(proposal, levels)
 
     monkeypatch.setattr(source.model.drafter, "draft_rows", watched)
-    monkeypatch.setattr(source.lookup, "copy_in", sending)
+    monkeypatch.setattr(source.lookup, "send", sending)
     llm.generate(PROMPTS, [LONG] * 4)
     llm.generate(PROMPTS[0], LONG)
     captured = sum(key.model_steps != 0 for key in rounds.captured)

@@ -94,7 +94,7 @@ class Watched:
         return [outer.inner, outer.suffix] if hasattr(outer, "suffix") else [outer]
 
     def watch(self, source: LookupDraft, monkeypatch: pytest.MonkeyPatch) -> None:
-        drafter, put = self.llm.engine.drafter, source.lookup.copy_in
+        drafter, put = self.llm.engine.drafter, source.send
         given, given_ahead = drafter.draft, drafter.draft_ahead
 
         def draft(batch: Any) -> DraftProposal:
@@ -102,10 +102,10 @@ class Watched:
                 self.behind += [unread(one, req) for req in batch.reqs]
             return given(batch)
 
-        def keep(proposal: DraftProposal) -> RoundPlan:
+        def keep(proposal: DraftProposal, levels: list[int]) -> RoundPlan:
             rows = zip(proposal.tokens.tolist(), proposal.num_nodes, strict=True)
             self.drafts.append([row[:count] for row, count in rows])
-            return put(proposal)
+            return put(proposal, levels)
 
         def draft_ahead(reqs: Any, emitted: Any, max_nodes: Any) -> DraftProposal:
             (one,) = self.drafters
@@ -114,7 +114,7 @@ class Watched:
 
         monkeypatch.setattr(drafter, "draft_ahead", draft_ahead)
         monkeypatch.setattr(drafter, "draft", draft)
-        monkeypatch.setattr(source.lookup, "copy_in", keep)
+        monkeypatch.setattr(source, "send", keep)
 
 
 def unread(drafter: NgramDrafter | SuffixDrafter, req: Req) -> int:

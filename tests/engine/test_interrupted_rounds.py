@@ -23,12 +23,12 @@ def test_rounds_after_a_failed_capture_read_what_was_decided(
     llm, rounds = make_on_device("cpu", target, None)
     llm.generate(PROMPTS[:1], GREEDY)
 
-    def fail(parts: Any, pool: Any) -> Any:
+    def fail(parts: Any) -> Any:
         parts[0]()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds.mode, "prepare", fail)
+        patch.setattr(rounds, "record", fail)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY)
     (found,) = llm.generate(PROMPTS[:1], GREEDY)

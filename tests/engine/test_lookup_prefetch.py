@@ -21,7 +21,7 @@ from specengine.draft.proposals import Draft, assemble
 from specengine.draft.suffix.drafter import SuffixDrafter
 from specengine.engine.lookup_prefetch import LookupPrefetch
 from specengine.engine.pipeline import RoundPipeline
-from specengine.engine.round.lookup import LookupChains, LookupDraft
+from specengine.engine.round.lookup import LookupChains
 from specengine.kernels.native import lookup, suffix
 from specengine.scheduler.policy import SchedulePolicy
 from tests.support.device_rounds import run_on_device
@@ -160,7 +160,7 @@ def test_trees_are_made_whole_and_then_cut() -> None:
 
 
 def rounds_of() -> ScriptedRounds:
-    return ScriptedRounds(LookupDraft(LookupChains(4, 3, torch.device("cpu"), counted=False)))
+    return ScriptedRounds(LookupChains(4, 3, torch.device("cpu"), counted=False))
 
 
 def pipeline_of(rounds: ScriptedRounds, plan: list[int], overlaps: bool = True) -> RoundPipeline:

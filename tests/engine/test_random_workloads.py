@@ -17,7 +17,7 @@ from specengine.engine.outputs import RequestOutput
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.sampling import rows_of
 from tests.support.chosen_depths import ChosenDepths
-from tests.support.device_rounds import NotReady, make_on_device
+from tests.support.device_rounds import Behind, make_on_device
 from tests.support.rounds import WHERE, make
 
 CASES: dict[str, dict[str, Any]] = {
@@ -177,5 +177,5 @@ def test_random_workload_changes_no_text(
     llm, rounds = make_on_device(where, target, spec, sizes=(1, 2, 4, 8), **FLAGS, **CASES[name])
     plain = make(target, None, disable_cuda_graph=True, **FLAGS)
     if where == "cpu":
-        rounds.mode = NotReady()
+        rounds.new_event = Behind
     check_workload(llm, rounds, plain, let_rounds_differ(llm, rounds, monkeypatch))

@@ -141,12 +141,15 @@ def trees_beside(model: Model) -> HybridDraft:
 # Lookup alone
 
 
+LEVELS = [9] * 4  # that requests allow
+
+
 def lookup_trees(max_nodes: int = 7) -> LookupTrees:
     return LookupTrees(Lookup(max_nodes), max_nodes, 4, CPU)
 
 
 def tree_of(lookup: LookupTrees, size: int, num_steps: int = 6) -> DraftTree:
-    tree = LookupDraft(lookup).draft(key_of(size, num_steps), rows_of(size), OPTIONS).tree
+    tree = lookup.draft(key_of(size, num_steps), rows_of(size), OPTIONS).tree
     assert tree is not None
     return tree
 
@@ -163,14 +166,14 @@ def tree_of(lookup: LookupTrees, size: int, num_steps: int = 6) -> DraftTree:
 def test_lookup_trees_plan_levels_and_nodes(
     drafts: list[Draft], levels: list[int], nodes: list[int]
 ) -> None:
-    plan = LookupDraft(lookup_trees()).send(assemble(drafts), [9] * len(drafts))
+    plan = lookup_trees().send(assemble(drafts), LEVELS)
     assert plan == RoundPlan(levels, drafted_nodes=nodes)
 
 
 def test_nothing_is_sent_where_lookup_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup_module, "pinned", lambda *_: pytest.fail("nothing is to be sent"))
     batch = decode_batch([request([1, 2]), request([3])])
-    plan = lookup_trees().copy_in(EmptyDrafter().draft(batch))
+    plan = lookup_trees().send(EmptyDrafter().draft(batch), LEVELS)
     assert plan == RoundPlan([0, 0], drafted_nodes=[0, 0])
 
 
@@ -180,8 +183,8 @@ def test_smaller_lookup_trees_are_padded_with_their_own_parents() -> None:
     assert tree_of(lookup, 2).parents_BN.tolist() == [[-1, *range(1, 7)]] * 2
     rng = random.Random(0)
     full = Draft([rng.randrange(9) for _ in range(7)], [-1, 0, 0, 0, 0, 1, 2])
-    lookup.copy_in(assemble([full] * 3))
-    lookup.copy_in(assemble([TREE, CHAIN, NONE]))
+    lookup.send(assemble([full] * 3), LEVELS)
+    lookup.send(assemble([TREE, CHAIN, NONE]), LEVELS)
     tree = tree_of(lookup, 3)
     assert tree.tokens_BN.tolist() == [
         [9, 1, 2, 3, 4, 0, 0],
@@ -203,7 +206,7 @@ def test_undefined_entries_past_the_nodes_are_not_sent() -> None:
     tokens, parents = torch.full((2, 4), -9), torch.full((2, 4), 99)
     tokens[:, 0], parents[:, 0], tokens[0, 1], parents[0, 1] = 9, -1, 6, 0
     lookup = lookup_trees()
-    plan = lookup.copy_in(DraftProposal(tokens, parents, [2, 1], is_chain=False))
+    plan = lookup.send(DraftProposal(tokens, parents, [2, 1], is_chain=False), LEVELS)
     assert plan == RoundPlan([1, 0], drafted_nodes=[1, 0])
     tree = tree_of(lookup, 2)
     assert tree.tokens_BN.tolist() == [[9, 6, *[0] * 5], [9, *[0] * 6]]
@@ -212,7 +215,7 @@ def test_undefined_entries_past_the_nodes_are_not_sent() -> None:
 
 def test_shallower_rounds_take_the_first_nodes_of_lookup_trees() -> None:
     lookup, tree_of_two = lookup_trees(), Draft([9, 1, 2, 3, 4], [-1, 0, 0, 1, 2])
-    lookup.copy_in(assemble([tree_of_two, NONE]))
+    lookup.send(assemble([tree_of_two, NONE]), LEVELS)
     tree, whole = tree_of(lookup, 2, num_steps=2), tree_of(lookup, 2)
     assert tree.tokens_BN.tolist() == whole.tokens_BN[:, :5].tolist()
     assert tree.parents_BN.tolist() == whole.parents_BN[:, :5].tolist()
@@ -233,7 +236,7 @@ def test_drafts_that_are_being_copied_are_not_written_over(
     monkeypatch.setattr(lookup_module, "pinned", pinned)
     lookup = lookup_trees() if is_tree else LookupChains(4, 5, CPU, counted=True)
     for drafts in ([DEEP, CHAIN], [CHAIN, DEEP], [NONE, DEEP]):
-        lookup.copy_in(assemble(drafts))
+        lookup.send(assemble(drafts), LEVELS)
     assert len(sent) == 3
     for values, then in sent:
         assert torch.equal(values, then)

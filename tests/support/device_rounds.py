@@ -4,7 +4,7 @@ late."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from specengine import LLM, SamplingParams, SpecConfig
+from specengine.core.platforms.cpu import Passed
 from specengine.draft.worker import DraftWorker
 from specengine.engine.pipeline import RoundPipeline
 from specengine.engine.round.build import compose, drafted_by, make_rule
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.key import RoundEvent
-from specengine.engine.round.launch_modes import Eager
+from tests.support.cpu_graphs import Function
 from tests.support.device_lengths import DeviceLengths
 from tests.support.rounds import make
 
@@ -51,7 +51,20 @@ def make_eager_rounds(
     drafted = drafted_by(parts.drafter, max(sizes), runner.device, chooses)
     rule = make_rule(parts.verifier, parts.drafter)
     may_pause = chooses and parts.drafter.can_pause
-    return compose(runner, drafted, rule, list(sizes), Eager(), may_pause=may_pause)
+    return without_graphs(compose(runner, drafted, rule, list(sizes), may_pause=may_pause))
+
+
+def without_graphs(rounds: RoundExecutor) -> RoundExecutor:
+    """Rounds run operator by operator."""
+    rounds.record = run_again
+    return rounds
+
+
+def run_again(parts: Sequence[Callable[[], object]]) -> list[Function]:
+    """In place of captures: each part runs once, as before a capture, and at each replay."""
+    for part in parts:
+        part()
+    return [Function(part, None) for part in parts]
 
 
 def run_on_device(
@@ -116,17 +129,8 @@ def come_and_go(
     assert alone == together[::every]
 
 
-class NotReady(Eager):
-    """A device that is always behind, until it is waited for."""
-
-    def new_event(self) -> RoundEvent:
-        return _Behind()
-
-
-class _Behind:
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
+class Behind(Passed):
+    """An event of a device that is always behind, until it is waited for."""
 
     def query(self) -> bool:
         return False

@@ -2,10 +2,10 @@
 
 host.py is the round as the host runs it, piece by piece: the algorithm in thirty lines, and the
 reference of the tests. round.py is the same round on device tensors alone, composed of a source of
-drafts (source.py the protocol; device_draft.py, lookup.py, hybrid.py), the layout of the drafts
+drafts (source.py the base class; device_draft.py, lookup.py, hybrid.py), the layout of the drafts
 (layouts.py), a rule of acceptance (rules.py) and what requests ask of sampling (sampling.py).
-executor.py launches such rounds, with or without CUDA graphs around them (launch_modes.py). key.py
-says what one graph is captured for. Start with host.py, then round.py.
+executor.py captures such rounds in CUDA graphs and launches them. key.py says what one graph is
+captured for. Start with host.py, then round.py.
 
 build.py composes the round of an engine; engine/pipeline.py alone launches rounds.
 """

@@ -14,9 +14,8 @@ from specengine.engine.adaptive.estimate import smaller_sizes
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.executor import RoundExecutor
 from specengine.engine.round.hybrid import HybridDraft
-from specengine.engine.round.launch_modes import InGraphs, LaunchMode
 from specengine.engine.round.layouts import Branching, Chain, Commit, Layout
-from specengine.engine.round.lookup import LookupDraft, make_lookup
+from specengine.engine.round.lookup import make_lookup
 from specengine.engine.round.round import Round
 from specengine.engine.round.rules import (
     Relaxed,
@@ -75,7 +74,6 @@ def make_rounds(
         drafted,
         rule,
         list(sizes),
-        InGraphs(runner.platform),
         padding=not config.graph.disable_cuda_graph_padding,
         forced_length=config.spec.simulate_accept_length,
         may_pause=chooses and drafts.first_keys and drafter.can_pause and not shares,
@@ -90,7 +88,6 @@ def compose(
     drafted: DraftedBy,
     rule: Rule | None,
     batch_sizes: list[int],
-    mode: LaunchMode,
     padding: bool = True,
     forced_length: float | None = None,
     may_pause: bool = False,
@@ -108,7 +105,7 @@ def compose(
     sampling = SamplingState(num_rows, context, runner.model.vocab_size, device)
     commit = Commit(state, context, Simulated.of(forced_length))
     round = Round(runner, commit, source, layout, rule, sampling)
-    return RoundExecutor(round, steps, batch_sizes, mode, padding, may_pause)
+    return RoundExecutor(round, steps, batch_sizes, padding, may_pause)
 
 
 def make_rule(verifier: Verifier, drafter: Drafter) -> Rule | None:
@@ -138,7 +135,7 @@ def drafted_by(drafter: Drafter, batch_size: int, device: torch.device, chooses:
     most = drafter.max_nodes - 1
     if drafter.drafts_on == "lookup":
         lookup = make_lookup(drafter, drafter, batch_size, device)
-        return DraftedBy(LookupDraft(lookup), _lookup_steps(drafter, most))
+        return DraftedBy(lookup, _lookup_steps(drafter, most))
     model = DeviceDraft(drafter.model_drafter)
     shallower = [n for n in _SHALLOW if chooses]
     if drafter.lookup is None:

@@ -10,18 +10,18 @@ from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
-from specengine.engine.round.source import DraftOptions, Drafts
+from specengine.engine.round.source import DraftOptions, Drafts, Source
 
 
-class DeviceDraft:
+class DeviceDraft(Source):
     """A drafter whose rounds run on the device as a whole. Of no steps, it is plain decoding."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
         self.is_tree = self.model_is_tree = drafter.proposes_tree
         self.max_steps = self.model_steps = drafter.max_steps
-        self.draft_slots = drafter.draft_slots if drafter.proposes_tree else 0
-        self.tree_topk = drafter.topk if drafter.proposes_tree else 1
+        if drafter.proposes_tree:
+            self.draft_slots, self.tree_topk = drafter.draft_slots, drafter.topk
         self.draws = drafter.emits_probs
         self.may_be_unready = drafter.may_be_unready
 
@@ -47,29 +47,14 @@ class DeviceDraft:
             return 1 + num_steps
         return self.drafter.num_tree_nodes(num_steps)
 
-    def tree_sizes(self, num_steps: int) -> set[int]:
-        return {self.num_nodes(num_steps)}
-
     def model_depth(self, key: RoundKey) -> int:
         return key.num_steps
-
-    def drawn_nodes(self, key: RoundKey) -> int:
-        return 1 + key.num_steps
 
     def counts_are_sent(self, key: RoundKey) -> bool:
         return False
 
     def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         raise NotImplementedError("the host drafts nothing")
-
-    def pretend(self, batch_size: int, vocab_size: int) -> None:
-        """The model drafts from tokens that differ."""
-
-    def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
-        return []
-
-    def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
-        return key
 
     def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         most = in_flight.key.num_nodes or self.num_nodes(self.max_steps)

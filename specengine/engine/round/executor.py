@@ -21,14 +21,13 @@ from specengine.engine.round.grammar_round import GrammarRound
 from specengine.engine.round.host_view import HostView
 from specengine.engine.round.key import Agreement, InFlightRound, NoAgreement, RoundKey, RoundPlan
 from specengine.engine.round.lanes import RoundLanes
-from specengine.engine.round.launch_modes import LaunchMode, RoundCache
 from specengine.engine.round.round import BoundRound, Round
 from specengine.engine.round.sampling import SamplingFeatures, rows_of
 from specengine.engine.round.shared_ints import SharedInts
 from specengine.engine.round.source import round_slots
 from specengine.engine.round.stale import StaleRows
 from specengine.runner import fallbacks
-from specengine.runner.graph_cache import Captured
+from specengine.runner.graph_cache import Captured, GraphCache
 from specengine.runner.graph_guard import GraphGuard
 
 _MANY = 128  # tokens of a batch's whole trees, from which on smaller ones are worth a graph
@@ -51,7 +50,6 @@ class RoundExecutor:
         round: Round,
         steps: list[int],
         batch_sizes: list[int],
-        mode: LaunchMode,
         padding: bool = True,
         may_pause: bool = False,
     ) -> None:
@@ -59,11 +57,14 @@ class RoundExecutor:
         may_pause: there are also plain rounds that the drafter does not observe."""
         self.round, self.runner, self.source = round, round.runner, round.source
         self.lanes = RoundLanes()  # set by split_build, before captures
-        self.mode, self.steps = mode, sorted(set(steps))
+        self.steps = sorted(set(steps))
         self.batch_sizes = sorted(set(batch_sizes))
         self.padding, self.may_pause = padding, may_pause
         self.tree_sizes: Mapping[int, Sequence[int]] = {}  # by num_steps: nodes to cut trees to
-        self.cache = RoundCache("round", self.runner.graph_memory, self._guard_of)
+        # Rounds keep their buffers themselves.
+        self.cache = GraphCache[RoundKey, None]("round", self.runner.graph_memory, self._guard_of)
+        # Replaced to run rounds without graphs (tests/support/device_rounds.py).
+        self.record, self.new_event = self.cache.record_parts, self.runner.platform.new_event
         self.guard: GraphGuard | None = None  # of all graphs
         self.agreement: Agreement = NoAgreement()  # of ranks that share experts (shared.py)
         self.state, self.sampling = round.commit.state, round.sampling
@@ -152,9 +153,9 @@ class RoundExecutor:
 
     def _prepare(self, bound: BoundRound) -> Graph:
         if not bound.key.sampling.masks:
-            return self.mode.prepare([bound.run], self.cache)[0]
-        graphs = self.mode.prepare([bound.draft, bound.verify, bound.accept], self.cache)
-        return GrammarRound(bound, graphs, self.mode.new_event())
+            return self.record([bound.run])[0]
+        graphs = self.record([bound.draft, bound.verify, bound.accept])
+        return GrammarRound(bound, graphs, self.new_event())
 
     def graph(self, key: RoundKey, level: int = logging.INFO) -> Captured[None]:
         """level: of what the log says of a capture, before which no round may be in flight."""
@@ -262,7 +263,7 @@ class RoundExecutor:
         self._turn = 1 - self._turn
         self.host_view.note_launch(reqs)
         outcome = self.state.outcomes[self._turn, : len(reqs), : 2 * key.num_steps + 3]
-        given = outcome, self.mode.new_event(), key, self._turn, plan.drafted_nodes
+        given = outcome, self.new_event(), key, self._turn, plan.drafted_nodes
         in_flight = InFlightRound(reqs, plan.num_drafted, *given, {}, plan.from_lookup)
         if not key.sampling.masks:
             self._end(in_flight)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from specengine.core.platform import Graph
+from specengine.core.platform import Event, Graph
 from specengine.core.request import Req
 from specengine.core.transfer import pinned
-from specengine.engine.round.key import RoundEvent
 from specengine.engine.round.round import BoundRound
 
 
@@ -18,7 +17,7 @@ class GrammarRound:
     them the token masks. What the steps leave for each other lies in the graphs' pool: between
     `replay` and `finish` no other graph may run."""
 
-    def __init__(self, bound: BoundRound, graphs: Sequence[Graph], event: RoundEvent) -> None:
+    def __init__(self, bound: BoundRound, graphs: Sequence[Graph], event: Event) -> None:
         self.bound = bound
         self._draft, self._verify, self._accept = graphs
         copy = torch.zeros(bound.host_copy().shape, dtype=torch.int64)

@@ -15,13 +15,13 @@ from specengine.core.spec import DraftProposal
 from specengine.engine.round.device_draft import DeviceDraft
 from specengine.engine.round.draws import MixedWeights
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
-from specengine.engine.round.lookup import Lookup, LookupTrees
-from specengine.engine.round.source import DraftOptions, Drafts
+from specengine.engine.round.lookup import LookupDraft, LookupTrees
+from specengine.engine.round.source import DraftOptions, Drafts, Source
 from specengine.kernels.tree.tree_shape import tree_shape
 from specengine.kernels.tree.types import DraftTree
 
 
-class HybridDraft:
+class HybridDraft(Source):
     """A model's drafts, and for requests of whose text the host found one, that draft instead.
     Lookup may go deeper than the model.
 
@@ -31,7 +31,7 @@ class HybridDraft:
     is deeper than the model came from lookup.
     """
 
-    def __init__(self, model: DeviceDraft, lookup: Lookup, device: torch.device) -> None:
+    def __init__(self, model: DeviceDraft, lookup: LookupDraft, device: torch.device) -> None:
         """Trees where lookup's drafts are trees; the model may draft chains beside them."""
         self.model, self.lookup = model, lookup
         self.is_tree, self.max_steps = lookup.is_tree, lookup.max_steps
@@ -52,7 +52,6 @@ class HybridDraft:
         return key.model_steps is not None or key.num_steps > self.model_steps
 
     def model_depth(self, key: RoundKey) -> int:
-        """How deep the model drafts in such rounds."""
         most = self.model_steps if key.model_steps is None else key.model_steps
         return min(most, key.num_steps)
 
@@ -174,12 +173,9 @@ class HybridDraft:
         own = [0 if found else min(most, self.model_steps) for found, most in pairs]
         if proposal.is_empty:
             return RoundPlan(own)
-        plan = self.lookup.copy_in(proposal)
+        plan = self.lookup.send(proposal, levels)
         drafted = [*map(max, plan.num_drafted, own)]
         return plan._replace(num_drafted=drafted, model_steps=max(own), from_lookup=from_lookup)
-
-    def pretend(self, batch_size: int, vocab_size: int) -> None:
-        """The model drafts from tokens that differ, and nothing of the lookup's is taken."""
 
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         """Deeper than the model, drafts come from lookup in any case."""

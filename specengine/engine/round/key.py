@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from specengine.core.platform import Event
 from specengine.core.request import Req
 from specengine.engine.round.sampling import PLAIN, SamplingFeatures
 
@@ -61,16 +62,6 @@ class NoAgreement:
         return key, plan
 
 
-class RoundEvent(Protocol):
-    """core.platform.Event, as far as rounds use it."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-
 # Of requests with a grammar, by index into the batch: the depths of the drafts that it leaves.
 KeptDepths = dict[int, list[int]]
 
@@ -83,7 +74,7 @@ class InFlightRound(NamedTuple):
     # int64 [B, 2 * num_steps + 3], pinned: accepted drafts, the target's tokens, and of trees the
     # nodes that they stand at; under a stochastic rule the number of nodes, without the root
     outcome: Tensor
-    done: RoundEvent
+    done: Event
     key: RoundKey
     turn: int  # which half of the buffers the host reads
     drafted_nodes: list[int] | None  # as in RoundPlan

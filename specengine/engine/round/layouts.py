@@ -37,17 +37,6 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Path:
-    """The accepted path of each request, W nodes of it."""
-
-    accepted_B: Tensor  # int64, accepted drafts
-    tokens_BW: Tensor  # int64, the target's token at each node; accepted[b] + 1 are emitted
-    # int64 [B * W], where each node lies among all nodes of the batch; None: W is all of them
-    rows_T: Tensor | None = None
-    nodes_BW: Tensor | None = None  # int64, index among the nodes of the request, of trees
-
-
-@dataclass(frozen=True)
 class Nodes:
     """The drafts of a round as stochastic rules read them, N nodes a request, the root first. Nodes
     that do not exist have token 0, parent 0 and depth -1."""
@@ -75,11 +64,11 @@ class Layout(Protocol):
 
     def verify_batch(self, runner: ModelRunner, drafts: Drafts) -> ForwardBatch: ...
 
-    def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, num_steps: int) -> Path:
+    def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, steps: int) -> AcceptedPaths:
         """Accept the drafts that the target chose too, and move the requests on."""
         ...
 
-    def commit(self, commit: Commit, drafts: Drafts, found: Accepted, num_steps: int) -> Path:
+    def commit(self, commit: Commit, drafts: Drafts, found: Accepted, steps: int) -> AcceptedPaths:
         """Move the requests on by what a rule decided."""
         ...
 
@@ -89,11 +78,11 @@ class Layout(Protocol):
         """The drafts that grammars leave, as `send_kept` told of them."""
         ...
 
-    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: Path) -> None:
+    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
         """Move the KV of the accepted path to where a chain would have written it."""
         ...
 
-    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: Path) -> None:
+    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: AcceptedPaths) -> None:
         """Move recurrent state on to the end of the accepted path. batch: the verification."""
         ...
 
@@ -136,14 +125,14 @@ class Chain:
             tokens_BN = torch.cat([tokens_BN, drafts.tokens_BK], dim=1)
         return runner.new_row_batch(drafts.rows, tokens_BN)
 
-    def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, num_steps: int) -> Path:
+    def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, steps: int) -> AcceptedPaths:
         chosen_BN = chosen_T.view(len(drafts.rows.rows_B), -1)
         given = drafts.rows.rows_B, chosen_BN, drafts.tokens_BK, commit.max_len, commit.simulated
-        return Path(accept_chain(commit.state, *given), chosen_BN)
+        return AcceptedPaths(accept_chain(commit.state, *given), chosen_BN)
 
-    def commit(self, commit: Commit, drafts: Drafts, found: Accepted, num_steps: int) -> Path:
+    def commit(self, commit: Commit, drafts: Drafts, found: Accepted, steps: int) -> AcceptedPaths:
         given = drafts.rows.rows_B, drafts.tokens_BK, found, commit.max_len
-        return Path(found.ends_B, commit_chain(commit.state, *given))
+        return AcceptedPaths(found.ends_B, commit_chain(commit.state, *given))
 
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes:
         batch_size, steps = drafts.tokens_BK.shape
@@ -174,10 +163,10 @@ class Chain:
         """`nodes` leaves out what grammars forbid."""
         return drafts
 
-    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: Path) -> None:
+    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
         """It is in place."""
 
-    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: Path) -> None:
+    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: AcceptedPaths) -> None:
         runner.keep_states(batch, path.accepted_B)
 
     def host_copy(self, drafts: Drafts) -> Tensor:
@@ -220,17 +209,17 @@ class Branching:
         shape = Tree(tree.depths_BN.view(-1), tree.mask_BNN)
         return runner.new_row_batch(drafts.rows, tree.tokens_BN, tree=shape)
 
-    def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, num_steps: int) -> Path:
+    def match(self, commit: Commit, drafts: Drafts, chosen_T: Tensor, steps: int) -> AcceptedPaths:
         tree = drafts.tree
         assert tree is not None
         chosen_BN = chosen_T.view(tree.tokens_BN.shape)
-        given = drafts.rows.rows_B, chosen_BN, tree, num_steps, commit.max_len, commit.simulated
-        return _path(accept_tree(commit.state, *given))
+        given = drafts.rows.rows_B, chosen_BN, tree, steps, commit.max_len, commit.simulated
+        return accept_tree(commit.state, *given)
 
-    def commit(self, commit: Commit, drafts: Drafts, found: Accepted, num_steps: int) -> Path:
+    def commit(self, commit: Commit, drafts: Drafts, found: Accepted, steps: int) -> AcceptedPaths:
         assert drafts.tree is not None
-        given = drafts.rows.rows_B, found, drafts.tree, num_steps, commit.max_len
-        return _path(accept_path(commit.state, *given))
+        given = drafts.rows.rows_B, found, drafts.tree, steps, commit.max_len
+        return accept_path(commit.state, *given)
 
     def nodes(self, drafts: Drafts, room: Room, key: RoundKey, counts_are_sent: bool) -> Nodes:
         """Nodes that do not exist are their own parents."""
@@ -259,13 +248,13 @@ class Branching:
         tree = replace(tree, tokens_BN=tokens_BN, parents_BN=parents_BN)
         return replace(drafts, tree=tree, numbers_BN=numbers_BN)
 
-    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: Path) -> None:
+    def keep_kv(self, runner: ModelRunner, rows: RowBatch, path: AcceptedPaths) -> None:
         assert path.nodes_BW is not None
         table = runner.pools.req_to_token_pool.req_to_token
         given = rows.rows_B, rows.lens_B, path.nodes_BW, path.accepted_B
         runner.pools.token_to_kv_pool.keep_paths(KVPaths(table, *given))
 
-    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: Path) -> None:
+    def keep_states(self, runner: ModelRunner, batch: ForwardBatch, path: AcceptedPaths) -> None:
         runner.keep_states(batch, path.accepted_B, path.nodes_BW)
 
     def host_copy(self, drafts: Drafts) -> Tensor:
@@ -284,10 +273,6 @@ class Branching:
         moved = pinned(torch.from_numpy(numbers_BN), self._numbers_BN.device)
         self._numbers_BN[:size, :num_nodes].copy_(moved, non_blocking=True)
         return {}
-
-
-def _path(paths: AcceptedPaths) -> Path:
-    return Path(paths.accepted_B, paths.tokens_BW, paths.rows_T, paths.nodes_BW)
 
 
 def kept_depths(reqs: list[Req], trees: list[HostTree], kept_BN: Flags) -> KeptDepths:

@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from specengine.core.drafter import Drafter
-from specengine.core.interfaces import RowsOutput
-from specengine.core.request import Req
 from specengine.core.rows import RowBatch
 from specengine.core.spec import DraftProposal
 from specengine.core.transfer import pinned
 from specengine.engine.round.key import InFlightRound, RoundKey, RoundPlan
-from specengine.engine.round.source import DraftOptions, Drafts
+from specengine.engine.round.source import DraftOptions, Drafts, Source
 from specengine.kernels.tree.tree_shape import tree_shape
 
 _APART = 7907  # tokens, between one that is pretended and the next
 
 
-class LookupChains:
-    """Chains that the host found in text, in a buffer that rounds read.
+class LookupDraft(Source):
+    """The host drafts from text before each round that has drafts, into a buffer that the round
+    reads. `observe` has nothing to do: the host reads the committed text."""
+
+    buffer: Tensor  # int64, a row a request; rows past the last round's hold drafts of earlier ones
+
+    @abstractmethod
+    def exist(self, batch_size: int) -> Tensor:
+        """bool [B], whether there is a draft of each of the first requests."""
+
+    def model_depth(self, key: RoundKey) -> int:
+        return 0
+
+    def counts_are_sent(self, key: RoundKey) -> bool:
+        return True
+
+    def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
+        counts = in_flight.drafted_nodes
+        return [0] * len(levels) if counts is None else counts
+
+
+class LookupChains(LookupDraft):
+    """Chains.
 
     Shorter chains are padded: with token 0 where they are counted, otherwise with tokens of earlier
     rounds. Matching accepts padding that happens to be right; other rules are told how many drafts
-    there are. Rows past the batch of the last round hold drafts of earlier ones.
+    there are.
     """
 
     is_tree = False
-    draft_slots = 0
 
     def __init__(
         self, batch_size: int, num_steps: int, device: torch.device, counted: bool
@@ -42,8 +62,7 @@ class LookupChains:
         # column: a copy of whole chains is contiguous then, which takes the host half as long.
         self.buffer = torch.zeros(batch_size, num_steps + counted, dtype=torch.int64, device=device)
 
-    def copy_in(self, proposal: DraftProposal) -> RoundPlan:
-        """Requests in the round's order. The proposal may change after this call."""
+    def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         drafts_BK = proposal.tokens[:, 1:]
         size, width = drafts_BK.shape
         if self._counted:
@@ -60,7 +79,6 @@ class LookupChains:
         return RoundPlan(proposal.num_drafted)
 
     def pretend(self, batch_size: int, vocab_size: int) -> None:
-        """Drafts of the first requests that differ from each other, until the next `copy_in`."""
         self.buffer[:batch_size, : self.max_steps] = _different(
             batch_size, self.max_steps, vocab_size, self.buffer.device
         )
@@ -69,7 +87,6 @@ class LookupChains:
         return Drafts(rows, self.buffer[: len(rows.rows_B), : key.num_steps])
 
     def exist(self, batch_size: int) -> Tensor:
-        """bool [B], whether there is a draft of each of the first requests."""
         assert self._counted
         return self.buffer[:batch_size, -1] > 0
 
@@ -77,16 +94,15 @@ class LookupChains:
         return 1 + num_steps
 
 
-class LookupTrees:
-    """Trees that the host found in text, in a buffer that rounds read.
+class LookupTrees(LookupDraft):
+    """Trees.
 
     Smaller trees are padded with nodes that are their own parents: no path from the root leads to
     one, so that none is ever accepted, whatever its token. Their KV goes to slots that no other
-    node reads. Rows past those of the last round hold what earlier ones had.
+    node reads.
     """
 
     is_tree = True
-    draft_slots = 0
 
     def __init__(
         self, drafter: Drafter, max_nodes: int, batch_size: int, device: torch.device
@@ -99,8 +115,7 @@ class LookupTrees:
         # int64 [B, 2, max_nodes]: tokens and parents
         self.buffer = torch.from_numpy(self._padding).repeat(batch_size, 1, 1).to(device)
 
-    def copy_in(self, proposal: DraftProposal) -> RoundPlan:
-        """Requests in the round's order. The proposal may change after this call."""
+    def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         if proposal.is_empty:
             return RoundPlan(proposal.num_drafted, drafted_nodes=proposal.num_drafted)
         given_B2N = np.stack([proposal.tokens.numpy(), proposal.parents.numpy()], axis=1)
@@ -111,15 +126,14 @@ class LookupTrees:
         np.copyto(nodes[:, :, :width], given_B2N, where=exists_BN[:, None])
         moved = pinned(torch.from_numpy(nodes), self.buffer.device)
         self.buffer[:size].copy_(moved, non_blocking=True)
-        levels = proposal.num_drafted
+        depths = proposal.num_drafted
         if not proposal.is_chain:
             pairs = zip(nodes[:, 1].tolist(), proposal.num_nodes, strict=True)
-            levels = [_depth(parents[:count]) for parents, count in pairs]
-        return RoundPlan(levels, drafted_nodes=proposal.num_drafted)
+            depths = [_depth(parents[:count]) for parents, count in pairs]
+        return RoundPlan(depths, drafted_nodes=proposal.num_drafted)
 
     def pretend(self, batch_size: int, vocab_size: int) -> None:
-        """Trees of the first requests, chains whose tokens differ from each other, until the next
-        `copy_in`."""
+        """Trees that do not branch."""
         nodes_2N, device = self.buffer.shape[1:], self.buffer.device
         different = _different(batch_size, nodes_2N[1], vocab_size, device)
         self.buffer[:batch_size, 0] = different
@@ -134,78 +148,21 @@ class LookupTrees:
         return Drafts.of_tree(rows, tree_shape(rows.roots_B, nodes_B2N, count, key.num_steps))
 
     def exist(self, batch_size: int) -> Tensor:
-        """bool [B], whether there is a draft of each of the first requests. The first node behind a
-        root is its child; where it does not exist, its own."""
+        """The first node behind a root is its child; where it does not exist, its own."""
         return self.buffer[:batch_size, 1, 1] == 0
 
     def num_nodes(self, num_steps: int) -> int:
         return self.drafter.num_tree_nodes(num_steps) if num_steps else 1
 
 
-Lookup = LookupChains | LookupTrees
-
-
 def make_lookup(
     found_by: Drafter, drafter: Drafter, batch_size: int, device: torch.device
-) -> Lookup:
+) -> LookupDraft:
     """found_by: of the lookup's drafts. drafter: of the round's, the same or a hybrid, whose rounds
     ask which requests have a draft of lookup's. batch_size: of the largest round."""
     if drafter.proposes_tree:
         return LookupTrees(found_by, drafter.max_nodes, batch_size, device)
     return LookupChains(batch_size, drafter.max_nodes - 1, device, counted=found_by is not drafter)
-
-
-class LookupDraft:
-    """The host drafts from text before each round that has drafts."""
-
-    def __init__(self, lookup: Lookup) -> None:
-        self.lookup = lookup
-        self.is_tree, self.max_steps = lookup.is_tree, lookup.max_steps
-        self.draft_slots = self.model_steps = 0
-        self.model_is_tree = self.draws = self.may_be_unready = False
-        self.tree_topk = 1
-
-    def is_ready(self, req: Req) -> bool:
-        return True
-
-    def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts:
-        return self.lookup.draft(key, rows, options)
-
-    def observe(
-        self, key: RoundKey, rows: RowBatch, output: RowsOutput, tokens: Tensor, accepted: Tensor
-    ) -> None:
-        """The host reads the committed text."""
-
-    def num_nodes(self, num_steps: int) -> int:
-        return self.lookup.num_nodes(num_steps)
-
-    def tree_sizes(self, num_steps: int) -> set[int]:
-        return {self.num_nodes(num_steps)}
-
-    def model_depth(self, key: RoundKey) -> int:
-        return 0
-
-    def drawn_nodes(self, key: RoundKey) -> int:
-        return 1 + key.num_steps
-
-    def counts_are_sent(self, key: RoundKey) -> bool:
-        return True
-
-    def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
-        return self.lookup.copy_in(proposal)
-
-    def pretend(self, batch_size: int, vocab_size: int) -> None:
-        self.lookup.pretend(batch_size, vocab_size)
-
-    def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
-        return []
-
-    def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
-        return key
-
-    def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
-        counts = in_flight.drafted_nodes
-        return [0] * len(levels) if counts is None else counts
 
 
 def _different(rows: int, columns: int, vocab_size: int, device: torch.device) -> Tensor:

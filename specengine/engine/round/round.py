@@ -24,13 +24,14 @@ from specengine.engine.round.draws import (
 )
 from specengine.engine.round.edits import ChainEdits, NodeEdits, RootEdits
 from specengine.engine.round.key import KeptDepths, RoundKey
-from specengine.engine.round.layouts import Chain, Commit, Layout, Path, Room, kept_depths
+from specengine.engine.round.layouts import Chain, Commit, Layout, Room, kept_depths
 from specengine.engine.round.logprobs import DeviceLogprobs
 from specengine.engine.round.masks import TokenMasks
 from specengine.engine.round.rules import Judged, Rule
 from specengine.engine.round.sampling import PLAIN, SamplingFeatures, SamplingState
 from specengine.engine.round.source import DraftOptions, Drafts, Source, round_slots
 from specengine.kernels.accept.accept_chain import begin_round
+from specengine.kernels.accept.types import AcceptedPaths
 from specengine.kernels.tree.types import TreeLimits
 from specengine.runner.capture import interruption_point
 from specengine.runner.model_runner import ModelRunner
@@ -46,14 +47,6 @@ class TargetOutput:
     def features(self) -> Tensor | None:
         """[T, F], of the feature layers, for drafters that read them."""
         return torch.cat(self.batch.layer_features, dim=-1) if self.batch.layer_features else None
-
-
-@dataclass(frozen=True)
-class NodeLogits:
-    """Float32, a row a node."""
-
-    edited_TV: Tensor  # with edits and token masks; may be written over
-    raw_TV: Tensor | None  # where a request asks for logprobs
 
 
 class Round:
@@ -149,7 +142,7 @@ class Round:
 
     def decide(
         self, drafts: Drafts, output: TargetOutput, key: RoundKey
-    ) -> tuple[Path, Tensor | None]:
+    ) -> tuple[AcceptedPaths, Tensor | None]:
         """The accepted path, and raw logits of all nodes where a request asks for logprobs."""
         layout, sampling = self.layout_of(key), self.sampling
         rule = self.rule_of(key)
@@ -158,15 +151,15 @@ class Round:
             return layout.match(self.commit, drafts, best_T, key.num_steps), None
         if rule is not None and key.sampling.masks:
             drafts = layout.constrained(drafts)
-        logits = self.node_logits(drafts.rows, output, key)
+        edited_TV, raw_TV = self.node_logits(drafts.rows, output, key)
         if rule is None:
             draws = sampling.draws(drafts.rows, output.batch)
-            chosen_T = self.runner.sample(LogitsOutput(logits.edited_TV), draws)
+            chosen_T = self.runner.sample(LogitsOutput(edited_TV), draws)
             path = layout.match(self.commit, drafts, chosen_T, key.num_steps)
         else:
-            found = rule.decide(self._judged(drafts, logits.edited_TV, output, key), sampling)
+            found = rule.decide(self._judged(drafts, edited_TV, output, key), sampling)
             path = layout.commit(self.commit, drafts, found, key.num_steps)
-        return path, logits.raw_TV
+        return path, raw_TV
 
     def layout_of(self, key: RoundKey) -> Layout:
         return self.layout if key.num_steps else self._plain
@@ -175,14 +168,18 @@ class Round:
         """None: matching."""
         return self.rule if key.sampling.stochastic and key.num_steps else None
 
-    def node_logits(self, rows: RowBatch, output: TargetOutput, key: RoundKey) -> NodeLogits:
+    def node_logits(
+        self, rows: RowBatch, output: TargetOutput, key: RoundKey
+    ) -> tuple[Tensor, Tensor | None]:
+        """float32 [T, V] with edits and token masks, which may be written over; and without, where
+        a request asks for logprobs."""
         logits_TV = self.runner.model.head.logits(output.hidden_TH)
         raw_TV = logits_TV.clone() if key.sampling.logprobs else None
         if key.sampling.masks:
             logits_TV = self.masks.apply(logits_TV)
         if key.sampling.edits:
             self.sampling.edits.apply(logits_TV, rows, output.batch)
-        return NodeLogits(logits_TV, raw_TV)
+        return logits_TV, raw_TV
 
     def _judged(
         self, drafts: Drafts, logits_TV: Tensor, output: TargetOutput, key: RoundKey

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -52,8 +52,8 @@ class Drafts:
         return cls(rows, tree.tokens_BN[:, 1:], tree, weights)
 
 
-class Source(Protocol):
-    """Drafts for the rounds of one engine.
+class Source(ABC):
+    """Drafts for the rounds of one engine; what is not overridden is so for drafts of one kind.
 
     `draft` and `observe` run inside captures: they may not wait for the device, nor branch on
     values that lie there. All other methods run on the host, and give numbers of the host.
@@ -61,66 +61,67 @@ class Source(Protocol):
 
     is_tree: bool
     max_steps: int  # levels of the deepest round
-    draft_slots: int  # KV slots past those that stand which drafting writes
-    model_steps: int  # levels of a model's deepest draft; 0 where no model drafts
-    model_is_tree: bool
-    tree_topk: int  # children of a node of the model's trees; 1 of chains
-    draws: bool  # drafts of requests that sample are sampled
-    may_be_unready: bool  # is_ready may be False
+    draft_slots = 0  # KV slots past those that stand which drafting writes
+    model_steps = 0  # levels of a model's deepest draft; 0 where no model drafts
+    model_is_tree = False
+    tree_topk = 1  # children of a node of the model's trees; 1 of chains
+    draws = False  # drafts of requests that sample are sampled
+    may_be_unready = False  # is_ready may be False
 
     def is_ready(self, req: Req) -> bool:
         """As Drafter.is_ready."""
-        ...
+        return True
 
+    @abstractmethod
     def draft(self, key: RoundKey, rows: RowBatch, options: DraftOptions) -> Drafts: ...
 
     def observe(
         self, key: RoundKey, rows: RowBatch, output: RowsOutput, tokens: Tensor, accepted: Tensor
     ) -> None:
         """As Drafter.observe_rows."""
-        ...
+        return
 
+    @abstractmethod
     def num_nodes(self, num_steps: int) -> int:
         """Nodes of the largest tree so deep, root included."""
-        ...
 
     def tree_sizes(self, num_steps: int) -> set[int]:
         """Nodes of all trees that rounds so deep may have, root included."""
-        ...
+        return {self.num_nodes(num_steps)}
 
+    @abstractmethod
     def model_depth(self, key: RoundKey) -> int:
         """How deep a model drafts in such rounds."""
-        ...
 
     def drawn_nodes(self, key: RoundKey) -> int:
         """Nodes of each request for which weights are kept where a model samples chains."""
-        ...
+        return 1 + key.num_steps
 
+    @abstractmethod
     def counts_are_sent(self, key: RoundKey) -> bool:
         """Whether the host sends how many drafts each request has."""
-        ...
 
+    @abstractmethod
     def send(self, proposal: DraftProposal, levels: list[int]) -> RoundPlan:
         """Drafts of lookup to the device, in the order of the round's requests -> the plan of that
-        round. levels: how deep each request may draft."""
-        ...
+        round. levels: how deep each request may draft. The proposal may change afterwards."""
 
     def pretend(self, batch_size: int, vocab_size: int) -> None:
         """For a round that is timed: the first requests have drafts that differ, as far as they are
         not made in the round. The next `send` takes their place."""
-        ...
+        return
 
     def variants(self, steps: list[int]) -> list[tuple[int, int | None]]:
         """num_steps and model_steps of rounds that exist beside those of each number of steps."""
-        ...
+        return []
 
     def key_of(self, key: RoundKey, plan: RoundPlan) -> RoundKey:
         """The key of the round that serves a plan. key: without regard to the source."""
-        ...
+        return key
 
+    @abstractmethod
     def num_drafted(self, in_flight: InFlightRound, levels: list[int]) -> list[int]:
         """Nodes of each tree, without the root, where requests drafted so many levels."""
-        ...
 
 
 def round_slots(source: Source) -> int:

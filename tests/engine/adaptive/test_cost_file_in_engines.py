@@ -22,9 +22,8 @@ from specengine.engine.cost_facts import _digest, apply_cost_file, keep_at_the_e
 from specengine.engine.pipeline_build import make_pipeline
 from specengine.engine.round.build import DraftedBy, compose
 from specengine.engine.round.executor import RoundExecutor
-from specengine.engine.round.launch_modes import Eager
 from tests.support.adaptive import seen
-from tests.support.device_rounds import run_on_device
+from tests.support.device_rounds import run_on_device, without_graphs
 from tests.support.rounds import ON_CPU
 
 TEXT = SpecConfig(algorithm="NGRAM", ngram_min_match=1, num_draft_tokens=6)
@@ -78,7 +77,8 @@ class Start:
         engine = self.llm.engine
         if spec.algorithm == "EAGLE3":
             drafted = DraftedBy(rounds.source, [0, 1, 3])
-            rounds = compose(engine.parts.worker.runner, drafted, None, [1, most], Eager())
+            rounds = compose(engine.parts.worker.runner, drafted, None, [1, most])
+            without_graphs(rounds)
         sizes = rounds.batch_sizes if left is None else left
         monkeypatch.setattr(rounds, "capture", lambda: setattr(rounds, "batch_sizes", sizes))
         monkeypatch.setattr(pipeline_build, "seconds_of", self.seconds_of)
