@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -86,6 +87,15 @@ def _log_level_stays() -> Iterator[None]:
 def _interpreter_keeps_its_language() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         keep_patched()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clients_are_patient() -> Iterator[None]:
+    """By default httpx waits 5 s, in which a busy machine may not answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        for what in ("connect", "read", "write", "pool"):
+            patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, what, 60.0)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

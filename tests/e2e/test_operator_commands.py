@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 
 from specengine import SpecConfig
 from specengine.core.config import ServerConfig
+from specengine.engine.outgoing import Choice
 from tests.e2e.test_server_engine import FLAGS, PROMPT, SPEC
 from tests.support.live_server import LiveServer, live_server
+from tests.support.waiting import until
 
 SERVER = ServerConfig(port=0, admin_api_key="k")
 KEY = {"Authorization": "Bearer k"}
@@ -49,16 +52,31 @@ def follow(live: LiveServer, begun: threading.Event, **body: Any) -> dict[str, A
     return last
 
 
+@contextmanager
+def slow_engine(live: LiveServer) -> Iterator[None]:
+    """Each step takes long: no request ends before an operator ends it."""
+    advance = live.engine.advance
+
+    def slowly() -> list[Choice]:
+        time.sleep(0.1)
+        return advance()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live.engine, "advance", slowly)
+        yield
+
+
 def test_a_request_is_ended_by_its_name(live: LiveServer) -> None:
     """The small model's context is 512 tokens: the request ends early, or not at all."""
     begun, other = threading.Event(), threading.Event()
     with ThreadPoolExecutor() as pool:
         slow = {"sampling_params": LONG | {"max_new_tokens": 480}}
-        first = pool.submit(follow, live, begun, rid="mine", **slow)
-        second = pool.submit(follow, live, other, rid="mine-too", **slow)
-        begun.wait(30)
-        other.wait(30)
-        assert admin(live, "/abort_request", rid="mine") == {"num_requests": 1}
+        with slow_engine(live):
+            first = pool.submit(follow, live, begun, rid="mine", **slow)
+            second = pool.submit(follow, live, other, rid="mine-too", **slow)
+            assert begun.wait(60)
+            assert other.wait(60)
+            assert admin(live, "/abort_request", rid="mine") == {"num_requests": 1}
         ended, whole = first.result(60), second.result(60)
     assert ended["meta_info"]["finish_reason"]["type"] == "abort"
     assert "operator" in ended["meta_info"]["finish_reason"]["message"]
@@ -71,14 +89,12 @@ def test_a_request_is_ended_by_its_name(live: LiveServer) -> None:
 
 def test_all_requests_are_ended_and_told_so(live: LiveServer) -> None:
     body = {"model": "small", "prompt": PROMPT, "max_tokens": 480, "ignore_eos": True}
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool, slow_engine(live):
         asked = [
             pool.submit(httpx.post, f"{live.url}/v1/completions", json=body, timeout=60)
             for _ in range(3)
         ]
-        deadline = time.monotonic() + 30
-        while live.engine.scheduler.num_running < 3 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: live.engine.scheduler.num_running == 3)
         assert admin(live, "/abort_request", abort_all=True) == {"num_requests": 3}
         for one in asked:
             answer = one.result(60)

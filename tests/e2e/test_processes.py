@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import Served, is_alive, serving, until
+from tests.support.processes import Served, is_alive, serving
+from tests.support.waiting import until
 
 LONG = {"max_tokens": 3000}
 
@@ -88,7 +89,7 @@ def test_front_end_that_is_killed_costs_its_own_requests_alone(served: Served) -
     # Until the supervisor has seen it, it may still give them connections.
     until(lambda: not any(Path(f"/proc/{one}").exists() for one in victims))
     assert served.complete().status_code == 200  # it waited for a front end
-    until(lambda: idle(served), 10)
+    until(lambda: idle(served))
     assert served.metric("request_aborts_total") == aborts + 1
     until(lambda: len(served.front_ends()) == 2)
 
@@ -131,7 +132,7 @@ def test_client_that_never_reads_stops_nobody(served: Served) -> None:
     for _ in range(5):
         assert served.complete().status_code == 200
     silent.close()
-    until(lambda: idle(served), 20)
+    until(lambda: idle(served))
 
 
 @pytest.mark.slow
@@ -169,7 +170,7 @@ def test_engine_that_ends_again_and_again_ends_the_server(tmp_path: Path) -> Non
             until(served.is_ready)
             os.kill(served.engine, signal.SIGKILL)
             until(lambda: not connects_or_healthy(served))
-        assert served.process.wait(30) == 1
+        assert served.process.wait(60) == 1
         assert "has ended 2 times" in served.log.read_text()
 
 
@@ -187,7 +188,7 @@ def test_no_child_outlives_the_supervisor(tmp_path: Path) -> None:
         children = served.children()
         assert len(children) == 3
         served.process.kill()
-        until(lambda: not any(map(is_alive, children)), 10)
+        until(lambda: not any(map(is_alive, children)))
 
 
 @pytest.mark.slow
@@ -246,7 +247,7 @@ def test_sigterm_under_load_refuses_new_requests_at_every_front_end(tmp_path: Pa
         assert {one.json()["error"]["code"] for one in refused} == {"stopping"}
         *_, last = events
         assert last["choices"][0]["finish_reason"] == "length"
-        assert served.process.wait(30) == -signal.SIGTERM
+        assert served.process.wait(60) == -signal.SIGTERM
         assert not any(map(is_alive, children))
 
 
@@ -259,4 +260,4 @@ def test_sigterm_tells_requests_that_take_too_long(tmp_path: Path) -> None:
         ended.start()
         *_, last = events
         assert last["error"]["message"] == "the engine is shutting down"
-        assert served.process.wait(30) == -signal.SIGTERM
+        assert served.process.wait(60) == -signal.SIGTERM

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from tests.support.live_server import live_server
-from tests.support.processes import ROOT, until
+from tests.support.processes import ROOT
+from tests.support.waiting import until
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from specengine.engine.loop import Engine
 from specengine.server.app import create_app
 from specengine.server.run import background_server
 from specengine.server.service import Service
+from tests.support.waiting import until
 
 PROMPT = "abcabcabcabcabc"
 SPEC = SpecConfig(algorithm="NGRAM", adaptive=False, num_draft_tokens=6, ngram_min_match=1)
@@ -43,11 +43,7 @@ class Live:
         return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def wait_until_idle(self) -> None:
-        for _ in range(500):
-            if not self.engine.has_work:
-                return
-            time.sleep(0.01)
-        raise AssertionError("the engine still has work")
+        until(lambda: not self.engine.has_work)
 
 
 @pytest.fixture(scope="module")

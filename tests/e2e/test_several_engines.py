@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import Served, serving, until
+from tests.support.processes import Served, serving
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.processes import ROOT, Served, serving, until
+from tests.support.processes import ROOT, Served, serving
+from tests.support.waiting import until
 
 pytest.importorskip("sglang_router")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from specengine.engine.background_capture import QuietTime
 from specengine.engine.round.executor import RoundExecutor
 from tests.support.device_rounds import run_on_device
 from tests.support.rounds import GREEDY, ON_CPU, ON_GPU, PROMPTS, SAMPLED, fallbacks, make
+from tests.support.waiting import until
 
 
 def spec_of(drafters: dict[str, str]) -> SpecConfig:
@@ -171,10 +171,8 @@ def test_server_captures_between_requests(
 
     try:
         emitted = asyncio.run(ask("first"))
-        for _ in range(500 if prepares else 0):
-            if sampling_sizes(rounds) == [1, 2, 4]:
-                break
-            time.sleep(0.01)
+        if prepares:
+            until(lambda: sampling_sizes(rounds) == [1, 2, 4])
         assert asyncio.run(ask("second")) == emitted
     finally:
         served.shutdown()

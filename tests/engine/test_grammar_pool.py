@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from specengine.engine.grammar.compiler import GrammarCompiler
 from specengine.engine.grammar.pool import GrammarPool
 from specengine.engine.grammar.state import LlguidanceState
 from tests.support.grammars import EOS, VOCAB, World, mask_of
+from tests.support.waiting import until
 
 SLOW = GrammarSpec.regex("(a{1000}){1000}")  # half a second to the first mask
 
@@ -127,7 +129,18 @@ def test_grammar_that_takes_too_long_is_killed(make_pool: Make) -> None:
     pool = make_pool(grammar_timeout=0.1)
     with pytest.raises(RequestError, match=r"takes more than 0\.1 s"):
         asyncio.run(start(pool, SLOW))
-    asyncio.run(start(pool, GrammarSpec.regex("a")))
+    compile_at_last(pool)
+
+
+def compile_at_last(pool: GrammarPool) -> None:
+    """Within little time: a busy machine may need several."""
+
+    def compiles() -> bool:
+        with suppress(RequestError):
+            return bool(asyncio.run(start(pool, GrammarSpec.regex("a"))))
+        return False
+
+    until(compiles)
 
 
 def process_of(pool: GrammarPool) -> int:
@@ -200,12 +213,12 @@ def test_process_ends_with_its_parent_or_its_time(make_pool: Make) -> None:
     assert process is not None
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     other = make_pool(grammar_workers=1, grammar_timeout=0.1)
-    asyncio.run(start(other, GrammarSpec.regex("a")))
+    compile_at_last(other)
     process = other._trials[0]._process
     assert process is not None
     assert process.stdin is not None
     process.stdin.write(json.dumps(asdict(SLOW)) + "\n")
     process.stdin.flush()
-    assert process.wait(20) == -signal.SIGALRM
+    assert process.wait(60) == -signal.SIGALRM

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +16,7 @@ from specengine.engine.background_capture import QuietTime
 from specengine.engine.loop import Engine
 from specengine.engine.outgoing import Choice
 from tests.server.conftest import make_tokenizer
+from tests.support.waiting import until
 
 QUIET = 60.0  # seconds of the fake clock: the thread wakes when a test wakes it
 
@@ -99,14 +99,6 @@ def ask(served: AsyncEngine, rid: str) -> None:
             pass
 
     asyncio.run(outputs())
-
-
-def until(holds: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if holds():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it did not come to that")
 
 
 def test_the_time_begins_anew_with_each_request() -> None:

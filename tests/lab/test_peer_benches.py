@@ -176,7 +176,7 @@ with common._model("smollm2-shape", 1) as model, common._spec(args, model) as sp
     assert (spec.draft / "model.safetensors").is_file()
     assert torch.get_num_threads() == 2
     if os.fork() == 0:
-        signal.alarm(20)  # ends it, where it waits for threads that are not there
+        signal.alarm(120)  # ends it, where it waits for threads that are not there
         torch.ones(4_000_000).mul(2).sum()
         os._exit(0)
     sys.exit(os.wait()[1])

@@ -23,6 +23,7 @@ from specengine.lab.serving.run import Plan, ServingBench
 from specengine.lab.serving.sheets import sheets
 from specengine.lab.serving.told import Server
 from tests.support.canned_server import Canned, canned_server, delta, text, usage
+from tests.support.waiting import until
 
 ASKED = Requests(prompt_len=5, output_len=4, vocab_size=50)
 
@@ -141,12 +142,12 @@ def test_failures_are_counted_by_what_they_are() -> None:
     ],
 )
 def test_answers_that_do_not_end_well(canned: Canned, error: str) -> None:
-    point = only_point(canned, timeout=0.3)
+    point = only_point(canned, timeout=0.3 if error == "timeout" else 60)
     assert (point.num_finished, point.errors) == (0, {error: 4})
 
 
 def test_a_closed_loop_keeps_its_concurrency_over_clients() -> None:
-    canned = Canned(gap=0.02)
+    canned = Canned(meets=5)
     report = bench(canned, Load(5), num_requests=20, num_clients=2)
     assert canned.most_running == 5
     assert (report.points[0].num_clients, report.points[0].num_finished) == (2, 20)
@@ -154,17 +155,25 @@ def test_a_closed_loop_keeps_its_concurrency_over_clients() -> None:
 
 
 def test_a_rate_sends_at_the_times_that_it_drew() -> None:
-    canned, load = Canned(), Load(None, 40.0)
-    point = only_point(canned, load, num_requests=20, num_clients=1)
-    assert point.num_finished == 20
+    """None sooner, and none later unless the machine is busy, which it is not every time."""
+    load = Load(None, 40.0)
     drawn = [one.due for one in load.asks(lambda: b"", 20, ASKED.seed)]
-    came = [one - canned.times[0] for one in canned.times]
-    assert max(abs(a - b) for a, b in zip(came, drawn, strict=True)) < 0.1
     assert 0.2 < drawn[-1] < 1.0
+
+    def are_in_time() -> bool:
+        canned = Canned()
+        report = bench(canned, load, num_requests=20, num_clients=1)
+        assert report.points[0].num_finished == 20
+        sent = [one["sent"] - report.details[0][0]["due"] for one in report.details[0]]
+        assert all(at > due - 0.002 for at, due in zip(sent, drawn, strict=True))
+        came = [one - canned.times[0] for one in canned.times]
+        return max(abs(a - b) for a, b in zip(came, drawn, strict=True)) < 0.1
+
+    until(are_in_time)
 
 
 def test_a_rate_may_be_bounded() -> None:
-    canned = Canned(gap=0.03)
+    canned = Canned(meets=3, gap=0.01)
     only_point(canned, Load(3, float("inf")), num_requests=12)
     assert canned.most_running == 3
 

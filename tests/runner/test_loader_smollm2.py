@@ -97,7 +97,7 @@ def test_a_directory_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_two_makers_at_once_leave_one_directory(tmp_path: Path) -> None:
-    both_are_writing = threading.Barrier(2, timeout=20)
+    both_are_writing = threading.Barrier(2, timeout=120)
 
     def fill(made: Path) -> None:
         (made / "config.json").write_text("{}")

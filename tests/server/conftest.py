@@ -64,6 +64,7 @@ class FakeEngine:
     is_embedding: bool = False
     script: str = "Hi, é😀 there"
     delay: float = 0.0
+    holds_after: float = float("inf")  # so many chunks it says no more
     error: Exception | None = None  # raised instead of a chunk ...
     error_after: int = 0  # ... after so many chunks
     final_kind: str = "stop"
@@ -89,6 +90,8 @@ class FakeEngine:
                     if self.error is not None and chunks >= self.error_after:
                         raise self.error
                     await asyncio.sleep(self.delay)
+                    while chunks >= self.holds_after and self.is_ready:
+                        await asyncio.sleep(0.002)
                     if not self.is_ready:
                         raise EngineStoppedError("the engine has stopped")
                     chunks += 1

@@ -7,8 +7,8 @@ import gc
 import json
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -22,42 +22,55 @@ from specengine.server.body import LARGE, BodyReader
 from specengine.server.run import background_server
 from specengine.server.service import Service
 from tests.server.conftest import FakeEngine, Site
-from tests.server.test_server import wait_for
+from tests.support.waiting import until
 
 SERVER = ServerConfig(port=0, log_level="warning")
-LIMITS = LimitConfig(
-    header_timeout=0.3, body_timeout=0.3, write_timeout=0.3, idle_timeout=1, max_connections=20
-)
+LIMITS = LimitConfig(max_connections=20)
+HASTY = LimitConfig(header_timeout=0.5, body_timeout=0.5, write_timeout=0.5, idle_timeout=1)
 BODY = json.dumps({"model": "fake", "prompt": "x"}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 READY = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
-CLOSE = READY.replace(b"Host: x", b"Host: x\r\nConnection: close")
+CLOSE, LAST = (one.replace(b"Host: x", b"Host: x\r\nConnection: close") for one in (READY, WHOLE))
 
 
-@pytest.fixture(scope="module")
-def strict() -> Iterator[Site]:
-    """A server that waits for nobody."""
-    service = Service(LIMITS)
+@contextmanager
+def limited(limits: LimitConfig) -> Iterator[Site]:
+    service = Service(limits)
     service.engine = FakeEngine()
     with (
         background_server(create_app(service), SERVER) as url,
-        httpx.Client(base_url=url, timeout=20) as http,
+        httpx.Client(base_url=url, timeout=60) as http,
     ):
         yield Site(url, service, http)
 
 
-@pytest.fixture(autouse=True)
-def others_are_served(strict: Site) -> Iterator[None]:
-    strict.service.engine = FakeEngine()
-    yield
-    assert strict.post("/v1/completions", model="fake", prompt="x").status_code == 200
+@pytest.fixture(scope="module")
+def strict_server() -> Iterator[Site]:
+    with limited(LIMITS) as site:
+        yield site
+
+
+@pytest.fixture
+def strict(strict_server: Site) -> Iterator[Site]:
+    """A server of few connections, which serves others afterwards."""
+    strict_server.service.engine = FakeEngine()
+    yield strict_server
+    assert strict_server.post("/v1/completions", model="fake", prompt="x").status_code == 200
+
+
+@pytest.fixture
+def hasty() -> Iterator[Site]:
+    """A server that waits for nobody, and serves others afterwards."""
+    with limited(HASTY) as site:
+        yield site
+        until(lambda: statuses(exchange(site, LAST)) == [200])
 
 
 def connect(site: Site) -> socket.socket:
     host, port = site.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def read_all(open_socket: socket.socket) -> bytes:
@@ -135,33 +148,36 @@ def test_header_at_its_limit_passes(strict: Site) -> None:
     assert statuses(exchange(strict, longest)) == [200]
 
 
-@pytest.mark.parametrize("before", [b"", READY, WHOLE], ids=["first", "second", "after-a-body"])
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "the header took longer"),
-        (b"G", "the header took longer"),
-        (READY[:-1], "the header took longer"),
-        (WHOLE[:-1], "the body took longer"),
-        (CHUNKED, "the body took longer"),
-        (CHUNKED + b"5\r\n{", "the body took longer"),
-    ],
-    ids=lambda value: ascii(value[-8:]),
-)
-def test_half_a_request_times_out(
-    strict: Site, before: bytes, content: bytes, message: str
-) -> None:
-    answer = exchange(strict, before + content)
-    if before and not content:  # between requests it is idle
-        assert statuses(answer) == [200]
-        return
-    assert statuses(answer) == ([200, 408] if before else [408])
-    assert message in answer.decode()
+HALVES = [
+    (b"", "the header took longer"),
+    (b"G", "the header took longer"),
+    (READY[:-1], "the header took longer"),
+    (WHOLE[:-1], "the body took longer"),
+    (CHUNKED, "the body took longer"),
+    (CHUNKED + b"5\r\n{", "the body took longer"),
+]
 
 
-def test_drip_fed_body_times_out(strict: Site) -> None:
+def test_half_a_request_times_out(hasty: Site) -> None:
+    """First on its connection, second, and behind a body: all wait at the same time."""
+    cases = [(before, *half) for before in (b"", READY, WHOLE) for half in HALVES]
+    with ExitStack() as open_ones:
+        clients = []
+        for before, content, _ in cases:
+            clients.append(open_ones.enter_context(connect(hasty)))
+            clients[-1].sendall(before + content)
+        for (before, content, message), client in zip(cases, clients, strict=True):
+            answer = read_all(client)
+            if before and not content:  # between requests it is idle
+                assert statuses(answer) == [200]
+                continue
+            assert statuses(answer) == ([200, 408] if before else [408]), (before, content)
+            assert message in answer.decode(), (before, content)
+
+
+def test_drip_fed_body_times_out(hasty: Site) -> None:
     """The time counts from the header, however often a byte comes."""
-    with connect(strict) as client:
+    with connect(hasty) as client:
         client.sendall(CHUNKED)
         client.settimeout(0.05)
         for _ in range(400):
@@ -185,18 +201,18 @@ def test_connections_beyond_the_cap_are_refused(strict: Site) -> None:
     assert len(refused) in (1, 2)  # the connection of `strict.http` may be idle still
     assert b"retry-after: 1" in refused[0].lower()
     assert statuses(answers[0]) == [200]
-    wait_for(lambda: statuses(exchange(strict, CLOSE)) == [200])
+    until(lambda: statuses(exchange(strict, CLOSE)) == [200])
 
 
-def test_client_that_never_reads_is_dropped_and_its_work_aborted(strict: Site) -> None:
+def test_client_that_never_reads_is_dropped_and_its_work_aborted(hasty: Site) -> None:
     engine = FakeEngine(context_length=3000, script="x" * 900)
-    strict.service.engine = engine
+    hasty.service.engine = engine
     fields = {"model": "fake", "prompt": "x", "max_tokens": 1000, "stream": True, "n": 128}
     content = json.dumps({**fields, "logprobs": 20}).encode()
-    with connect(strict) as client:
+    with connect(hasty) as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content)
-        wait_for(lambda: engine.aborted)
+        until(lambda: engine.aborted)
 
 
 def test_refused_body_is_dropped_as_it_comes_up_to_a_bound(
@@ -223,14 +239,25 @@ def test_memory_of_large_bodies_is_given_back_once_for_all(
 ) -> None:
     trims: list[int] = []
     monkeypatch.setattr(body, "trim_memory", lambda: trims.append(1))
-    monkeypatch.setattr(body, "TRIM_AFTER", 0.05)
+    later: list[tuple[float, Callable[[], None]]] = []
     reader = BodyReader(LIMITS)
 
+    def call_later(seconds: float, call: Callable[[], None]) -> object:
+        later.append((seconds, call))
+        return object()
+
     async def all_at_once() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", call_later)
         for size in (100, LARGE + 1, LARGE + 1):
             await reader.parse(b"{}".ljust(size), Service())
+        assert [seconds for seconds, _ in later] == [body.TRIM_AFTER]
         assert not trims
-        await asyncio.sleep(0.3)
+        later.pop()[1]()
+        while not trims:
+            await asyncio.sleep(0)
+        await reader.parse(b"{}".ljust(LARGE + 1), Service())
+        assert len(later) == 1, "the next seconds begin anew"
 
     asyncio.run(all_at_once())
     assert len(trims) == 1

@@ -18,7 +18,7 @@ from specengine.core.errors import ConfigError
 from specengine.server.app import create_app
 from specengine.server.run import background_server, read_keys
 from specengine.server.service import Service
-from tests.server.test_server import wait_for
+from tests.support.waiting import until
 
 TEXT = "/v1/completions"
 Lines = Callable[[], list[dict[str, Any]]]
@@ -36,7 +36,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
 
 
 def only(lines: Lines) -> dict[str, Any]:
-    wait_for(lines)
+    until(lines)
     (line,) = lines()
     return line
 

@@ -15,7 +15,7 @@ from specengine.server.app import create_app
 from specengine.server.run import Server, address, listen, make_server
 from specengine.server.service import Service
 from tests.server.conftest import FakeEngine, refusal
-from tests.server.test_server import wait_for
+from tests.support.waiting import until
 
 TEXT = "/v1/completions"
 BODY = {"model": "fake", "prompt": "x", "max_tokens": 190}
@@ -32,26 +32,27 @@ def running(seconds: float, engine: FakeEngine) -> Iterator[tuple[Server, httpx.
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        with httpx.Client(base_url=address(listener), timeout=20) as http:
+        with httpx.Client(base_url=address(listener), timeout=60) as http:
             yield server, http
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def test_requests_that_run_finish_while_new_ones_are_refused() -> None:
-    engine = FakeEngine(delay=0.02, script="x" * 150)
-    with running(20, engine) as (server, http):
+    engine = FakeEngine(holds_after=1)
+    with running(60, engine) as (server, http):
         with http.stream("POST", TEXT, json={**BODY, "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             server.should_exit = True
-            wait_for(lambda: http.get("/ready").status_code == 503)
+            until(lambda: http.get("/ready").status_code == 503)
             refused = http.post(TEXT, json=BODY)  # on a new connection
             assert refusal(refused, 503)["code"] == "stopping"
             assert refused.headers["retry-after"] == "1"
             assert http.get("/health").status_code == 200
+            engine.holds_after = 1000
             text = "".join(lines)
         assert '"finish_reason":"stop"' in text
         assert "error" not in text
@@ -64,7 +65,7 @@ def test_requests_that_take_too_long_are_told(
     stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And no stack trace stands in the log."""
-    engine = FakeEngine(delay=0.1, script="x" * 150)
+    engine = FakeEngine(holds_after=1)
     answers: list[httpx.Response] = []
     with running(0.3, engine) as (server, http):
 
@@ -73,9 +74,9 @@ def test_requests_that_take_too_long_are_told(
 
         thread = threading.Thread(target=ask)
         thread.start()
-        wait_for(lambda: engine.prompts)
+        until(lambda: engine.prompts)
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
     (answer,) = answers
     if stream:
         *_, error, done = (line for line in answer.text.split("\n\n") if line)

@@ -17,7 +17,7 @@ from specengine.server.run import background_server
 from specengine.server.service import Service
 from specengine.server.tracing import otlp_provider
 from tests.server.conftest import KEY, FakeEngine
-from tests.server.test_server import wait_for
+from tests.support.waiting import until
 
 trace = pytest.importorskip("opentelemetry.sdk.trace", reason="needs the extra otel")
 TEXT = "/v1/completions"
@@ -32,7 +32,7 @@ class Traced:
 
     def span(self) -> Any:
         """The one span so far: it ends after its answer."""
-        wait_for(self.exporter.get_finished_spans)
+        until(self.exporter.get_finished_spans)
         (span,) = self.exporter.get_finished_spans()
         return span
 
@@ -104,7 +104,7 @@ def test_span_of_a_failure_is_an_error(traced: Traced, stream: bool, status: int
 
 
 def test_span_of_a_client_that_left_ends(traced: Traced) -> None:
-    traced.engine.delay, traced.engine.script = 0.05, "x" * 150
+    traced.engine.holds_after = 1
     body = {"model": "fake", "prompt": "x", "stream": True, "max_tokens": 190}
     with traced.http.stream("POST", TEXT, json=body) as response:
         next(response.iter_lines())
@@ -116,7 +116,7 @@ def test_wrong_keys_and_unknown_routes_have_few_names_and_probes_none(traced: Tr
         traced.http.get(path)
     traced.http.get("/v1/models", headers={"Authorization": "Bearer wrong"})
     traced.http.get("/no/such/route")
-    wait_for(lambda: len(traced.exporter.get_finished_spans()) == 2)
+    until(lambda: len(traced.exporter.get_finished_spans()) == 2)
     spans = traced.exporter.get_finished_spans()
     assert [span.name for span in spans] == ["GET", "GET"]
     assert [span.attributes["http.response.status_code"] for span in spans] == [401, 404]

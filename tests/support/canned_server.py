@@ -17,12 +17,14 @@ USAGE = {"prompt_tokens": 5, "completion_tokens": 4}
 @dataclass
 class Canned:
     """events: of an answer, in order, each `gap` seconds after the one before. piece: bytes written
-    at once; None writes whole chunks. statuses: of the first requests, whose answers are refusals;
-    those after them are answered. metrics: what /metrics says, by call."""
+    at once; None writes whole chunks. meets: so many requests wait for each other before one is
+    answered. statuses: of the first requests, whose answers are refusals; those after them are
+    answered. metrics: what /metrics says, by call."""
 
     events: list[dict[str, Any]] = field(default_factory=lambda: [*map(text, "abcd"), usage()])
     gap: float = 0.0
     piece: int | None = None
+    meets: int = 0
     ends: str = "\n\n"
     is_done: bool = True
     cuts: bool = False  # the connection, before the answer's end
@@ -100,6 +102,9 @@ def _serve_one(canned: Canned, source: Any, write: Callable[[bytes], object]) ->
         canned.running += 1
         canned.most_running = max(canned.most_running, canned.running)
         status = canned.statuses.pop(0) if canned.statuses else 200
+    deadline = time.perf_counter() + 60
+    while canned.most_running < canned.meets and time.perf_counter() < deadline:
+        time.sleep(0.001)
     try:
         return _answer(canned, status, write)
     finally:

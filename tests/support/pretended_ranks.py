@@ -57,7 +57,7 @@ class ThreadRanks:
 
 def on_threads(size: int, run: Callable[[], T]) -> list[T]:
     """What `run` gives on each rank; layers that it makes are split over them."""
-    meeting, table = threading.Barrier(size, timeout=30), [None] * size
+    meeting, table = threading.Barrier(size, timeout=120), [None] * size
 
     def one(rank: int) -> T:
         with split_over(ThreadRanks(rank, size, meeting, table)), torch.no_grad():

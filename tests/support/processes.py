@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +18,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from specengine.server.metrics_shared import VARIABLE
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "4096")
-
-
-def until(holds: Callable[[], Any], seconds: float = 60) -> Any:
-    """What it gives, once that is true."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := holds():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
 
 
 @dataclass
@@ -135,12 +125,12 @@ def serving(
             port = int(found[0])
         scheme = "http" if verify is None else "https"
         served = Served(process, f"{scheme}://127.0.0.1:{port}", log, verify or True)
-        until(lambda: connects(port) and served.is_ready(), 120)
+        until(lambda: connects(port) and served.is_ready())
         yield served
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(60)
         finally:
             process.kill()
             process.wait()

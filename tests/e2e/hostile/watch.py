@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.processes import ROOT, Served, until
+from tests.support.processes import ROOT, Served
+from tests.support.waiting import until
 
 KEY = "operator"  # --admin-api-key
 SLOWEST = 0.5  # seconds a probe may take
