@@ -15,7 +15,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from specengine.kernels.dispatch import has_dependent_launch
 
-_CHUNK = 128  # slots of a program
+_CHUNK = 128  # slots of a program, at most
+_CELLS = 128 * 256  # slots x experts of a program, whose ranks take 4 bytes each of shared memory
 _CHUNKS = 16  # whose counts are read at once
 
 
@@ -100,7 +101,9 @@ def _place_kernel(
 def order(ids: Tensor, num_experts: int, tile: int) -> Order:
     """ids: int32 [T, K], each below num_experts. tile: rows of one."""
     device, num_slots = ids.device, ids.numel()
-    num_chunks = triton.cdiv(num_slots, _CHUNK)
+    block_experts = triton.next_power_of_2(num_experts)
+    chunk = min(_CHUNK, _CELLS // block_experts)
+    num_chunks = triton.cdiv(num_slots, chunk)
     counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=device)
     slots = torch.empty(num_slots, dtype=torch.int32, device=device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=device)
@@ -108,8 +111,8 @@ def order(ids: Tensor, num_experts: int, tile: int) -> Order:
     dependent = has_dependent_launch(ids)
     options = {
         "DEPENDENT": dependent,
-        "CHUNK": _CHUNK,
-        "BLOCK_E": triton.next_power_of_2(num_experts),
+        "CHUNK": chunk,
+        "BLOCK_E": block_experts,
         "num_warps": 8,
         **({"launch_pdl": True} if dependent else {}),
     }

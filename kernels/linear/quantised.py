@@ -171,14 +171,13 @@ class IntWeight:
 
     def narrow(self, dim: int, start: int, size: int) -> IntWeight | None:
         """Some rows (dim 0) or some columns (dim 1). None: columns begin or end amid a group, or
-        stand in another order."""
+        stand in another order, or are no multiple of 32, by which products go."""
         if dim == 0:
             zero = None if self.zero is None else self.zero[start : start + size]
             codes, scale = (one[start : start + size] for one in (self.codes, self.scale))
             return replace(self, codes=codes, scale=scale, zero=zero)
         is_whole = self.group >= self.shape[1]  # one scale a row
-        unit = 1 if is_whole else self.group
-        unit = max(unit, INT4_CHUNK) if self.bits == 4 else unit
+        unit = max(INT4_CHUNK, 1 if is_whole else self.group)
         if self.order is not None or start % unit or size % unit:
             return None
         places = slice(start * self.bits // 8, (start + size) * self.bits // 8)

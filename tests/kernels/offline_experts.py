@@ -15,6 +15,7 @@ from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, 
 from tests.kernels import offline_triton
 
 HIDDEN, INNER, COUNT, CHOSEN = 256, 128, 8, 2
+MANY = (160, 256, 384, 512)  # experts of published models; 512 are Qwen3-Next's
 
 
 def main(num_rows: list[int]) -> None:
@@ -51,6 +52,10 @@ def main(num_rows: list[int]) -> None:
         route_triton.route(x, router, Routing(CHOSEN))
         grouped = Routing(CHOSEN, "sigmoid", num_groups=4, num_chosen_groups=2)
         route_triton.route(x, router, grouped)
+    for count in MANY:
+        order_triton.order(torch.zeros(70, 10, dtype=torch.int32), count, 16)
+        x, router = torch.zeros(2, HIDDEN), Router(torch.zeros(count, HIDDEN))
+        route_triton.route(x, router, Routing(10))
     print(json.dumps(shared))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specengine.kernels.dispatch import MOST_SHARED
+from specengine.kernels.experts import order_triton
 from specengine.kernels.experts.experts import experts
 from specengine.kernels.experts.route import route
 from specengine.kernels.experts.types import Activation, Chosen, ExpertWeights, Router, Routing
@@ -156,6 +157,21 @@ def test_all_forms_compile_for_hopper(triton_cache: Path) -> None:
     )
     assert len(found) == 9
     assert max(found.values()) <= MOST_SHARED
+
+
+@pytest.mark.parametrize("count", [5, 300, 512])
+def test_slots_are_sorted_by_expert_however_many_there_are(
+    count: int, device: torch.device
+) -> None:
+    """Of many experts a program takes fewer slots, or their ranks would not fit on a card."""
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(0, count, (70, 2), generator=generator).int()
+    found = order_triton.order(ids.to(device), count, tile=16)
+    flat = ids.flatten()
+    assert found.slots.tolist() == flat.argsort(stable=True).tolist()
+    sizes = torch.bincount(flat, minlength=count)
+    assert found.starts.tolist() == [0, *sizes.cumsum(0).tolist()]
+    assert found.tile_ends.tolist() == ((sizes + 15) // 16).cumsum(0).tolist()
 
 
 def test_routing_by_hand() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specengine.kernels.attention import ragged_attention as ragged
 from specengine.kernels.attention.latent_attention import latent_attention
 from specengine.kernels.attention.latent_store import latent_store
 from specengine.kernels.attention.ragged_attention import ragged_attention
@@ -171,7 +172,11 @@ def test_store_in_fp8_clips(device: torch.device) -> None:
         assert (cache[7, 0, RANK:].float() == 448.0).all()
 
 
-def test_ragged_spans_see_what_precedes_them(device: torch.device) -> None:
+@pytest.mark.parametrize("most_masked", [1, 20, 1 << 25])
+def test_ragged_spans_see_what_precedes_them(
+    most_masked: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged, "_MOST_MASKED", most_masked)
     torch.manual_seed(0)
     q, k, v = (torch.randn(n, 3, d, device=device) for n, d in ((7, 8), (12, 8), (12, 5)))
     out = ragged_attention(q, k, v, [KeySpan(0, 3, 0, 3), KeySpan(3, 4, 3, 9)], SCALE)
@@ -181,6 +186,25 @@ def test_ragged_spans_see_what_precedes_them(device: torch.device) -> None:
         scores = torch.einsum("hd,khd->hk", q[row], k[keys]) * SCALE
         expected = torch.einsum("hk,khv->hv", scores.softmax(-1), v[keys])
         torch.testing.assert_close(out[row], expected)
+
+
+def test_masks_of_long_prefixes_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*given: Tensor, attn_mask: Tensor | None, **options: Any) -> Tensor:
+        seen.append(0 if attn_mask is None else attn_mask.numel())
+        return attend(*given, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(ragged.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(ragged, "_MOST_MASKED", 64)
+    q, k = torch.randn(20, 1, 8), torch.randn(30, 1, 8)
+    ragged_attention(q, k, k, [KeySpan(0, 20, 0, 30)], SCALE)
+    assert len(seen) == 10
+    assert max(seen) <= 64
+    seen.clear()
+    ragged_attention(q, k, k, [KeySpan(0, 20, 0, 20)], SCALE)
+    assert seen == [0]  # without keys before them none is needed
 
 
 @pytest.mark.gpu

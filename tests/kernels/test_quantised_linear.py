@@ -139,6 +139,18 @@ def test_whole_weights_are_dequantised(device: torch.device) -> None:
         torch.testing.assert_close(found, four.dequantised())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_columns_that_products_do_not_take_are_not_cut_out(bits: int) -> None:
+    """Products go by 32 columns of one scale, and would leave the rest out."""
+    codes = torch.randint(0, 1 << bits, (8, 192)).to(torch.uint8)
+    whole = IntWeight.pack(codes, torch.ones(8, 1), None, bits)
+    assert whole.narrow(1, 0, 48) is None
+    assert whole.narrow(1, 16, 96) is None
+    part = whole.narrow(1, 64, 96)
+    assert part is not None
+    assert torch.equal(part.dequantised(), whole.dequantised()[:, 64:160])
+
+
 def test_no_rows(device: torch.device) -> None:
     x = torch.empty(0, COLUMNS, device=device)
     assert fp8_linear(x, fp8_weight("row", device)).shape == (0, OUTS)

@@ -11,8 +11,13 @@ from transformers import LlamaConfig
 
 from specengine.core.batch import ForwardMode, ModelWorkerBatch
 from specengine.core.interfaces import LogitsOutput
+from specengine.kernels.experts.formats.fp8 import FORMAT
+from specengine.kernels.experts.packed import PackedExperts
+from specengine.kernels.linear.quantised import Fp8Weight
 from specengine.layers.embedding import VocabEmbedding
-from specengine.layers.linear import LMHead
+from specengine.layers.experts import Experts
+from specengine.layers.layer_spec import ExpertsSpec
+from specengine.layers.linear import Linear, LMHead
 from specengine.layers.rotary import RotaryEmbedding
 from specengine.runner.fallbacks import MEMORY_SPENT, GraphStats
 from specengine.runner.forward_graphs.inputs import (
@@ -170,6 +175,26 @@ class Layered(nn.Module):
 
 def test_weights_per_layer_leave_out_the_vocabulary() -> None:
     assert weights_per_layer(Layered(8, 3)) == 8 * 16  # type: ignore[arg-type]
+
+
+def test_weights_per_layer_count_quantised_ones_as_others() -> None:
+    """They are no parameters: a large model would pass for a small one."""
+    model = Layered(8, 1)
+    packed = Linear(64, 96)
+    packed.use_kernel(lambda x: x)
+    spec = ExpertsSpec(num_experts=3, num_chosen=1, intermediate_size=32)
+    mixture = Experts(64, spec)
+    before = 3 * 3 * 64 * 32
+    model.layers = nn.ModuleList([packed, mixture])
+    assert weights_per_layer(model) == 64 * 96 + before  # type: ignore[arg-type]
+    fp8 = [
+        PackedExperts.of(FORMAT, 3, (Fp8Weight.of(torch.ones(*shape)) for _ in range(3)))
+        for shape in ((64, 64), (64, 32))
+    ]
+    assert fp8[0] is not None
+    assert fp8[1] is not None
+    mixture.use_packed(fp8[0], fp8[1])
+    assert weights_per_layer(model) == 64 * 96 + before  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("with_features", [False, True])
