@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import LayerSpec, Multipliers
+from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import WINDOW
+from specengine.runner.loader.gguf_fields import layer_types as gguf_layer_types
 from specengine.target.models.layer_types import layer_types, typed_windows, with_rotation
 from specengine.target.models.llama import LlamaForCausalLM
 
@@ -13,6 +16,13 @@ class Cohere2ForCausalLM(LlamaForCausalLM):
     """One LayerNorm, without bias, before attention and feed-forward side by side; only layers with
     a window rotate, in neighbouring pairs; logits scaled."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("cohere2",),
+        "cohere2",
+        epsilon="layer_norm_eps",
+        metadata={"logit_scale": "logit_scale", WINDOW: "sliding_window"},
+        fields=lambda file: {"layer_types": gguf_layer_types(file, period=4)},
+    )
     has_rotary_pairs: ClassVar[bool] = True
     small_config: ClassVar[dict[str, Any]] = {
         "logit_scale": 0.25,

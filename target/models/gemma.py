@@ -4,20 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from specengine.core.errors import ModelLoadError
 from specengine.layers.layer_spec import LayerSpec, Multipliers
+from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import (
+    WINDOW,
+    head_dim,
+    layer_types,
+    num_layers,
+    rope_by_type,
+)
 from specengine.target.models.layer_types import typed_windows, with_rotary_kinds
 from specengine.target.models.llama import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from specengine.runner.loader.gguf_file import GgufFile
+
+_GGUF_TENSORS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def _gguf_scalar(file: GgufFile, layers_of_27b: int) -> int:
+    """query_pre_attn_scalar, which files do not tell: of the 27B models alone not the head."""
+    if num_layers(file) != layers_of_27b:
+        return head_dim(file)
+    hidden: int = file.require("{arch}.embedding_length")
+    return hidden // int(file.require("{arch}.attention.head_count"))
+
+
+def _gguf_gemma2(file: GgufFile) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _gguf_scalar(file, layers_of_27b=46),
+        "layer_types": layer_types(file, period=2),
+        "sliding_window": file.get(f"{{arch}}.{WINDOW}", 4096),
+        "attn_logit_softcapping": file.get("{arch}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": file.get("{arch}.final_logit_softcapping", 30.0),
+    }
+
+
+def _gguf_gemma3(file: GgufFile) -> dict[str, Any]:
+    return {
+        "query_pre_attn_scalar": _gguf_scalar(file, layers_of_27b=62),
+        "layer_types": layer_types(file, period=6),
+        "rope_parameters": rope_by_type(file, theta_of_windows=10000.0),
+    }
 
 
 class Gemma2ForCausalLM(LlamaForCausalLM):
     """Norms around attention and feed-forward, gains stored less 1, scores and logits capped,
     windows in the layers that the configuration marks."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("gemma2",),
+        "gemma2",
+        norm_offset=1.0,
+        tensors=_GGUF_TENSORS,
+        fields=_gguf_gemma2,
+    )
     tensor_names: ClassVar[Mapping[str, str]] = {
         "post_attention_layernorm": "attention_out_norm",
         "pre_feedforward_layernorm": "post_attention_layernorm",
@@ -68,6 +118,15 @@ class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """Gemma 2 with heads of q and k normalised and rotary tables by layer type; caps only where the
     configuration has them."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("gemma3",),
+        "gemma3_text",
+        norm_offset=1.0,
+        tensors=_GGUF_TENSORS,
+        metadata={WINDOW: "sliding_window"},
+        optional={"final_logit_softcapping": "final_logit_softcapping"},
+        fields=_gguf_gemma3,
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,
         "query_pre_attn_scalar": 20,

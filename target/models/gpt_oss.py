@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from specengine.layers.expert_tensors import ExpertTensors
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
+from specengine.runner.loader.gguf_fields import WINDOW, layer_types, rope_parameters
 from specengine.target.models.llama import LlamaForCausalLM
+
+if TYPE_CHECKING:
+    from specengine.runner.loader.gguf_file import GgufFile
 
 _WEIGHTS = ExpertTensors(
     "mlp.experts.gate_up_proj", "mlp.experts.down_proj", swapped=True, interleaved=True
@@ -29,11 +33,37 @@ _BLOCKS, _SCALES = (
 )
 
 
+def _gguf_fields(file: GgufFile) -> dict[str, Any]:
+    """Files do not tell what all published models have: bounds of YaRN's ramp that are not whole,
+    biases, and the limit of the experts' activation."""
+    return {
+        "layer_types": layer_types(file, period=2),
+        "rope_parameters": {**rope_parameters(file), "truncate": False},
+        "attention_bias": True,
+        "swiglu_limit": 7.0,
+    }
+
+
 class GptOssForCausalLM(LlamaForCausalLM):
     """Sinks in attention, a window in the layers that the configuration marks, biases everywhere,
     and experts whose activation is clamped."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("gpt-oss",),
+        "gpt_oss",
+        tensors={
+            **GGUF_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks.weight": "self_attn.sinks",
+        },
+        metadata={
+            WINDOW: "sliding_window",
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        fields=_gguf_fields,
+    )
     tensor_names: ClassVar[dict[str, str]] = {"router": "gate"}
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,

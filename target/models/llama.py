@@ -28,6 +28,7 @@ from specengine.layers.self_attention import PACKED_MODULES
 from specengine.layers.weights import floating_pairs, halved, load_weights, renamed, unpacked
 from specengine.layers.whole_stack import WholeStack
 from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import WINDOW, biases, window
 
 if TYPE_CHECKING:
     from specengine.core.batch import ForwardBatch
@@ -119,20 +120,8 @@ def _stream_fields(spec: LayerSpec) -> tuple[object, ...]:
     return *norm, spec.embedding_multiplier, spec.residual_multiplier
 
 
-_WINDOW_KEY = "attention.sliding_window"  # of GGUF metadata, behind the architecture
-
-
 def _gguf_biases(file: GgufFile) -> dict[str, Any]:
-    names = file.tensor_names
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in names,
-        "mlp_bias": "blk.0.ffn_gate.bias" in names,
-    }
-
-
-def _gguf_window(file: GgufFile) -> int | None:
-    found: int | None = file.get(f"{{arch}}.{_WINDOW_KEY}")
-    return found
+    return biases(file, attention_bias="attn_q", mlp_bias="ffn_gate")
 
 
 class LlamaForCausalLM(nn.Module):
@@ -154,7 +143,7 @@ class LlamaForCausalLM(nn.Module):
         "llama",
         has_rotary_pairs=True,
         fields=_gguf_biases,
-        owns=lambda file: not _gguf_window(file),
+        owns=lambda file: not window(file) and not file.get("{arch}.expert_count"),
     )
     tensor_names: ClassVar[Mapping[str, str]] = {}
     has_rotary_pairs: ClassVar[bool] = False
@@ -275,8 +264,8 @@ class MistralForCausalLM(LlamaForCausalLM):
         ("mistral", "llama"),
         "mistral",
         has_rotary_pairs=True,
-        optional={_WINDOW_KEY: "sliding_window"},
-        owns=lambda file: file.architecture == "mistral" or bool(_gguf_window(file)),
+        optional={WINDOW: "sliding_window"},
+        owns=lambda file: not file.get("{arch}.expert_count"),  # and what Llama does not own
     )
     small_config: ClassVar[dict[str, Any]] = {"head_dim": 32, "sliding_window": 48}
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import ExpertsSpec
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat
+from specengine.runner.loader.gguf_fields import WINDOW
 from specengine.target.models.llama import MistralForCausalLM
 
 
@@ -19,7 +20,14 @@ class MixtralForCausalLM(MistralForCausalLM):
         "w3": "up_proj",
         "w2": "down_proj",
     }
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("llama",),
+        "mixtral",
+        has_rotary_pairs=True,
+        tensors=GGUF_EXPERTS,
+        metadata={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        optional={WINDOW: "sliding_window"},
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,
         "num_local_experts": 4,

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from specengine.layers.layer_spec import LayerSpec
 from specengine.layers.rotary import rotary_fraction
+from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.gguf_fields import window
 from specengine.target.models.llama import MistralForCausalLM
 
 
@@ -13,6 +15,13 @@ class Phi3ForCausalLM(MistralForCausalLM):
     """Mistral, with merged tensors in checkpoints; part of a head rotated (Phi-4-mini), LongRoPE
     (128k) where the configuration says so."""
 
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("phi3",),
+        "phi3",
+        tensors={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        metadata={"rope.scaling.original_context_length": "original_max_position_embeddings"},
+        fields=lambda file: {"sliding_window": window(file)},
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "sliding_window": 48,
         "rope_parameters": {

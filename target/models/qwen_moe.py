@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
 
 from specengine.layers.layer_spec import ExpertsSpec, LayerSpec
-from specengine.runner.loader.family import GgufFormat
+from specengine.runner.loader.family import GGUF_EXPERTS, GgufFormat, Tensors
 from specengine.target.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from specengine.runner.loader.gguf_file import GgufFile
+
+_GGUF_METADATA = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+
+
+def _gguf_fields(file: GgufFile) -> dict[str, Any]:
+    """Of layers that all have experts, as the published ones; older files tell no sizes."""
+    sizes = {"moe_intermediate_size": file.shape("blk.0.ffn_up_exps.weight")[1]}
+    return {"decoder_sparse_step": 1, "mlp_only_layers": [], **sizes}
+
+
+def _gguf_qwen2(file: GgufFile) -> dict[str, Any]:
+    shared = file.shape("blk.0.ffn_up_shexp.weight")[0]
+    return {
+        "norm_topk_prob": False,
+        "qkv_bias": True,
+        "shared_expert_intermediate_size": shared,
+        **_gguf_fields(file),
+    }
+
+
+def _gguf_gates(tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    """A quantised file has the one row of a gate without its first dimension."""
+    for name, tensor in tensors:
+        is_gate = name.endswith("shared_expert_gate.weight")
+        yield name, tensor.view(1, -1) if is_gate else tensor
 
 
 def sparse_layers(config: Any) -> list[bool]:
@@ -21,7 +55,13 @@ def sparse_layers(config: Any) -> list[bool]:
 class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
     """Experts chosen by softmax in all layers but those that the configuration leaves out."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("qwen3moe",),
+        "qwen3_moe",
+        tensors=GGUF_EXPERTS,
+        metadata=_GGUF_METADATA,
+        fields=lambda file: {"norm_topk_prob": True, **_gguf_fields(file)},
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "head_dim": 32,
         "num_experts": 8,
@@ -49,7 +89,20 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
 class Qwen2MoeForCausalLM(Qwen2ForCausalLM):
     """Beside the chosen experts one that every row runs, behind a gate of its own."""
 
-    gguf: ClassVar[GgufFormat | None] = None
+    gguf: ClassVar[GgufFormat | None] = GgufFormat(
+        ("qwen2moe",),
+        "qwen2_moe",
+        tensors={
+            **GGUF_EXPERTS,
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        metadata=_GGUF_METADATA,
+        fields=_gguf_qwen2,
+        change=_gguf_gates,
+    )
     small_config: ClassVar[dict[str, Any]] = {
         "num_experts": 6,
         "num_experts_per_tok": 2,

@@ -128,6 +128,24 @@ def test_pre_tokenizers_differ_where_they_should(tmp_path: Path) -> None:
     assert lengths["llama3"] == ["n", "Ġ", "123", "45"]
 
 
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("smaug-bpe", "aBC|'LL| x|123|45| a|/*|b|,\n\n| c| 日本|4"),
+        ("gpt-4o", "a|BC'LL| x|123|45| a|/*|b|,\n\n| c| 日本|4"),
+        ("seed-coder", "aBC|'LL| x|1|2|3|4|5| a|/*|b|,|\n\n| c| 日本|4"),
+        ("deepseek-v3", "aBC|'LL| x|123|45| a|/*|b|,\n\n| c| |日本|4"),
+        ("refact", "aBC|'|LL| x|1|2|3|4|5| a|/*|b|,|\n\n| c| 日本|4"),
+        ("exaone4", "aBC|'|LL| x|12345| a|/*|b|,|\n\n| c| 日本|4"),
+    ],
+)
+def test_each_pre_tokenizer_cuts_words_as_published(pre: str, words: str, tmp_path: Path) -> None:
+    file = _write_bpe(tmp_path / "t.gguf", _original("gpt-2"), pre, add_bos_token=False)
+    text = words.replace("|", "")
+    cut = build_tokenizer(file).pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in cut] == words.split("|")
+
+
 def test_bos_is_added_as_the_file_or_the_pre_tokenizer_says(tmp_path: Path) -> None:
     original = _original("gpt-2")
     starts = {}

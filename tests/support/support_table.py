@@ -40,8 +40,8 @@ COLUMNS = (
     Column("logits", "tests/target/test_models.py", lambda family, test: True),
     Column(
         "GGUF",
-        "tests/runner/test_loader_gguf.py",
-        lambda family, test: FAMILIES[family] in test.FORMATS,
+        "tests/target/test_gguf_families.py",
+        lambda family, test: family in test.CONVERSIONS,
     ),
     Column(
         "FP8, 4 bits",
@@ -82,7 +82,7 @@ DRAFTER_TESTS = {
 }
 QUANTIZATION_TESTS = {
     "mxfp4": "tests/target/test_experts_families.py",
-    "gguf": "tests/runner/test_loader_gguf.py",
+    "gguf": "tests/runner/test_gguf_kept.py",
 }
 _QUANTIZED = "tests/e2e/test_quantised_models.py"
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specengine.core.registry import MODEL_FAMILIES, load_place
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specengine.runner.loader.gguf_file import GgufFile
+
+
+# Experts of a layer in GGUF files -> their names here (layers/experts.py).
+GGUF_EXPERTS: Mapping[str, str] = {
+    "ffn_gate_inp": "mlp.gate",
+    **{f"ffn_{one}_exps": f"mlp.experts.*.{one}_proj" for one in ("gate", "up", "down")},
+}
+
+Tensors = Iterable[tuple[str, "Tensor"]]  # (name, tensor)
 
 
 @dataclass(frozen=True)
@@ -17,21 +28,28 @@ class GgufFormat:
     """How GGUF files hold a family. The family's class has it as `gguf`; it is not inherited.
 
     architectures: values of general.architecture. model_type: of the equivalent config.json.
-    has_rotary_pairs: rows of q and k are stored in rotary pairs (2i, 2i + 1), not in halves.
-    tensors: GGUF name in a block -> name in a layer of the checkpoint, of what Llama has not, or
-    names otherwise. metadata: GGUF key without the architecture's prefix -> field of config.json,
+    has_rotary_pairs: rows of q and k are stored in rotary pairs (2i, 2i + 1), where the family's
+    checkpoints have halves. norm_offset: added to the gains of norms in the file. epsilon: field of
+    config.json for the norms' epsilon. tensors: GGUF name in a block -> name in a layer of the
+    checkpoint, of what Llama has not, or names otherwise; with its suffix (`attn_sinks.weight`)
+    where the checkpoint's has another. A name with `*` is of a tensor of all experts, whose numbers
+    stand there. metadata: GGUF key without the architecture's prefix -> field of config.json,
     beside those of all families; a file has all of them. optional: the same, None where a file
-    lacks one. fields: of config.json, that no single key holds. owns: whether a file of these
-    architectures is of this family, where several share one.
+    lacks one. fields: of config.json, that no single key holds. change: what else is otherwise in
+    the file: (checkpoint name, tensor) pairs in, those of the checkpoint out. owns: whether a file
+    of these architectures is of this family, where several share one.
     """
 
     architectures: tuple[str, ...]
     model_type: str
     has_rotary_pairs: bool = False
+    norm_offset: float = 0.0
+    epsilon: str = "rms_norm_eps"
     tensors: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     optional: Mapping[str, str] = field(default_factory=dict)
     fields: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
+    change: Callable[[Tensors], Tensors] = lambda tensors: tensors
     owns: Callable[[GgufFile], bool] = lambda file: True
 
 

@@ -72,23 +72,38 @@ class GgufFile:
         """Rows first, as in PyTorch (the file stores the fastest dimension first)."""
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
-    def blocks(self, name: str, kinds: Collection[str]) -> tuple[str, Tensor] | None:
+    def num_experts(self, name: str) -> int:
+        """How many matrices a tensor of three dimensions holds. Raises ModelLoadError."""
+        if len(self.shape(name)) not in (2, 3):
+            raise ModelLoadError(
+                f"{self.path}: tensor {name} has shape {list(self.shape(name))}; one of all "
+                "experts has three dimensions, its biases two"
+            )
+        return self.shape(name)[0]
+
+    def blocks(
+        self, name: str, kinds: Collection[str], expert: int | None = None
+    ) -> tuple[str, Tensor] | None:
         """The type of a matrix, in lower case, and its bytes, uint8 [rows, bytes], where it is one
-        of `kinds`."""
+        of `kinds`. expert: whose matrix, of a tensor of all experts."""
         tensor = self._tensors[name]
         kind = str(tensor.tensor_type.name).lower()
-        if kind not in kinds or len(tensor.shape) != 2:
+        shape = self.shape(name)[0 if expert is None else 1 :]
+        if kind not in kinds or len(shape) != 2:
             return None
-        return kind, torch.from_numpy(np.array(tensor.data)).view(self.shape(name)[0], -1)
+        data = tensor.data if expert is None else tensor.data[expert]
+        return kind, torch.from_numpy(np.array(data)).view(shape[0], -1)
 
-    def dequantized(self, name: str) -> Tensor:
-        """A tensor in float32, from any type of the file."""
-        tensor = self._tensors[name]
+    def dequantized(self, name: str, expert: int | None = None) -> Tensor:
+        """A tensor in float32, from any type of the file. expert: of one of all experts, whose."""
+        tensor, shape = self._tensors[name], self.shape(name)
+        data = tensor.data if expert is None else tensor.data[expert]
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(data, tensor.tensor_type)
         except NotImplementedError as error:
             raise ModelLoadError(
                 f"{self.path}: tensor {name} has type {tensor.tensor_type.name}, which cannot be "
                 "dequantised here; use a file in Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F16 or BF16"
             ) from error
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self.shape(name))
+        own = shape if expert is None else shape[1:]
+        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(own)

@@ -25,17 +25,47 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALLS}+|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALLS}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALLS}+{_SHORT}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALLS}*{_SHORT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_LLAMA3 = _WORDS.replace("NUMBERS", r"\p{N}{1,3}")
+_STARCODER = (r"\p{N}", _GPT2)
 
 # tokenizer.ggml.pre -> the regular expressions that cut text into words, applied in turn.
-_PRE_TOKENIZERS = {
+_PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "gpt-2": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "llama-bpe": (_WORDS.replace("NUMBERS", r"\p{N}{1,3}"),),
+    "smollm": _STARCODER,
+    "llama-bpe": (_LLAMA3,),
+    "dbrx": (_LLAMA3,),
     "qwen2": (_WORDS.replace("NUMBERS", r"\p{N}"),),
     "tekken": (_TEKKEN,),
+    "gpt-4o": (_GPT4O,),
+    "seed-coder": (_SEED,),
+    "deepseek-v3": (r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK3),
 }
-_SAME_AS = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+_SAME_AS = {
+    **dict.fromkeys(("llama3", "llama-v3"), "llama-bpe"),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone"), "smollm"),
+    **dict.fromkeys(("phi-2", "olmo", "mpt", "exaone4"), "gpt-2"),
+    **dict.fromkeys(("smaug-bpe", "glm4", "chatglm-bpe"), "dbrx"),
+    **dict.fromkeys(("llama4", "minimax-m2"), "gpt-4o"),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez"), "qwen2"),
+}
+# Text is normalised (NFC) before it is cut.
+_NORMALISED = frozenset({"qwen2", "deepseek-r1-qwen"})
 # These look up whole words before merging, and add BOS by default.
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "tekken"})
 
@@ -81,7 +111,7 @@ def _byte_level_bpe(file: GgufFile) -> Tokenizer:
         )
     merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
     tokenizer = _bpe(file, merges, ignore_merges=name in _WHOLE_WORDS_FIRST)
-    if name == "qwen2":
+    if str(file.get("tokenizer.ggml.pre")) in _NORMALISED:
         tokenizer.normalizer = normalizers.NFC()
     splits = [pre.Split(Regex(regex), "isolated") for regex in _PRE_TOKENIZERS[name]]
     byte_level = pre.ByteLevel(add_prefix_space=False, use_regex=False)

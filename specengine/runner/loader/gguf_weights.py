@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import Tensor
 
 from specengine.core.errors import ModelLoadError
+from specengine.runner.loader.family import GgufFormat
 from specengine.runner.loader.gguf_config import find_gguf_format
+from specengine.runner.loader.gguf_fields import num_layers
 from specengine.runner.loader.gguf_file import GgufFile
 
 _TOP = {
@@ -29,9 +31,11 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# Rotary factors belong to the configuration (gguf_config).
 _EMBEDDING = "token_embd.weight"
-_NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
+# Rotary factors belong to the configuration (gguf_fields.py).
+_NOT_WEIGHTS = frozenset(
+    {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
+)
 
 
 def checkpoint_name(name: str, block_names: Mapping[str, str]) -> str | None:
@@ -41,10 +45,12 @@ def checkpoint_name(name: str, block_names: Mapping[str, str]) -> str | None:
     if stem in _TOP:
         return f"{_TOP[stem]}.{suffix}"
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    names = _BLOCK | dict(block_names)
-    if block is None or block[2] not in names:
+    if block is None:
         return None
-    return f"model.layers.{block[1]}.{names[block[2]]}.{suffix}"
+    layer, names = f"model.layers.{block[1]}", _BLOCK | dict(block_names)
+    if f"{block[2]}.{suffix}" in names:
+        return f"{layer}.{names[f'{block[2]}.{suffix}']}"
+    return f"{layer}.{names[block[2]]}.{suffix}" if block[2] in names else None
 
 
 def unpermute(rows: Tensor, num_heads: int) -> Tensor:
@@ -57,27 +63,59 @@ def unpermute(rows: Tensor, num_heads: int) -> Tensor:
 def iterate_gguf_weights(
     file: GgufFile, kept: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor]]:
-    """(checkpoint name, float32 tensor) of every weight in the file. kept: types whose matrices
-    come as they are, uint8 [rows, bytes], the type in place of `weight` in their names; not of the
-    embedding, of which rows are looked up."""
+    """(checkpoint name, float32 tensor) of every weight in the file, an expert at a time. kept:
+    types whose matrices come as they are, uint8 [rows, bytes], the type in place of `weight` in
+    their names; not of the embedding, of which rows are looked up."""
+    format = find_gguf_format(file)[1]
+    yield from format.change(_stored_weights(file, format, kept))
+
+
+def _stored_weights(
+    file: GgufFile, format: GgufFormat, kept: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
     heads = {"attn_q": _heads(file, "head_count")}
     heads["attn_k"] = _heads(file, "head_count_kv", heads["attn_q"])
-    format = find_gguf_format(file)[1]
+    beyond = _blocks_of_mtp(file)
     for name in file.tensor_names:
-        if name in _NOT_WEIGHTS:
+        if name in _NOT_WEIGHTS or name.startswith(beyond):
             continue
         target = checkpoint_name(name, format.tensors)
         if target is None:
             raise ModelLoadError(
                 f"{file.path}: unexpected tensor {name} for architecture {file.architecture!r}"
             )
+        if "*" in target:
+            yield from _experts(file, name, target, kept)
+            continue
         found = None if name == _EMBEDDING else file.blocks(name, kept)
         tensor = file.dequantized(name) if found is None else found[1]
         if found is not None:
             target = f"{target.removesuffix('weight')}{found[0]}"
         kind = name.split(".")[-2]
-        in_pairs = format.has_rotary_pairs and kind in heads
-        yield target, unpermute(tensor, heads[kind]) if in_pairs else tensor
+        if format.has_rotary_pairs and kind in heads:
+            tensor = unpermute(tensor, heads[kind])
+        if format.norm_offset and name.endswith("norm.weight"):
+            tensor = tensor - format.norm_offset
+        yield target, tensor
+
+
+def _experts(
+    file: GgufFile, name: str, target: str, kept: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """target: with `*` where an expert's number stands."""
+    for expert in range(file.num_experts(name)):
+        found = file.blocks(name, kept, expert)
+        own = target.replace("*", str(expert))
+        if found is None:
+            yield own, file.dequantized(name, expert)
+        else:
+            yield f"{own.removesuffix('weight')}{found[0]}", found[1]
+
+
+def _blocks_of_mtp(file: GgufFile) -> tuple[str, ...]:
+    """How the tensors of blocks begin that predict further tokens, behind those of the target."""
+    blocks = range(num_layers(file), int(file.require("{arch}.block_count")))
+    return tuple(f"blk.{block}." for block in blocks)
 
 
 def _heads(file: GgufFile, key: str, default: int | None = None) -> int:

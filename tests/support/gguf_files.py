@@ -1,0 +1,391 @@
+"""GGUF files of small models, as llama.cpp's converter writes them.
+
+Written from the published format alone: tensors' names are those of the library `gguf`, which the
+converter maps with; metadata and changes of values are stated here by architecture. Nothing is
+taken from the families' GgufFormat, which the files are to test.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.torch import load_file
+from torch import Tensor
+
+Fields = dict[str, Any]
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is the architecture's own. small: fields of the small model, where a GGUF file tells
+    less than config.json. permutes: rows of q and k, from halves to pairs. shift: added to gains
+    of norms. metadata: keys behind the architecture's, of config.json's fields. tensors: of the
+    checkpoint, before they are named. without: keys that older files lack."""
+
+    architecture: str
+    small: Fields = field(default_factory=dict)
+    permutes: bool = False
+    shift: float = 0.0
+    metadata: Callable[[Fields], Fields] = lambda fields: {}
+    tensors: Callable[[dict[str, Tensor], Fields], dict[str, Tensor]] = lambda found, fields: found
+    without: tuple[str, ...] = ()
+
+
+def convert(
+    folder: Path, path: Path, conversion: Conversion, kinds: dict[str, Any] | None = None
+) -> Path:
+    """The model of a folder as a GGUF file. kinds: part of a GGUF name -> type of the tensor."""
+    fields = json.loads((folder / "config.json").read_text())
+    writer = GGUFWriter(path, conversion.architecture)
+    for key, value in {**_common(fields), **conversion.metadata(fields)}.items():
+        if key not in conversion.without:
+            _add(writer, f"{conversion.architecture}.{key}", value)
+    found = conversion.tensors(_stacked(load_file(folder / "model.safetensors")), fields)
+    for name, tensor in _named(found, conversion, fields):
+        kind = next((kind for part, kind in (kinds or {}).items() if part in name), None)
+        values = tensor.float().contiguous().numpy()
+        if kind is None:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _common(fields: Fields) -> Fields:
+    """What the converter writes of every model that has the field."""
+    keys = {
+        "num_hidden_layers": "block_count",
+        "max_position_embeddings": "context_length",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+        "norm_eps": "attention.layer_norm_rms_epsilon",
+        "layer_norm_eps": "attention.layer_norm_epsilon",
+        "norm_epsilon": "attention.layer_norm_epsilon",
+        "num_local_experts": "expert_count",
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+    }
+    found = {key: fields[name] for name, key in keys.items() if fields.get(name) is not None}
+    if fields.get("head_dim"):
+        found |= {"attention.key_length": fields["head_dim"]}
+        found |= {"attention.value_length": fields["head_dim"]}
+    return found | _rope(fields["rope_parameters"])
+
+
+def _rope(parameters: Fields) -> Fields:
+    full = parameters.get("full_attention", parameters)
+    found = {"rope.freq_base": float(full["rope_theta"])}
+    if "sliding_attention" in parameters:
+        found["rope.freq_base_swa"] = float(parameters["sliding_attention"]["rope_theta"])
+    kind = full.get("rope_type", "default")
+    if kind in ("linear", "yarn"):
+        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(full["factor"])}
+    if kind == "yarn":
+        original = full["original_max_position_embeddings"]
+        found["rope.scaling.original_context_length"] = original
+        for name in ("beta_fast", "beta_slow"):
+            if full.get(name) is not None:
+                found[f"rope.scaling.yarn_{name}"] = float(full[name])
+    return found
+
+
+def _stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts' tensors as one of all of them."""
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors.items():
+        one = _EXPERT.fullmatch(name)
+        if one is None:
+            found[name] = tensor
+        else:
+            experts.setdefault(f"{one[1]}.{one[3]}.{one[4]}", {})[int(one[2])] = tensor
+    stacks = {name: torch.stack([each[n] for n in sorted(each)]) for name, each in experts.items()}
+    return found | stacks
+
+
+def _named(
+    tensors: dict[str, Tensor], conversion: Conversion, fields: Fields
+) -> Iterator[tuple[str, Tensor]]:
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == conversion.architecture)
+    names = gguf.get_tensor_name_map(kind, fields["num_hidden_layers"])
+    heads = {"q_proj": fields["num_attention_heads"], "k_proj": fields["num_key_value_heads"]}
+    for name, tensor in tensors.items():
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None and name.startswith(("blk.", "rope_", "token_")):
+            found = name
+        assert found is not None, f"the library has no name of {name}"
+        layer = name.split(".")[-2]
+        if conversion.permutes and layer in heads:
+            tensor = permute(tensor, heads[layer])
+        if name.endswith("norm.weight"):
+            tensor = tensor + conversion.shift
+        yield found, tensor
+
+
+def permute(rows: Tensor, heads: int) -> Tensor:
+    """The two halves of each head, interleaved."""
+    first, second = rows.reshape(heads, 2, -1, *rows.shape[1:]).unbind(1)
+    return torch.stack([first, second], dim=2).reshape(rows.shape)
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def _rotated(fields: Fields) -> int:
+    head = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    parameters = fields["rope_parameters"]
+    return int(head * parameters.get("partial_rotary_factor", 1.0))
+
+
+def _keys(**named: str) -> Callable[[Fields], Fields]:
+    """named: field of config.json -> key, with "__" for a dot."""
+    return lambda fields: {key.replace("__", "."): fields[name] for name, key in named.items()}
+
+
+def _window(fields: Fields) -> Fields:
+    return {"attention.sliding_window": fields["sliding_window"]}
+
+
+def _slides(fields: Fields) -> list[bool]:
+    return [kind == "sliding_attention" for kind in fields["layer_types"]]
+
+
+def _gemma2(fields: Fields) -> Fields:
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    return {**_window(fields), **{name: fields[name] for name in caps}}
+
+
+def _phi3(fields: Fields) -> Fields:
+    rope, factors = fields["rope_parameters"], {}
+    original = fields["original_max_position_embeddings"]
+    if rope.get("long_factor"):
+        scale = fields["max_position_embeddings"] / original
+        root = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        factors = {"rope.scaling.attn_factor": root}
+    return {
+        "rope.scaling.original_context_length": original,
+        "rope.dimension_count": _rotated(fields),
+        "attention.sliding_window": fields["sliding_window"] or 0,
+        **factors,
+    }
+
+
+def _phi3_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    rope = fields["rope_parameters"]
+    for kind in ("long", "short"):
+        if rope.get(f"{kind}_factor"):
+            found[f"rope_factors_{kind}.weight"] = torch.tensor(rope[f"{kind}_factor"])
+    return found
+
+
+def _exaone4(fields: Fields) -> Fields:
+    if fields.get("sliding_window") is None:
+        return {}
+    return {**_window(fields), "attention.sliding_window_pattern": _slides(fields)}
+
+
+def _qwen_moe(fields: Fields) -> Fields:
+    sizes = {"expert_feed_forward_length": fields["moe_intermediate_size"]}
+    shared = fields.get("shared_expert_intermediate_size")
+    return sizes | ({} if shared is None else {"expert_shared_feed_forward_length": shared})
+
+
+def _quantised_gates(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    """llama-quantize drops the first dimension of one row."""
+    gates = [name for name in found if name.endswith("shared_expert_gate.weight")]
+    assert gates
+    return found | {name: found[name].view(-1) for name in gates}
+
+
+def _gpt_oss(fields: Fields) -> Fields:
+    return {**_window(fields), "expert_feed_forward_length": fields["intermediate_size"]}
+
+
+def _gpt_oss_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    """Rows of gate and up take turns in the checkpoint, whose matrices are transposed."""
+    made = {}
+    for name, tensor in found.items():
+        if ".experts." not in name:
+            made[f"{name}.weight" if name.endswith("sinks") else name] = tensor
+            continue
+        start, _, leaf = name.rpartition(".")
+        kind = "bias" if leaf.endswith("_bias") else "weight"
+        rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+        if leaf.startswith("gate_up"):
+            made[f"{start}.gate_proj.{kind}"] = rows[:, ::2]
+            made[f"{start}.up_proj.{kind}"] = rows[:, 1::2]
+        else:
+            made[f"{start}.down_proj.{kind}"] = rows
+    return made
+
+
+def _mixtral_tensors(found: dict[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    """Experts get the names of Llama's own checkpoints."""
+    old = ".block_sparse_moe.experts."
+    return {name.replace(f"model{'.'}layers", "layers").replace(old, ".feed_forward.experts.")
+            if old in name else name: tensor for name, tensor in found.items()}  # fmt: skip
+
+
+_WINDOWS_OF_2 = ["sliding_attention", "full_attention"] * 2
+_WINDOWS_OF_4 = (["sliding_attention"] * 3 + ["full_attention"]) * 2
+_WINDOWS_OF_6 = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+_OLMO3_ROPE = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "rope_theta": 5e5,
+        "original_max_position_embeddings": 64,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+}
+
+# Family as tests name it -> how it is converted; a family may have several forms.
+CONVERSIONS: dict[str, list[Conversion]] = {
+    "llama": [Conversion("llama", permutes=True)],
+    "mistral": [Conversion("llama", permutes=True, metadata=_window)],
+    "qwen2": [Conversion("qwen2")],
+    "qwen3": [Conversion("qwen3")],
+    "gemma2": [
+        Conversion(
+            "gemma2",
+            {"query_pre_attn_scalar": 32, "num_hidden_layers": 4, "layer_types": _WINDOWS_OF_2},
+            shift=1.0,
+            metadata=_gemma2,
+        )
+    ],
+    "gemma3": [
+        Conversion(
+            "gemma3",
+            {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": _WINDOWS_OF_6},
+            shift=1.0,
+            metadata=_window,
+            without=without,
+        )
+        for without in ((), ("rope.freq_base_swa",))
+    ],
+    "phi3": [
+        Conversion("phi3", metadata=_phi3, tensors=_phi3_tensors),
+        Conversion(
+            "phi3",
+            {
+                "sliding_window": None,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            metadata=_phi3,
+        ),
+    ],
+    "granite": [
+        Conversion(
+            "granite",
+            permutes=True,
+            metadata=_keys(
+                attention_multiplier="attention__scale",
+                embedding_multiplier="embedding_scale",
+                residual_multiplier="residual_scale",
+                logits_scaling="logit_scale",
+            ),
+        )
+    ],
+    "olmo2": [Conversion("olmo2")],
+    "olmo3": [
+        Conversion(
+            "olmo2",
+            {"num_hidden_layers": 4, "layer_types": _WINDOWS_OF_4[:4]},
+            metadata=lambda fields: {
+                **_window(fields),
+                "attention.sliding_window_pattern": _slides(fields),
+            },
+        )
+    ],
+    "smollm3": [
+        Conversion(
+            "smollm3",
+            {
+                "num_hidden_layers": 5,
+                "no_rope_layers": [1, 1, 1, 0, 1],
+                "use_sliding_window": False,
+                "sliding_window": None,
+            },
+            permutes=True,
+        )
+    ],
+    "glm": [
+        Conversion("chatglm", metadata=lambda f: {"rope.dimension_count": _rotated(f)}),
+    ],
+    "glm4": [
+        Conversion("glm4", metadata=lambda f: {"rope.dimension_count": _rotated(f)}),
+    ],
+    "cohere2": [
+        Conversion(
+            "cohere2",
+            {"num_hidden_layers": 5, "layer_types": _WINDOWS_OF_4[:5]},
+            metadata=lambda fields: {
+                **_window(fields),
+                "logit_scale": fields["logit_scale"],
+                "rope.dimension_count": _rotated(fields),
+                "rope.scaling.type": "none",
+            },
+        )
+    ],
+    "exaone4": [
+        Conversion("exaone4", metadata=_exaone4),
+        Conversion(
+            "exaone4",
+            {"num_hidden_layers": 5, "layer_types": _WINDOWS_OF_4[:5]},
+            metadata=_window,
+        ),
+        Conversion("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    ],
+    "seedoss": [
+        Conversion("seed_oss"),
+        Conversion("seed_oss", {"attention_out_bias": True, "mlp_bias": True}),
+    ],
+    "starcoder2": [Conversion("starcoder2", {"sliding_window": 4096})],
+    "qwen2moe": [
+        Conversion("qwen2moe", {"decoder_sparse_step": 1}, metadata=_qwen_moe),
+        Conversion(
+            "qwen2moe", {"decoder_sparse_step": 1}, metadata=_qwen_moe, tensors=_quantised_gates
+        ),
+    ],
+    "qwen3moe": [Conversion("qwen3moe", {"mlp_only_layers": []}, metadata=_qwen_moe)],
+    "mixtral": [Conversion("llama", permutes=True, tensors=_mixtral_tensors)],
+    "gptoss": [
+        Conversion("gpt-oss", {"swiglu_limit": 7.0}, metadata=_gpt_oss, tensors=_gpt_oss_tensors)
+    ],
+}
+
+
+def forms() -> Iterable[tuple[str, int]]:
+    return [(family, form) for family, each in CONVERSIONS.items() for form in range(len(each))]
+
+
+F16 = GGMLQuantizationType.F16

@@ -1,0 +1,84 @@
+"""Every family's GGUF file, as llama.cpp's converter writes it, computes what transformers does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from specengine.core.batch import ForwardMode
+from specengine.core.config import ModelConfig
+from specengine.runner.loader.family import gguf_formats
+from specengine.runner.loader.load import load_model
+from specengine.runner.loader.source import resolve_model
+from specengine.target.registry import find_model_class
+from tests.support.families import FAMILIES, reference_model, save_small_model
+from tests.support.gguf_files import CONVERSIONS, convert, forms
+
+PROMPT = [(7 * i * i + 3 * i) % 300 for i in range(70)]
+STEPS = 32
+
+
+def test_each_family_with_gguf_is_converted_here() -> None:
+    declared = [name for name, _ in gguf_formats()]
+    assert {FAMILIES[family] for family in CONVERSIONS} == set(declared)
+
+
+def load(path: Path) -> Any:
+    source = resolve_model(ModelConfig(model=str(path)))
+    return source, load_model(source, find_model_class, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("family", "form"), forms())
+def test_file_gives_the_logits_and_greedy_tokens_of_transformers(
+    family: str, form: int, tmp_path: Path, mini_runner: Any
+) -> None:
+    conversion = CONVERSIONS[family][form]
+    folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
+    source, model = load(convert(folder, tmp_path / "small.gguf", conversion))
+    assert source.architectures == [FAMILIES[family]]
+    reference = reference_model(folder, family)
+    tokens = torch.tensor([PROMPT])
+    with torch.no_grad():
+        for _ in range(STEPS):
+            best = reference(tokens).logits[:, -1].argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, best], dim=1)
+        expected = reference(tokens).logits[0]
+    found = mini_runner(model).logits(ForwardMode.EXTEND, [tokens[0].tolist()])
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+    said = found[len(PROMPT) - 1 : -1].argmax(-1)
+    assert torch.equal(said, tokens[0, len(PROMPT) :])
+
+
+# Of these transformers has a reader of its own.
+READ_BY_TRANSFORMERS = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "starcoder2",
+    "qwen2moe",
+    "qwen3moe",
+)
+
+
+@pytest.mark.parametrize("family", READ_BY_TRANSFORMERS)
+def test_files_written_here_give_transformers_reader_the_same_tensors(
+    family: str, tmp_path: Path
+) -> None:
+    conversion = CONVERSIONS[family][-1]
+    folder = save_small_model(family, tmp_path / "small", 3, **conversion.small)
+    convert(folder, tmp_path / "small.gguf", conversion)
+    model = reference_model(folder, family)
+    read = load_gguf_checkpoint(tmp_path / "small.gguf", return_tensors=True, model_to_load=model)
+    expected = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+    assert read["tensors"].keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(read["tensors"][name], tensor, rtol=0, atol=1e-6, msg=name)
