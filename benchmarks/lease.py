@@ -67,7 +67,8 @@ def run(args: argparse.Namespace, jobs: list[Job]) -> int:
     deadline = begun + args.seconds - GRACE - PACKING
     with (kept / "lease.txt").open("a") as file:
         say = partial(_say, file, begun)
-        reasons = [why_not(job, machine.values, len(args.cards), _paths(args)) for job in jobs]
+        memory = [args.memory.get(card, 0.0) for card in args.cards]
+        reasons = [why_not(job, machine.values, memory, _paths(args)) for job in jobs]
         ready = [job for job, reason in zip(jobs, reasons, strict=True) if reason is None]
         schedule = Schedule(ready, args.cards, deadline, args.without_cards)
         lease = Lease(schedule, machine.launch, time.monotonic, say)
@@ -127,13 +128,15 @@ def values_of(args: argparse.Namespace) -> dict[str, str]:
     return given if args.old is None else {**given, "old": str(args.old.resolve())}
 
 
-def cards_here() -> list[str]:
-    """Numbers of this machine's GPUs."""
+def cards_here() -> dict[str, float]:
+    """GiB of this machine's GPUs, by their numbers."""
+    asked = ["nvidia-smi", "--query-gpu=index,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
     except OSError:
-        return []
-    return [str(number) for number in range(done.stdout.count("GPU "))]
+        return {}
+    lines = (line.split(", ") for line in done.stdout.splitlines() if not done.returncode)
+    return {number: float(mebibytes) / 1024 for number, mebibytes in lines}
 
 
 def _pair(text: str) -> str:
@@ -162,7 +165,8 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if args.out is None and not args.dry:
         parser.error("--out DIR is needed, or --dry")
-    args.cards = cards_here() if args.cards is None else args.cards
+    args.memory = cards_here()
+    args.cards = [*args.memory] if args.cards is None else args.cards
     return args
 
 

@@ -72,14 +72,29 @@ def write(
 
 
 def take(files: list[Path]) -> list[Path]:
-    """Put tables into their topics that `write` left elsewhere; returns the pages' paths."""
-    found = []
+    """Put tables into their topics that `write` left elsewhere. Several of one name become one, row
+    after row. Returns the pages' paths. Raises SystemExit where columns differ."""
+    found: dict[Path, dict[str, Any]] = {}
     for file in files:
         topic = RESULTS / f"{file.name.partition('.')[0]}.json"
         if not topic.exists():
             raise SystemExit(f"{file}: there is no topic {topic.stem}")
-        found.append(_put(topic, json.loads(file.read_text())["tables"]))
-    return found
+        for name, table in json.loads(file.read_text())["tables"].items():
+            before = found.setdefault(topic, {}).get(name)
+            found[topic][name] = table if before is None else _joined(before, table, file)
+    return [_put(topic, tables) for topic, tables in found.items()]
+
+
+def _joined(before: dict[str, Any], table: dict[str, Any], file: Path) -> dict[str, Any]:
+    if before["columns"] != table["columns"]:
+        raise SystemExit(f"{file}: its columns are not those of the table's other files")
+    facts = [one["environment"] for one in (before, table)]
+    both = {
+        key: separator.join(dict.fromkeys(one[key] for one in facts))
+        for key, separator in (("command", "\n"), ("commit", ", "))
+    }
+    rows = before["rows"] + table["rows"]
+    return {**before, "environment": {**facts[0], **both}, "rows": rows}
 
 
 def _put(path: Path, tables: dict[str, Any]) -> Path:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.test_layering import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 FOLDERS = ("specengine", "draft", "target", "kernels", "tests", "benchmarks", "deploy")
 SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".sh", ".yaml", ".yml", ".json"}
 NAME = re.compile(r"`([A-Za-z_][\w./]*)(?:\(\))?`")

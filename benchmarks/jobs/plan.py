@@ -31,9 +31,9 @@ class Job:
     {python} and what the lease was given replace their placeholders. seconds: how long it takes,
     as expected. limit: seconds after which it is ended; default twice as many. cards: how many GPUs
     it has. beside: what may run at the same time: "machine" other jobs on this machine, but none on
-    its cards; "card" on its cards too, jobs that say the same; "nothing" no job at all. needs:
-    modules, and paths (with a slash), without which it is left out. priority: lower ones start
-    first. env: variables of its environment."""
+    its cards; "card" on its cards too, jobs that say the same; "nothing" no job at all. memory: GiB
+    that a card must have. needs: modules, and paths (with a slash), without which it is left out.
+    priority: lower ones start first. env: variables of its environment."""
 
     name: str
     command: str
@@ -41,6 +41,7 @@ class Job:
     limit: float = 0.0
     cards: int = 1
     beside: str = "machine"
+    memory: float = 0.0
     needs: tuple[str, ...] = ()
     priority: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
@@ -110,16 +111,20 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def why_not(job: Job, values: Mapping[str, str], cards: int, paths: Sequence[str]) -> str | None:
+def why_not(
+    job: Job, values: Mapping[str, str], cards: Sequence[float], paths: Sequence[str]
+) -> str | None:
     """Why a job cannot run on this machine, whatever its time; None where it can. values: of the
-    placeholders. paths: where its modules are looked for."""
+    placeholders. cards: GiB of each. paths: where its modules are looked for."""
     try:
         filled(job.command, values | {"out": ""})
         needs = [filled(one, values) for one in job.needs]
     except MissingValueError as error:
         return str(error)
-    if job.cards > cards:
-        return f"it needs {job.cards} cards, and {cards} are there"
+    if job.cards > len(cards):
+        return f"it needs {job.cards} cards, and {len(cards)} are there"
+    if job.cards and job.memory > min(cards):
+        return f"it needs a card of {job.memory:g} GiB, and one of {min(cards):.0f} is there"
     for one in needs:
         if "/" in one and not Path(one).exists():
             return f"{one} does not exist"

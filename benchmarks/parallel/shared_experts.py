@@ -230,6 +230,9 @@ def soak(rank: Rank) -> None:
     engine.close()
 
 
+PARTS = (identity, speed, soak)
+
+
 def work(args: argparse.Namespace) -> None:
     faulthandler.dump_traceback_later(args.hangs_after, exit=True)
     flags = {"device": args.device, "dp_size": 2, "enable_dp_attention": True}
@@ -239,7 +242,7 @@ def work(args: argparse.Namespace) -> None:
     sharers = meet(config, args.rank, args.folder)
     rank = Rank(args.rank, Path(args.folder) / str(args.rank), args, {}, sharers)
     rank.folder.mkdir()
-    for part in (identity, speed, soak):
+    for part in PARTS:
         if part.__name__ in args.parts:
             start = time.perf_counter()
             part(rank)
@@ -250,7 +253,8 @@ def work(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", nargs="+", default=["identity", "speed", "soak"])
+    parts = [one.__name__ for one in PARTS]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shape", default="30b-a3b", help="of benchmarks/parallel/shapes.py")
     parser.add_argument("--small", action="store_true")

@@ -394,7 +394,10 @@ def victim(device: str, symm_mem: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", nargs="+", default=["killed", "identity", "speed"])
+    parts = ["killed", *(one.__name__ for one in PARTS)]
+    parser.add_argument(
+        "--parts", nargs="+", choices=parts, default=["killed", "identity", "speed"]
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="a small shape in place of all others")
     parser.add_argument("--new-tokens", type=int, default=128)

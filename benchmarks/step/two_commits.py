@@ -5,6 +5,7 @@ results/rebuild-baseline.md.
     git worktree add /tmp/old dcb17d5
     python benchmarks/step/two_commits.py /tmp/old --models tiny smollm2 --device cpu
     python benchmarks/step/two_commits.py /tmp/old --models smollm2-shape llama-3.1-8b-shape
+    python benchmarks/step/two_commits.py /tmp/old --models smollm2-shape --settings chosen tree
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ PLAIN = "no speculation"
 class Setting:
     """One pair of processes. runs: what is measured in it: name, engine, temperature."""
 
+    name: str
     flags: str
     runs: tuple[tuple[str, str, float], ...]
     forced: bool = True  # on a GPU the accepted length is forced, of drafts of random weights
@@ -45,6 +47,7 @@ class Setting:
 
 SETTINGS = (
     Setting(
+        "fixed",
         f"{EAGLE3} {FIXED} --compare-plain",
         (
             ("no speculation", PLAIN, 0.0),
@@ -53,15 +56,21 @@ SETTINGS = (
             ("EAGLE-3, K = 3 fixed, temperature 0.8", "EAGLE3", 0.8),
         ),
     ),
-    Setting(f"{EAGLE3} --speculative-adaptive", (("EAGLE-3, chain, K chosen", "EAGLE3", 0.0),)),
-    Setting(f"{EAGLE3} {TREE}", (("EAGLE-3, tree of 16", "EAGLE3", 0.0),)),
-    Setting(NGRAM, (("NGRAM, 8 tokens", "NGRAM", 0.0),), forced=False),
     Setting(
+        "chosen",
+        f"{EAGLE3} --speculative-adaptive",
+        (("EAGLE-3, chain, K chosen", "EAGLE3", 0.0),),
+    ),
+    Setting("tree", f"{EAGLE3} {TREE}", (("EAGLE-3, tree of 16", "EAGLE3", 0.0),)),
+    Setting("ngram", NGRAM, (("NGRAM, 8 tokens", "NGRAM", 0.0),), forced=False),
+    Setting(
+        "sampled",
         f"{EAGLE3} {BLOCK}",
         (("EAGLE-3, sampled drafts, block, temperature 0.8", "EAGLE3", 0.8),),
         forced=False,
     ),
 )
+NAMES = [one.name for one in SETTINGS]
 
 
 class Side:
@@ -105,10 +114,12 @@ class Side:
 
 def main() -> None:
     args = parse_args()
-    rows = list(rows_of(args))
     title = "Microseconds of a round on a CPU" if args.on_cpu else "Output tokens a second"
     name = "rebuild-cpu" if args.on_cpu else "rebuild-in-turns"
-    report.write("rebuild-baseline", name, f"{title}, old beside new, in turns", rows, NOTES)
+    rows: list[dict[str, Any]] = []
+    for row in rows_of(args):  # a run that is cut keeps what it has
+        rows.append(row)
+        report.write("rebuild-baseline", name, f"{title}, old beside new, in turns", rows, NOTES)
 
 
 NOTES = """
@@ -120,9 +131,9 @@ first, now that one. The ratio is the median of the pairs' ratios: of CPU time a
 
 def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for model in args.models:
-        for number, setting in enumerate(SETTINGS):
+        for setting in chosen(args):
             trees = (args.old, HERE.parents[1])
-            logs = [args.logs / f"{model}.{number}.{side}.log" for side in ("old", "new")]
+            logs = [args.logs / f"{model}.{setting.name}.{side}.log" for side in ("old", "new")]
             flags = flags_of(args, model, setting)
             sides = [Side(tree, flags, log) for tree, log in zip(trees, logs, strict=True)]
             for label, engine, temperature in setting.runs:
@@ -133,6 +144,10 @@ def rows_of(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     yield row
             for side in sides:
                 side.close()
+
+
+def chosen(args: argparse.Namespace) -> list[Setting]:
+    return [one for one in SETTINGS if one.name in args.settings]
 
 
 def flags_of(args: argparse.Namespace, model: str, setting: Setting) -> list[str]:
@@ -181,15 +196,21 @@ def figures(
     }
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those that two_starts.py and two_rounds.py take, too."""
     parser.add_argument("old", type=Path, help="a tree of the old commit; the new one is this one")
     parser.add_argument("--models", nargs="+", required=True)
+    parser.add_argument("--settings", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 64])
     parser.add_argument("--new-tokens", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=4, help="of each row")
     parser.add_argument("--logs", type=Path, default=Path("/tmp"), help="folder of the logs")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=4, help="of each row")
     args = parser.parse_args()
     args.old, args.on_cpu = args.old.resolve(), args.device == "cpu"
     return args

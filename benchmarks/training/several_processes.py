@@ -4,7 +4,8 @@
 
 Four runs over the same data: one process that accumulates so many forwards; the processes with one
 forward each, twice, which tells how far two equal runs come apart; and the processes going on from
-the checkpoint in the middle. On GPUs that is NCCL, elsewhere gloo.
+the checkpoint in the middle. On GPUs that is NCCL, elsewhere gloo. Data that is not there is made
+first: what `tiny` writes in a minute.
 """
 
 from __future__ import annotations
@@ -106,6 +107,9 @@ def main() -> None:
     parser.add_argument("--name", default="training-several-processes")
     parser.add_argument("--logs", type=Path, default=Path())
     args = parser.parse_args()
+    if not args.data.exists():
+        make = ["data", "make", "tiny", "--out", str(args.data), "--max-minutes", "1"]
+        subprocess.run([sys.executable, "-m", "specengine", *make], check=True)
     with tempfile.TemporaryDirectory() as scratch:
         one, two, twin, stopped = (Path(scratch) / name for name in ("one", "two", "twin", "half"))
         seconds = {"one": train(args, one, 1), "several": train(args, two, args.processes)}

@@ -70,6 +70,9 @@ def job(**more: object) -> Job:
     [
         (job(), None),
         (job(cards=2), "needs 2 cards, and 1 are there"),
+        (job(memory=100), "a card of 100 GiB, and one of 80 is there"),
+        (job(memory=100, cards=0), None),
+        (job(memory=80), None),
         (job(command="{old} x.py"), "no old was given"),
         (job(needs=("json", "yaml")), None),
         (job(needs=("no_such_module",)), "module no_such_module is not installed"),
@@ -82,12 +85,12 @@ def test_job_is_left_out_where_something_is_missing(
     tmp_path: Path, given: Job, said: str | None
 ) -> None:
     values = {"python": "p", "here": str(tmp_path)}
-    found = why_not(given, values, 1, sys.path)
+    found = why_not(given, values, [80.0], sys.path)
     assert found is None if said is None else found is not None and said in found
 
 
 def test_module_is_found_in_a_folder_of_packages(tmp_path: Path) -> None:
     (tmp_path / "carried.py").touch()
     needs = job(needs=("carried",))
-    assert why_not(needs, {"python": "p"}, 1, [*sys.path, str(tmp_path)]) is None
-    assert why_not(needs, {"python": "p"}, 1, sys.path) is not None
+    assert why_not(needs, {"python": "p"}, [80.0], [*sys.path, str(tmp_path)]) is None
+    assert why_not(needs, {"python": "p"}, [80.0], sys.path) is not None

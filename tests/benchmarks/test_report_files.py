@@ -44,6 +44,28 @@ def test_table_written_elsewhere_leaves_topic_alone_until_it_is_taken(
     assert "| 1.235 | x |" in (report.RESULTS / "topic.md").read_text()
 
 
+def facts(command: str) -> dict[str, Any]:
+    return {"command": command, "commit": "abc", "cpu": "c", "versions": {}}
+
+
+def test_tables_of_one_name_are_joined_row_after_row(
+    report: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = []
+    for job in ("first", "second"):
+        monkeypatch.setenv("BENCHMARK_TABLES", str(tmp_path / job))
+        files.append(report.write("topic", "one", "T", [{"a": job}], "", facts(f"x {job}")))
+    report.take(files)
+    joined = tables(report)["one"]
+    assert joined["rows"] == [["first"], ["second"]]
+    assert joined["environment"]["command"] == "x first\nx second"
+    assert joined["environment"]["commit"] == "abc"
+    other = report.write("topic", "one", "T", [{"b": 1}], "", facts("y"))
+    other = other.rename(tmp_path / "topic.one.json")
+    with pytest.raises(SystemExit, match="columns"):
+        report.take([files[0], other])
+
+
 def test_table_of_no_topic_is_refused(report: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "other.one.json").write_text('{"tables": {}}')
     with pytest.raises(SystemExit, match="no topic other"):

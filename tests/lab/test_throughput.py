@@ -9,6 +9,7 @@ from time import sleep
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from specengine.core.config import EngineConfig, ModelConfig, ScheduleConfig, SpecConfig
 from specengine.core.errors import ConfigError
@@ -17,7 +18,7 @@ from specengine.lab.output import Output
 from specengine.lab.throughput.peers import Asked, find_peers
 from specengine.lab.throughput.plan import Plan
 from specengine.lab.throughput.plot import draw
-from specengine.lab.throughput.random_draft import feature_layers
+from specengine.lab.throughput.random_draft import feature_layers, random_eagle3
 from specengine.lab.throughput.report import PLAIN, Peers, Point, Report, Setting, Startup
 from specengine.lab.throughput.run import ThroughputBench
 from specengine.lab.throughput.sheets import settings_lines, sheets
@@ -31,6 +32,17 @@ def plan(model: Path, workload: Workload = SMALL, **more: Any) -> Plan:
     spec = more.pop("spec", SpecConfig())
     config = EngineConfig(model=ModelConfig(model=str(model), device="cpu"), spec=spec)
     return Plan(config, workload, **more)
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 
 
 def test_prompts_differ_and_can_be_had_again() -> None:
@@ -54,6 +66,18 @@ def test_prompts_that_repeat_themselves() -> None:
 )
 def test_features_are_of_three_layers(count: int, layers: list[int]) -> None:
     assert feature_layers(count) == layers
+
+
+def test_random_draft_keeps_nothing_of_single_layers_or_their_weights() -> None:
+    config = AutoConfig.for_model(
+        **SHAPE, model_type="gpt_oss", layer_types=["sliding_attention", "full_attention"] * 2,
+        quantization_config={"quant_method": "mxfp4"}, attention_bias=True,
+    )  # fmt: skip
+    with random_eagle3(config, 32) as folder:
+        draft = AutoConfig.from_pretrained(folder)
+    assert (draft.model_type, draft.num_hidden_layers, draft.draft_vocab_size) == ("llama", 1, 32)
+    assert not draft.attention_bias
+    assert not hasattr(draft, "quantization_config")
 
 
 def test_too_few_layers_for_features() -> None:

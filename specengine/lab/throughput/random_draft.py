@@ -14,6 +14,9 @@ import torch
 
 from specengine.core.errors import ConfigError
 
+# Of the target's configuration what is said of its layers one by one, and of its weights.
+_OF_TARGET = ("layer_types", "quantization_config")
+
 
 @contextmanager
 def random_eagle3(config: Any, draft_vocab: int) -> Iterator[Path]:
@@ -34,10 +37,12 @@ def write_random_eagle3(folder: Path, config: Any, draft_vocab: int) -> None:
             "draft's must be some of these"
         )
     layers = feature_layers(config.num_hidden_layers)
+    kept = {name: one for name, one in config.to_dict().items() if name not in _OF_TARGET}
     written = {
-        **{name: one for name, one in config.to_dict().items() if not name.startswith("_")},
+        **{name: one for name, one in kept.items() if not name.startswith("_")},
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
+        "attention_bias": False,
         "num_hidden_layers": 1,
         "draft_vocab_size": draft_vocab,
         "tie_word_embeddings": False,
